@@ -6,10 +6,12 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from ostinato.errors import ArgumentError, DTypeError, ShapeError
+import numpy as np
+
+from ostinato.errors import ArgumentError, BoundsError, DTypeError, ShapeError
 
 from .contraction import matmul
-from .core.array import Array, Axis, Operandish, as_array
+from .core.array import Array, Axis, Host, Operandish, as_array
 from .core.spec import bool_, float32, is_inexact, is_integer
 from .core.spelling import missing
 from .core.user_line import misfit
@@ -302,6 +304,9 @@ def cross_entropy(
 ) -> Array:
     """The loss of class indices, or of distributions over the classes, under softmax(logits).
 
+    An index of no class is an error. What is computed later, as in compiled functions, counts negative
+    ones from the last class, as `x[-1]` does.
+
     >>> ost.nn.cross_entropy([[2.0, 0.0], [0.0, 2.0]], [0, 1])
     Array(0.1269, dtype=float64)
     """
@@ -317,6 +322,7 @@ def cross_entropy(
                 got=f"class indices of shape {t.shape}",
                 needed=f"shape {left}",
             )
+        _check_classes(t, x.shape[d])
         losses = -squeeze(take_along_axis(logp, expand_dims(t, axis=d), axis=d), d)
     else:
         if t.shape != x.shape:
@@ -328,6 +334,25 @@ def cross_entropy(
             )
         losses = -sum(t * logp, axis=d)
     return _reduced(losses, reduction, "cross_entropy")
+
+
+def _check_classes(t: Array, classes: int) -> None:
+    """All are classes, as far as they are known and lie in this process."""
+    known = t._operand
+    parts = [known.value] if isinstance(known, Host) else getattr(known, "parts", ())
+    for part in parts:
+        if not isinstance(part, np.ndarray) or not part.size:
+            continue
+        low, high = int(part.min()), int(part.max())
+        if low < 0 or high >= classes:
+            raise misfit(
+                BoundsError,
+                "cross_entropy",
+                got=f"class {low if low < 0 else high}",
+                needed=f"classes from 0 to {classes - 1}",
+                do="give what has no class one, and weight 0: ost.where(known, losses, 0) of "
+                "the losses by reduction='none'",
+            )
 
 
 def _reduced(losses: Array, reduction: str, name: str) -> Array:

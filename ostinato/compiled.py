@@ -8,6 +8,7 @@ too: another array or number there means another trace."""
 from __future__ import annotations
 
 import contextlib
+import difflib
 import functools
 import sys
 import threading
@@ -1021,6 +1022,15 @@ def compile(function: Any = None, /, **options: Any) -> Any:
     >>> step.plan.peak_bytes
     120
     """
+    if unknown := options.keys() - _OPTIONS:
+        (near,) = difflib.get_close_matches(min(unknown), _OPTIONS, 1) or [""]
+        raise misfit(
+            ArgumentError,
+            "compile",
+            got=f"an option {min(unknown)}=",
+            needed=f"one of {', '.join(_OPTIONS)}",
+            do=f"write {near}=" if near else "",
+        )
     if function is None:
         return lambda f: CompiledFunction(f, **options)
     return CompiledFunction(function, **options)

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import inspect
+import operator
 import re
 import sys
 from typing import Any
@@ -13,6 +15,7 @@ from .other_names import IN_ROOMS, LIBRARIES, METHODS, NOWHERE, OURS
 
 ROOMS = ("linalg", "fft", "special", "random", "nn", "optim", "solve", "debug")
 NEAR = 0.75  # how alike the nearest name is
+_NOT_OF_ARRAYS = ("random.", "solve.", "debug.", "optim.")  # but of functions, or of nothing
 
 
 def hint(name: str, room: str = "") -> str:
@@ -20,7 +23,7 @@ def hint(name: str, room: str = "") -> str:
     sentence."""
     if name.startswith("_"):
         return ""
-    ours = IN_ROOMS.get(f"{room}.{name}") or OURS.get(name)
+    ours = IN_ROOMS.get(f"{room}.{name}") or OURS.get(name) or _in_rooms(name)
     if ours is not None and not _is_name(ours):
         return f"; write {ours}"
     if ours is not None and (not room or room in ours.split(".") or name not in names_in("")):
@@ -36,7 +39,17 @@ def hint(name: str, room: str = "") -> str:
     places = dict.fromkeys((room, "", *ROOMS))
     known = {n: f"{r}.{n}" if r else n for r in reversed(places) for n in names_in(r)}
     near = difflib.get_close_matches(name, known, 1, NEAR)
-    return f"; the nearest name is ostinato.{known[near[0]]}" if near else ""
+    if near:
+        return f"; the nearest name is ostinato.{known[near[0]]}"
+    as_function = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()  # GroupNorm is group_norm
+    return hint(as_function, room) if as_function != name else ""
+
+
+def _in_rooms(name: str) -> str | None:
+    """What a module says of a name that it does not have, nor anybody else."""
+    if _elsewhere(name, "") or name in names_in(""):
+        return None
+    return next((IN_ROOMS[f"{r}.{name}"] for r in ROOMS if f"{r}.{name}" in IN_ROOMS), None)
 
 
 def _only_theirs(name: str, room: str) -> str:
@@ -60,11 +73,26 @@ def of_method(name: str) -> str:
     if name.startswith("_") and ours is None:
         return ""
     if ours is None:
-        here = name if name in names_in("") else _elsewhere(name, "")
-        if not here and _is_name(OURS.get(name, "")):
-            here = OURS[name]
-        ours = f"ostinato.{here}(x)" if here else None
+        said = OURS.get(name, "")
+        here = name if name in names_in("") else _elsewhere(name, "") or said
+        ours = _call(here) if _is_name(here) else said if re.search(r"\bx\b", said) else ""
     return f"; write {ours}" if ours else ""
+
+
+def _call(name: str) -> str:
+    """A function of ours that is called with x, and with what else it needs."""
+    function = operator.attrgetter(name)(sys.modules["ostinato"])
+    if isinstance(function, type) or not callable(function) or name.startswith(_NOT_OF_ARRAYS):
+        return ""
+    given = [p for p in inspect.signature(function).parameters.values() if p.kind != p.VAR_KEYWORD]
+    if not given or given[0].kind == inspect.Parameter.KEYWORD_ONLY:
+        return ""
+    needed = [p for p in given[1:] if p.default is p.empty and p.kind != p.VAR_POSITIONAL]
+    names = [
+        f"{p.name}=..." if p.kind == p.KEYWORD_ONLY else "y" if p.name == "x" else p.name
+        for p in needed
+    ]
+    return f"ostinato.{name}({', '.join(['x', *names])})"
 
 
 def of_numpy(name: str) -> str:

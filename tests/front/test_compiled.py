@@ -148,6 +148,9 @@ def test_static_arguments() -> None:
         ArgumentError, match=r"f\(static=\).*got an array float64\[1\] for a static argument"
     ):
         f(ost.ones(1), ost.ones(1))
+    for given in ((), (lambda x: x,)):
+        with pytest.raises(ArgumentError, match=r"got an option donat=; needed .*; write donate="):
+            ost.compile(*given, donat="x")  # type: ignore[call-overload]
     with pytest.raises(
         ArgumentError, match=r"compile\(static=\).*got 'z'; needed a parameter of x, k"
     ):

@@ -4,6 +4,7 @@ array-api-strict.
 
 from __future__ import annotations
 
+import ast
 import inspect
 import itertools
 import math
@@ -15,6 +16,8 @@ from typing import Any
 import array_api_strict as strict
 import numpy as np
 import pytest
+import scipy.fft
+import scipy.special
 from ostinato.ops.core import spelling
 from ostinato.ops.core.spec import DTYPES
 
@@ -791,9 +794,37 @@ def test_names_of_others():
     for name, ours in (spelling.OURS | spelling.IN_ROOMS).items():
         with pytest.raises(AttributeError):
             operator.attrgetter(name)(ost)
-        said = [ours] if spelling._is_name(ours) else re.findall(r"ostinato\.([a-z_.0-9]+\w)", ours)
-        for one in said:
-            assert operator.attrgetter(one)(ost) is not None
+        if spelling._is_name(ours):
+            assert operator.attrgetter(ours)(ost) is not None
+    for ours in {**spelling.OURS, **spelling.IN_ROOMS, **spelling.METHODS}.values():
+        if spelling._is_name(ours):
+            continue
+        for root, dotted in re.findall(
+            r"(?<![\w.])(ostinato|np|scipy|x)((?:\.[A-Za-z_]\w*)+)", ours
+        ):
+            roots = {"ostinato": ost, "np": np, "scipy": scipy, "x": ost.ones((2, 2))}
+            found: Any = roots[root]
+            for part in dotted.split(".")[1:]:  # of what a method returns nothing is known
+                if (found := getattr(found, part)) is None or root == "x":
+                    break
+            assert found is not None, ours
+
+
+def test_a_suggested_call_has_what_it_needs():
+    """Of any function of ours that is looked for among the methods of an array."""
+    known = {"x": ost.ones((2, 2)), "ostinato": ost}
+    count = 0
+    for room in ("", *spelling.ROOMS):
+        for name in spelling.names_in(room):
+            text = spelling._call(f"{room}.{name}" if room else name)
+            if text:
+                call = ast.parse(text, mode="eval").body
+                assert isinstance(call, ast.Call)
+                function = eval(ast.unparse(call.func), {**known})
+                named = {k.arg: k.value for k in call.keywords}
+                inspect.signature(function).bind(*call.args, **named)
+                count += 1
+    assert count > 300
     assert set(dir(ost)) >= {"sum", "nn", "linalg", "random", "errors", "compile"}
     assert not set(dir(ost)) & {"annotations", "ops", "planner", "settings"}
     assert dir(ost.nn) == sorted(ost.nn.__all__)

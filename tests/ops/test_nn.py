@@ -10,7 +10,7 @@ import pytest
 from ostinato.ops.core.spec import DTYPES
 
 import ostinato as ost
-from ostinato.errors import ArgumentError, DTypeError, ShapeError
+from ostinato.errors import ArgumentError, BoundsError, DTypeError, ShapeError
 from tests.helpers import assert_same
 
 from .test_gradients import check, slope
@@ -196,6 +196,16 @@ A = ost.ones((2, 3))
 WRONG = [
     (lambda: ost.nn.cross_entropy(A, ost.zeros(3, dtype=int)), ShapeError, r"shape \(3,\); needed"),
     (lambda: ost.nn.cross_entropy(A, ost.zeros(3)), ShapeError, "needed class indices, or"),
+    (
+        lambda: ost.nn.cross_entropy(A, [0, A.shape[1]]),
+        BoundsError,
+        "cross_entropy.*got class 3; needed classes from 0",
+    ),
+    (
+        lambda: ost.nn.cross_entropy(A, np.array([0, -1])),
+        BoundsError,
+        "got class -1; needed classes",
+    ),
     (
         lambda: ost.nn.cross_entropy(A, A, reduction="max"),
         ArgumentError,

@@ -393,6 +393,14 @@ def test_no_hint_names_what_there_is() -> None:
         (lambda: ost.zeros(2).cuda, "; write ostinato.connect(device="),
         (lambda: ost.zeros(2).det, "; write ostinato.linalg.det(x)"),
         (lambda: ost.zeros(2).norm, "; write ostinato.linalg.norm(x)"),
+        (lambda: ost.zeros(2).multinomial, "; write ostinato.random.categorical("),
+        (lambda: ost.zeros(2).outer, "; write ostinato.outer(x, b)"),
+        (lambda: ost.zeros(2).numel, "; write x.size"),
+        (lambda: ost.zeros(2).backward, "; write ostinato.grad(loss)(x)"),
+        (lambda: ost.Adam, "; write the update with ostinato.tree_map"),
+        (lambda: ost.nn.GroupNorm, "; write ostinato.nn.layer_norm(x.reshape("),
+        (lambda: ost.nn.GELU, "; the nearest name is ostinato.nn.gelu"),
+        (lambda: ost.debug.pritn, "; the nearest name is ostinato.debug.print"),
     ],
 )  # fmt: skip
 def test_a_missing_name_says_what_there_is(asked: Any, says: str) -> None:
