@@ -64,7 +64,7 @@ def commands() -> argparse.ArgumentParser:
 
     parser = argparse.ArgumentParser("ostinato", description=_ABOUT, formatter_class=PLAIN)
     parser.add_argument("--version", action="version", version=f"ostinato {__version__}")
-    below = parser.add_subparsers(dest="command", required=True, metavar="command")
+    below = parser.add_subparsers(dest="command", metavar="command")
     command_info.add(below)
     command_run.add(below)
     command_cache.add(below)
@@ -86,7 +86,11 @@ def commands() -> argparse.ArgumentParser:
 
 
 def _main(arguments: Sequence[str] | None) -> int:
-    asked = commands().parse_args(arguments)
+    parser = commands()
+    asked = parser.parse_args(arguments)
+    if asked.command is None:
+        parser.print_help()
+        return 0
     try:
         return int(asked.do(asked))
     except OstinatoError as error:
