@@ -64,9 +64,9 @@ types: $(VENV)/made-dev
 	$(BIN)/mypy .typecheck/ostinato benchmarks examples
 
 wheel: $(VENV)/made-dev
-	rm -rf build dist
+	rm -rf build/lib build/bdist.* dist
 	$(BIN)/python -m build -q --wheel .
-	rm -rf build
+	rm -rf build/lib build/bdist.*
 
 check: lint types test
 

@@ -10,11 +10,12 @@ import os as _os
 import sys as _sys
 from typing import TYPE_CHECKING as _CHECKED
 
-_root = _os.path.dirname(_os.path.dirname(_os.path.abspath(__file__)))
+_here = _os.path.dirname(_os.path.realpath(__file__))
+_root = _os.path.dirname(_here)
 if _os.path.isdir(_os.path.join(_root, "planner")) and _os.path.isfile(
     _os.path.join(_root, "pyproject.toml")
 ):
-    __path__.append(_root)  # a checkout: the rooms lie beside this folder
+    __path__[:] = [_here, _root]  # a checkout, perhaps by links: the rooms lie beside this folder
 
 _looked = _gc.isenabled()
 _gc.disable()  # among what is imported is no garbage: looking for it would take an eighth of the time

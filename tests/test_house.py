@@ -300,7 +300,7 @@ def test_the_wheel_works_outside_the_checkout(tmp_path: Path) -> None:
     copy = tmp_path / "source"  # a build leaves its traces, and would find those of the last one
     for room in (*FLOORS, "io_pipeline"):
         shutil.copytree(ROOT / room, copy / room, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "build_backend.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, copy / name)
     subprocess.run(
         [

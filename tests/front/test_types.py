@@ -11,6 +11,7 @@ import sys
 import types
 import venv
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -130,15 +131,19 @@ PYRIGHT = shutil.which("pyright") or shutil.which("basedpyright", path=BIN)
 
 @pytest.mark.skipif(PYRIGHT is None, reason="no pyright: pip install basedpyright")
 def test_pyright_finds_them_too(linked: Path, tmp_path: Path) -> None:
-    (tmp_path / "pyrightconfig.json").write_text(
-        json.dumps({"extraPaths": [str(linked)], "typeCheckingMode": "strict"})
-    )
+    check_by_pyright(tmp_path, sys.executable, extraPaths=[str(linked)])
+
+
+def check_by_pyright(at: Path, python: str, **configuration: Any) -> None:
+    """As `check` does."""
+    configuration["typeCheckingMode"] = "strict"
+    (at / "pyrightconfig.json").write_text(json.dumps(configuration))
     texts = {"right.py": RIGHT, "wrong.py": BEGIN + WRONG}
     for name, text in texts.items():
-        (tmp_path / name).write_text(text)
+        (at / name).write_text(text)
     run = subprocess.run(
-        [str(PYRIGHT), "--outputjson", "--pythonpath", sys.executable, *texts],
-        cwd=tmp_path,
+        [str(PYRIGHT), "--outputjson", "--pythonpath", python, *texts],
+        cwd=at,
         capture_output=True,
         text=True,
     )
@@ -184,7 +189,7 @@ def test_types_of_an_installed_package(how: str, cache: Path, tmp_path: Path) ->
     copy = tmp_path / "source"
     for room in ROOMS:
         shutil.copytree(ROOT / room, copy / room, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "build_backend.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, copy / name)
     home = tmp_path / "venv"
     venv.create(home, with_pip=False)
@@ -194,9 +199,17 @@ def test_types_of_an_installed_package(how: str, cache: Path, tmp_path: Path) ->
     import ml_dtypes
 
     (site / "dependencies.pth").write_text(f"{Path(ml_dtypes.__file__).parents[1]}\n")
-    mode = ["-e", "--config-settings", "editable_mode=strict"] if how == "editable" else []
     command = [sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps"]
-    command += ["--no-build-isolation", *mode[1:], *mode[:1], str(copy)]
+    command += ["--no-build-isolation", *(["-e"] if how == "editable" else []), str(copy)]
     run = subprocess.run(command, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
-    check(cache, tmp_path / "user", python=python)
+    if how == "wheel" or PYRIGHT is None:
+        check(cache, tmp_path / "user", python=python)
+        return
+    (tmp_path / "user").mkdir()
+    check_by_pyright(tmp_path / "user", python)
+    (copy / "ostinato" / "new.py").write_text("from .ops.later import MADE as MADE")
+    (copy / "ops" / "later.py").write_text("MADE = 'of files that were made since'")
+    asked = [python, "-c", "import ostinato.new as n; print(n.MADE)"]
+    said = subprocess.run(asked, capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert said.stdout == "of files that were made since\n"
