@@ -48,8 +48,8 @@ test: $(VENV)/made-dev
 test-stale: $(VENV)/made-dev
 	OSTINATO_CHECK_STALE=1 $(BIN)/python -m pytest $(SHARED)
 
-docs: $(VENV)/made-dev
-	@$(BIN)/python -m pip install -q -e '.[feed,cluster]'
+docs: $(VENV)/made
+	@$(BIN)/python -m pip install -q -e '.[docs,feed,io,cluster]'
 	$(BIN)/python -m sphinx -W --keep-going -q docs docs/_build
 	@echo "docs/_build/index.html"
 

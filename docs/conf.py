@@ -17,7 +17,8 @@ from sphinx.pycode import ModuleAnalyzer  # noqa: E402
 import ostinato as ost  # noqa: E402
 
 project = "Ostinato"
-copyright = "the authors of Ostinato"
+author = "The Ostinato developers"
+copyright = author
 release = version = ost.__version__
 extensions = ["myst_parser", "sphinx.ext.autodoc"]
 exclude_patterns = ["_build", "*.py", "**/__pycache__"]
@@ -71,9 +72,23 @@ def one_signature(analyze: Any = ModuleAnalyzer.analyze) -> None:
     ModuleAnalyzer.analyze = found  # type: ignore[method-assign]
 
 
-def unsigned(app: object, what: str, name: str, *rest: object) -> tuple[str, str] | None:
-    """Nobody makes these by hand, so what their classes take is left out."""
-    return ("", "") if what == "class" and name in MADE else None
+def signed(
+    app: object,
+    what: str,
+    name: str,
+    x: object,
+    options: object,
+    signature: str | None,
+    gives: str | None,
+) -> tuple[str, str | None] | None:
+    """Aliases within other types have their names. What classes take that nobody makes by hand is left
+    out."""
+    if what == "class" and name in MADE:
+        return "", ""
+    if signature is None:
+        return None
+    found = re.sub(r"TypeAliasForwardRef\('(\w+)'\)", r"\1", signature)
+    return found.replace(" = -99", " = ..."), gives
 
 
 def _in_code(made: list[str]) -> bool:
@@ -98,6 +113,6 @@ def setup(app: Any) -> None:
     one_signature()
     app.add_config_value("ran", ".*", "env", str)  # which examples are run for the gallery
     app.connect("autodoc-process-docstring", readable)
-    app.connect("autodoc-process-signature", unsigned)
+    app.connect("autodoc-process-signature", signed)
     app.connect("source-read", outside)
     app.connect("config-inited", lambda app, config: pages.write(HERE, config.ran))

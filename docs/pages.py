@@ -38,23 +38,40 @@ def write(docs: Path, ran: str) -> None:
     (made / "gallery").mkdir(parents=True, exist_ok=True)
     (made / "commands.md").write_text(_commands())
     (made / "settings.md").write_text(_settings())
-    names = []
+    titles, names = _titles(docs), list[str]()
+    parts = [
+        "# Gallery",
+        "Each page is a file of `examples/`, what it prints, and one of its plans.",
+    ]
     for path in sorted((ROOT / "examples").glob("*.py")):
-        names.append(path.stem)
+        title = titles.get(path.stem, path.stem.replace("_", " ").capitalize())
         page = made / "gallery" / f"{path.stem}.md"
-        page.write_text(_example(path, page, bool(re.fullmatch(ran, path.stem))))
-    rows = "\n".join(f"gallery/{name}" for name in names)
-    (made / "gallery.md").write_text(
-        f"# Gallery\n\nEach page is a file of `examples/`, what it prints, and one of its plans.\n\n"
-        f"```{{toctree}}\n:maxdepth: 1\n\n{rows}\n```\n"
+        text, first, pictures = _example(path, page, title, bool(re.fullmatch(ran, path.stem)))
+        page.write_text(text)
+        parts += [f"## [{title}](gallery/{page.name})", first.partition(" Try: ")[0]]
+        parts += [
+            f"```{{image}} gallery/{p}\n:class: small\n:alt: {title}\n```" for p in pictures[:2]
+        ]
+        names.append(f"gallery/{path.stem}")
+    listed = "\n".join(names)
+    parts.append(f"```{{toctree}}\n:hidden:\n\n{listed}\n```")
+    (made / "gallery.md").write_text("\n\n".join(parts) + "\n")
+
+
+def _titles(docs: Path) -> dict[str, str]:
+    """What the page on features calls the examples."""
+    found = re.findall(
+        r"\[([^\]]+)\]\(\.\./examples/(\w+)\.py\)", (docs / "features.md").read_text()
     )
+    return {stem: " ".join((title[0].upper() + title[1:]).split()) for title, stem in found}
 
 
-def _example(path: Path, page: Path, is_run: bool) -> str:
+def _example(path: Path, page: Path, title: str, is_run: bool) -> tuple[str, str, list[str]]:
+    """Its page, what it says of itself, and its pictures."""
     source = path.read_text()
     said = ast.get_docstring(ast.parse(source)) or ""
     first, _, rest = said.partition("\n\n")
-    parts = [f"# {path.stem.replace('_', ' ').capitalize()}", first, rest]
+    parts, pictures = [f"# {title}", first, rest], list[str]()
     parts.append(f"```python\n{source[source.index('from __future__') :].rstrip()}\n```")
     if is_run:
         picture = page.with_suffix(".svg")
@@ -64,11 +81,13 @@ def _example(path: Path, page: Path, is_run: bool) -> str:
             left = [p for p in sorted(Path(folder).rglob("*")) if p.suffix in (".png", ".svg")]
             shown = [shutil.copy(p, page.with_name(f"{path.stem}_{p.name}")) for p in left]
         parts.append(f"## What it prints\n\n```text\n{printed.rstrip()}\n```")
-        if shown:
-            parts += ["## Pictures that it leaves", *(f"![]({Path(p).name})" for p in shown)]
+        pictures = [Path(p).name for p in shown]
+        if pictures:
+            parts += ["## Pictures that it leaves", *(f"![]({name})" for name in pictures)]
         if picture.exists():
             parts.append(f"## One of its plans\n\n![]({picture.name})")
-    return "\n\n".join(part for part in parts if part) + "\n"
+            pictures.append(picture.name)
+    return "\n\n".join(part for part in parts if part) + "\n", first, pictures
 
 
 def _run(path: Path, picture: Path, folder: Path) -> str:

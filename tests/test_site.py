@@ -140,5 +140,13 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     variables = set(re.findall(r"^(OSTINATO_\w+)", settings.__doc__ or "", re.M))
     assert len(variables) > 10
     assert all(f">{name}<" in shown for name in variables)
+    pages = {page: page.read_text() for page in site.rglob("*.html")}
+    for inner in ("TypeAliasForwardRef", " object at 0x", "&lt;function ", "~T"):
+        assert not [page.name for page, text in pages.items() if inner in text], inner
+    gallery = (site / "made" / "gallery.html").read_text()
+    for example in (ROOT / "examples").glob("*.py"):
+        assert f'href="gallery/{example.stem}.html"' in gallery
+    assert re.search(r'<img[^>]*src="[^"]*kmeans[^"]*\.svg"', gallery)
+    assert "k-means, written as one would on paper" in gallery
     commands = (site / "made" / "commands.html").read_text()
     assert all(f"ostinato {name}" in commands for name in ("run", "worker", "cache prune", "tune"))
