@@ -100,9 +100,12 @@ def _in_code(made: list[str]) -> bool:
 def outside(app: object, docname: str, source: list[str]) -> None:
     """Links to files beside the documents lead to the gallery, or become the file's name."""
     text = re.sub(r"\]\((?:\.\./)*examples/(\w+)\.py\)", _shown(docname), source[0])
-    source[0] = re.sub(
-        r"\[([^\]]+)\]\((?:\.\./)+(?!guides|reference|coming_from)[^)]*\)", r"\1", text
-    )
+
+    def kept(link: re.Match[str]) -> str:
+        there = (HERE / docname).parent / link[2]
+        return link[0] if there.resolve().is_relative_to(HERE) else link[1]
+
+    source[0] = re.sub(r"\[([^\]]+)\]\(((?:\.\./)+[^)#]*)[^)]*\)", kept, text)
 
 
 def _shown(docname: str) -> str:

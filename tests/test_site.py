@@ -143,6 +143,7 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     pages = {page: page.read_text() for page in site.rglob("*.html")}
     for inner in ("TypeAliasForwardRef", " object at 0x", "&lt;function ", "~T"):
         assert not [page.name for page, text in pages.items() if inner in text], inner
+    assert 'href="../trust.html"' in pages[site / "guides" / "plans.html"]
     gallery = (site / "made" / "gallery.html").read_text()
     for example in (ROOT / "examples").glob("*.py"):
         assert f'href="gallery/{example.stem}.html"' in gallery
