@@ -60,7 +60,8 @@ def print(text: str, /, *args: Any, **kwargs: Any) -> None:
     for, and whether or not anything is made of it. Outside of them it prints at once.
 
     A format such as `{:.3f}` is that of each element. Several workers print once, by the first of
-    them; `vmap` prints for each element. What gradients compute again is not printed again.
+    them, where that runs: of a Dask cluster, in its log. `vmap` prints for each element. What gradients
+    compute again is not printed again.
 
     >>> @ost.compile
     ... def half(x):
