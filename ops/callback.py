@@ -221,7 +221,7 @@ class _Printed:
 
 
 def _print_rule(token: Spec, *xs: Spec, text: str) -> Spec:
-    if token != Spec((), bool_):
+    if token.bare != Spec((), bool_):
         raise unfit("print", (token, *xs), "a bool[] that orders")
     return token.bare
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -115,6 +116,16 @@ def test_vmap_prints_each(lines: Lines) -> None:
         assert lines() == wanted
     ost.evaluate(ost.compile(ost.vmap(ost.grad(loss)))(ost.asarray([2.0])))
     assert lines() == LOSS
+
+
+def test_plans_keep_what_they_print(lines: Lines, tmp_path: Path) -> None:
+    f = ost.compile(lambda x: say("{:.1f}", x) * 2)
+    f(X)
+    f.plan.to_file(tmp_path / "f.plan")
+    lines()
+    made = ost.run(ost.Plan.from_file(tmp_path / "f.plan"), X)
+    np.testing.assert_array_equal(made, X * 2)
+    assert lines() == ["[0.0 1.0 2.0]"]
 
 
 def test_formats() -> None:
