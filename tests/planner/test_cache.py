@@ -17,7 +17,7 @@ from ostinato.planner import pipeline
 from ostinato.planner.cache import PlanCache
 
 import ostinato as ost
-from ostinato import settings
+from ostinato import progress, settings
 from ostinato.sessions import Session
 
 
@@ -276,6 +276,12 @@ def test_settings_may_be_changed_while_it_runs(
     with ost.connect():
         assert settings.cache is None
         assert settings.tune == os.environ.get("OSTINATO_TUNE", "read")
+    monkeypatch.setattr(progress, "screen_here", lambda: screen)
+    screen = progress.Terminal()
+    for wanted, shown in (("auto", screen), ("off", None)):
+        monkeypatch.setenv("OSTINATO_PROGRESS", wanted)
+        with ost.connect():
+            assert progress._watch.screen is shown
     monkeypatch.setenv("OSTINATO_DEBUG", "loud")
     with pytest.raises(ValueError, match="OSTINATO_DEBUG='loud': needed a whole number from 0"):
         ost.connect()
