@@ -27,7 +27,7 @@ from .core.array import Array, act, acted, apply, apply_all, constant
 from .core.device import device_of
 from .core.graph import Graph
 from .core.index import Indices
-from .core.parameters import SHAPE, TEXT, Kind, unfit
+from .core.parameters import SHAPE, Kind, unfit
 from .core.registry import Params, Place, Specs, op
 from .core.spec import DTYPES, DType, Shape, Spec, bool_
 from .core.user_line import misfit
