@@ -969,8 +969,8 @@ def _branch(
 ) -> tuple[Array, ...]:
     """The node of two sides; what either uses from outside becomes further operands."""
     specs = [x.spec for x in leaves]
-    yes, outer_yes = subgraph(then, specs, "cond")
-    no, outer_no = subgraph(otherwise, specs, "cond")
+    yes, outer_yes = subgraph(then, specs, "cond", hoist=False)  # only one of them is to run
+    no, outer_no = subgraph(otherwise, specs, "cond", hoist=False)
     check()
     n, ny, nn = len(leaves), len(outer_yes), len(outer_no)
     inputs = (*leaves, *outer_yes, *outer_no)

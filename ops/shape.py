@@ -46,7 +46,7 @@ from .core.parameters import (
     one_of,
     unfit,
 )
-from .core.registry import Params, Piece, Place, Specs, op, stream_cost
+from .core.registry import ANY, Params, Piece, Place, Specs, op, stream_cost
 from .core.spec import DType, Shape, Spec, float32, int64, is_float, promote
 from .core.user_line import misfit
 from .elementwise import astype, broadcast, greater_equal, number_of, where
@@ -164,6 +164,7 @@ op(
     pieces=_one_piece,
     grad=lambda g, y, x: (g,),
     cost=MOVE,
+    overwrite=ANY,
 )
 op(
     "resplit",

@@ -35,12 +35,14 @@ from ostinato.planner.passes.memory import (
     BUFFERS,
     CONTROL,
     addends,
+    around,
     body_order,
     contiguous,
     going_on,
     in_part,
     in_place,
     is_joined,
+    replaced,
     written_behind,
 )
 from ostinato.planner.plan import ONE_THREAD, Program
@@ -461,7 +463,12 @@ class _Binder:
             self.views(program, k, node, row, names, first)
             return
         outs = names[first : first + len(node.specs)]
-        if node.op == "constant" or is_joined(program, k):
+        if node.op == "constant" or is_joined(program, k) or (op.pieces and ins == outs):
+            return  # there is nothing to do, or to copy
+        if not op.joins and (at := replaced(graph, k)) is not None:
+            slabs = around(at, self.shape(node.specs[0]))
+            copy = self.name("h", partial(_copy_parts, slabs))
+            self.write(f"{copy}({outs[0]}, {ins[0]})", row)
             return
         if (
             self.record is not None
@@ -1227,6 +1234,11 @@ class _Binder:
             self.program(side, ins[1:], outs, base + program.bases[k])
             self.depth -= 1
         self.depth = depth
+
+
+def _copy_parts(parts: Sequence[tuple[slice, ...]], out: Any, x: Any) -> None:
+    for part in parts:
+        out[part] = x[part]
 
 
 def neighbours(node: Node, rank: int, workers: int) -> tuple[int | None, int | None]:

@@ -183,10 +183,10 @@ def quiet(graph: Graph) -> Graph:
 
 
 def subgraph(
-    function: Callable[..., Sequence[Array]], specs: Sequence[Spec], name: str
+    function: Callable[..., Sequence[Array]], specs: Sequence[Spec], name: str, hoist: bool = True
 ) -> tuple[Graph, list[Array]]:
     """The graph of a function of Arrays, and the outer Arrays that it uses; those are its last
-    inputs.
+    inputs. `hoist`: what does not depend on the arguments is made outside.
     """
     trace = Trace(name)
     args = [placeholder(s.bare, k, trace) for k, s in enumerate(specs)]
@@ -195,7 +195,7 @@ def subgraph(
     if trace.refused is not None:  # which the function swallowed
         raise trace.refused
     refs = after_acts([term_of(r) for r in results], trace)
-    found = collect(refs, [s.bare for s in specs], trace, inner=True)
+    found = collect(refs, [s.bare for s in specs], trace, inner=hoist)
     del args, results
     check_ended(trace)
     graph = found.graph

@@ -132,14 +132,54 @@ def _leads(graph: Graph, node: Node) -> bool:
 
 
 def joined(graph: Graph) -> dict[int, int]:
-    """What kernels make for a `concat` that joins nothing else: for each value the joined one."""
+    """What kernels make for a `concat` that joins nothing else, or to replace most of an array: for each
+    value the joined one."""
     found: dict[int, int] = {}
     for k, node in enumerate(graph.nodes):
+        if replaced(graph, k) is not None:
+            found[node.inputs[1]] = graph.starts[k]
         if not OPS[node.op].joins:
             continue
         parts = [_before_join(graph, k, w) for w in node.inputs]
         if all(v >= 0 for v in parts):
             found |= dict.fromkeys(parts, graph.starts[k])
+    return found
+
+
+def replaced(graph: Graph, k: int) -> tuple[slice, ...] | None:
+    """Where in the result of an update its second operand is made by a kernel, if it is most of it: what
+    is left of the first operand is copied."""
+    node = graph.nodes[k]
+    op = OPS[node.op]
+    if op.pieces is None or op.overwrite != (0,) or len(node.inputs) != 2:
+        return None
+    before, value = (graph.specs[v] for v in node.inputs)
+    v, k_made = node.inputs[1], graph.producers[node.inputs[1]]
+    is_whole = all(s.layout is None or s.layout.is_whole for s in (before, value, *node.specs))
+    if k_made < 0 or not is_whole or 2 * value.size <= before.size or v in graph.outputs:
+        return None
+    made = graph.nodes[k_made]
+    draws = any(OPS[n.op].draws for _, g in made.subgraphs() for n in g.nodes)
+    if not OPS[made.op].writes_parts or draws or len(made.specs) > 1 or graph.uses[v] != (k,):
+        return None
+    parts = op.pieces([before.shape, value.shape], **node.kw)
+    if parts is None or len(parts) != 2 or not parts[0].is_whole or parts[1].place >= 0:
+        return None
+    at = parts[1].at
+    in_rows = value.shape[-1] * value.dtype.itemsize >= RUN
+    return at if in_rows and all(s.step in (None, 1) for s in at) else None
+
+
+def around(at: Sequence[slice], shape: Sequence[int]) -> list[tuple[slice, ...]]:
+    """The slabs of an array that are outside of a box."""
+    found = []
+    for d, cut in enumerate(at):
+        first, end, _ = cut.indices(shape[d])
+        found += [
+            (*at[:d], slab)
+            for slab in (slice(0, first), slice(end, shape[d]))
+            if slab.start < slab.stop
+        ]
     return found
 
 
@@ -181,6 +221,8 @@ def is_joined(program: Program, k: int) -> bool:
 def in_part(graph: Graph, v: int, shape_of: Callable[[Spec], Shape]) -> Callable[[Any], Any]:
     """Of a joined array the part in which a value is made."""
     (k,) = graph.uses[v]
+    if (at := replaced(graph, k)) is not None:
+        return lambda whole: whole[at]
     looks = list[Node]()
     while not OPS[graph.nodes[k].op].joins:
         looks.append(graph.nodes[k])
@@ -402,6 +444,8 @@ class _Assigner:
 
     def _overwrite(self, k: int, node: Node, v: int) -> Any:
         """Which operands' memory a result may take: numbers of operands, or ANY."""
+        if node.inputs[1:2] and self.joined.get(node.inputs[1]) == v:
+            return ()  # a kernel writes it while it reads them
         if node.op in CONTROL:
             operand = in_place(node, self.bodies[k]).get(v - self.graph.starts[k])
             return () if operand is None else (operand,)
@@ -448,10 +492,28 @@ class _Assigner:
         if node.op in LOOPS and self.device.is_host:
             first = LOOPS[node.op] + node.kw["counts"][0]
             own = {j: first + j for j in range(node.kw["counts"][1])}
+        if node.op == "branch" and self.device.is_host:
+            own = self._updated(bodies)
         return tuple(
-            assign_memory(g, self.device, (), order, own if n == 0 else {})
+            assign_memory(g, self.device, (), order, own if n == 0 or node.op == "branch" else {})
             for n, g in enumerate(bodies)
         )
+
+    def _updated(self, sides: Sequence[Graph]) -> dict[int, int]:
+        """The results of a branch that both sides can write over one operand, and which."""
+        own = {
+            j: v
+            for j in range(len(sides[0].outputs))
+            if (v := min(set.intersection(*(_origins(g, g.outputs[j]) for g in sides)), default=-1))
+            >= 0
+        }
+        while own:
+            made = [set(assign_memory(g, self.device, (), None, own).reuse) for g in sides]
+            left = dict(set.intersection(*made))
+            if left == own:
+                break
+            own = left
+        return own
 
     def _bodies(self, k: int, node: Node) -> list[Graph]:
         graphs = [g for _, g in node.subgraphs()]
@@ -461,10 +523,21 @@ class _Assigner:
 
 
 def in_place(node: Node, bodies: Sequence[Program]) -> dict[int, int]:
-    """What a loop carries and updates where it lies: the results, and which operands they begin as."""
-    if node.op not in LOOPS:
-        return {}
-    return {j: v - LOOPS[node.op] for j, v in bodies[0].reuse}
+    """What a loop carries, or a branch takes, and updates where it lies: the results, and which operands
+    they begin as."""
+    before = {**LOOPS, "branch": -1}.get(node.op)
+    return {} if before is None else {j: v - before for j, v in bodies[0].reuse}
+
+
+def _origins(graph: Graph, v: int) -> set[int]:
+    """The inputs over which a value may be written, operation by operation."""
+    maker = graph.producers[v]
+    if maker < 0:
+        return {v}
+    node, spec = graph.nodes[maker], graph.specs[v]
+    overwrite = OPS[node.op].overwrite if len(node.specs) == 1 else ()
+    found = node.inputs if overwrite == ANY else [node.inputs[n] for n in overwrite]
+    return set[int]().union(*(_origins(graph, w) for w in found if graph.specs[w] is spec))
 
 
 def read_ahead(graph: Graph, node: Node) -> list[Spec]:

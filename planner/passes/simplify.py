@@ -296,6 +296,39 @@ def _carried_along(s: _State, node: Node) -> Sequence[int] | None:
     return [node.inputs[nc + j] if j in same else next(made) for j in range(len(node.specs))]
 
 
+@on("branch")
+def _given_once(s: _State, node: Node) -> Sequence[int] | None:
+    """An operand that both sides take is one operand."""
+    operands = list(dict.fromkeys(node.inputs[1:]))
+    if len(operands) == len(node.inputs) - 1:
+        return _same_on_both_sides(s, node)
+    specs = [s.spec(v).bare for v in operands]
+    given = dict(node.params)
+    for name, side in node.subgraphs():
+        given[name] = relabel(side, specs, [operands.index(v) for v in node.inputs[1:]])
+    inputs = (node.inputs[0], *operands)
+    return _simpler(s, Node(node.op, inputs, tuple(sorted(given.items())), node.specs, node.line))
+
+
+def _same_on_both_sides(s: _State, node: Node) -> Sequence[int] | None:
+    """What both sides hand on as it came is no result of the branch."""
+    sides = dict(node.subgraphs())
+    pairs = list(zip(*(g.outputs for g in sides.values()), strict=True))
+    same = [j for j, vs in enumerate(pairs) if len({*vs}) == 1 and vs[0] < len(node.inputs) - 1]
+    if not same:
+        return None
+    left = [j for j in range(len(pairs)) if j not in same]
+    made: Sequence[int] = ()
+    if left:
+        given = dict(node.params)
+        for name, g in sides.items():
+            given[name] = Graph(g.inputs, g.nodes, tuple([g.outputs[j] for j in left]))
+        specs = tuple([node.specs[j] for j in left])
+        made = s.builder.add(node.op, node.inputs, given, specs, node.line)
+    rest = iter(made)
+    return [node.inputs[1 + pairs[j][0]] if j in same else next(rest) for j in range(len(pairs))]
+
+
 # -- two results of one computation --------------------------------------------------------
 def _longer_twins(graph: Graph) -> dict[Node, Node]:
     """Nodes in whose place another may stand that computes the same and more: its first results are

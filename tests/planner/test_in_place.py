@@ -129,3 +129,42 @@ def test_nothing_is_copied(case: str, loop: str) -> None:
     assert twice < 8 * N * N, "a second buffer for what could stay"
     for a, b in zip(flatten(given)[0], flatten(value)[0], strict=True):
         np.testing.assert_array_equal(np.asarray(a), b, err_msg="an operand was written over")
+
+
+def test_only_one_side_of_a_branch_runs_and_both_write_in_place() -> None:
+    """Also where the sides take what is around them, and not arguments."""
+    ran: list[str] = []
+
+    def tell(x: Any) -> Any:
+        ran.append("then")
+        return x
+
+    @ost.compile
+    def f(s: Any) -> Any:
+        def turn(s: Any, i: Any) -> Any:
+            put = lambda: s.at[i].set(ost.callback(tell, ost.spec(N, "float64"), s[i]) + 1)  # noqa: E731
+            return ost.cond(i % 3 == 1, put, lambda: s), None
+
+        return ost.scan(turn, s, ost.arange(TURNS))[0]
+
+    x = numbers((N, N))
+    wanted = x.copy()
+    wanted[[1, 4]] += 1
+    np.testing.assert_array_equal(np.asarray(f(ost.asarray(x))), wanted)
+    assert len(ran) == 2 * ost.session().workers
+    assert carried_bytes(f.plan)[1] == 0
+
+
+def test_sides_that_hand_on_the_same_are_no_results() -> None:
+    @ost.compile
+    def f(x: Any, y: Any) -> Any:
+        return ost.cond(x.sum() > 0, lambda: (x, y * 2), lambda: (x, y - 1))
+
+    x, y = numbers((N, N)), numbers((N,))
+    for sign in (1.0, -1.0):
+        given = np.abs(x) * sign
+        a, b = f(ost.asarray(given), ost.asarray(y))
+        np.testing.assert_array_equal(np.asarray(a), given)
+        np.testing.assert_array_equal(np.asarray(b), y * 2 if sign > 0 else y - 1)
+    (branch,) = [n for n in f.plan.program.graph.nodes if n.op == "branch"]
+    assert [s.shape for s in branch.specs] == [(N,)]

@@ -153,6 +153,7 @@ def check_memory(program: Program, base: int = 0) -> None:
             if (
                 slots[owner(v)].kind in ("constant", "none")
                 or slots[graph.starts[k]].kind == "alias"
+                or (slots[v].kind == "part" and slots[v].at == graph.starts[k])
             ):
                 continue
             for span in spans:
