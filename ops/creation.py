@@ -5,7 +5,6 @@ from __future__ import annotations
 import cmath
 import math
 import operator
-import sys
 from typing import Any, Literal, SupportsIndex, cast
 
 import numpy as np
@@ -30,7 +29,7 @@ from .core.array import (
     unmasked,
     weak_kind,
 )
-from .core.dlpack import lies_on_gpu
+from .core.dlpack import in_memory, lies_on_gpu
 from .core.index import LETTERS, Indices
 from .core.parameters import DTYPE, NUMBER, SHAPE, check_value, unfit
 from .core.parameters import whole as whole_from
@@ -42,7 +41,6 @@ from .core.spec import (
     Shape,
     ShapeLike,
     Spec,
-    bfloat16,
     copied,
     float32,
     float64,
@@ -497,14 +495,8 @@ def asarray(
             needed="a complex dtype",
             do="take their real part first",
         )
-    if type(values).__module__ == "torch" and hasattr(values, "detach"):
-        values = _of_torch(values)
     try:
-        if hasattr(values, "__array__") or not hasattr(values, "__dlpack__"):
-            host = np.asarray(values, dtype=kind)
-        else:
-            host = np.from_dlpack(values)
-            host = host if kind is None else host.astype(kind, copy=False)
+        host = in_memory(values, kind)
     except (ValueError, TypeError, OverflowError) as error:
         raise misfit(
             ArgumentError,
@@ -551,15 +543,6 @@ def _of_gpu(values: Any, kind: DType | None, copy: bool | None, split: Split) ->
     if copy is False:
         raise _no_loan(f"an array of dtype {x.dtype} as {kind}")
     return astype(x, kind)
-
-
-def _of_torch(tensor: Any) -> np.ndarray[Any, Any]:
-    """The values of a tensor, without the graph of its gradients; bfloat16, too, which NumPy has not."""
-    tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
-    if str(tensor.dtype) != "torch.bfloat16":
-        return cast(np.ndarray[Any, Any], tensor.numpy())
-    bits = tensor.view(sys.modules["torch"].int16).numpy()
-    return cast(np.ndarray[Any, Any], bits.view(bfloat16))
 
 
 def _has_memory(values: Any) -> bool:

@@ -90,21 +90,23 @@ class Fed:
         return self._left
 
     def __next__(self) -> Any:
-        if self._feed is None:
-            raise StopIteration
-        if not self._left:
-            self.gather()
-            self.look()
-            self._feed = None
-            raise StopIteration
-        number = self._number
-        try:
-            leaves, fields = self._feed.take(number, self._portions.count(number), self._varies)
-        except BaseException:
-            self._feed = None
-            raise
-        self._number, self._left = number + 1, self._left - 1
-        self._cursor.place = self._number * self._size
+        fields = None
+        while fields is None:  # of a batch of which all samples were left out
+            if self._feed is None:
+                raise StopIteration
+            if not self._left:
+                self.gather()
+                self.look()
+                self._feed = None
+                raise StopIteration
+            number = self._number
+            try:
+                leaves, fields = self._feed.take(number, self._portions.count(number), self._varies)
+            except BaseException:
+                self._feed = None
+                raise
+            self._number, self._left = number + 1, self._left - 1
+            self._cursor.place = self._number * self._size
         if fields is not self._said:
             self._said, self._fields = fields, Fields.from_data(fields)
         assert self._fields is not None

@@ -159,7 +159,7 @@ def arrays(*given: Any, kinds: Sequence[str] | None = None) -> Pipe:
 
     >>> pipe = ost.io.arrays(np.arange(6.0).reshape(6, 1), np.arange(6)).batch(4)
     >>> [y.tolist() for x, y in pipe]
-    [[0, 1, 2, 3]]
+    [[0, 1, 2, 3], [4, 5]]
     """
     tree = given[0] if len(given) == 1 else given
     try:
@@ -188,11 +188,13 @@ def _resident(source: Source) -> np.ndarray[Any, Any]:
 
 
 def samples(items: Any, /, *, kinds: Sequence[str] | None = None) -> Pipe:
-    """Whatever has a length and gives samples by number, in threads: a list, a dataset of another library.
-    kinds: as in `arrays`, by the leaves of a sample.
+    """Whatever has a length and gives samples by number, in threads: a list, a dataset of another library,
+    such as torchvision's. Tensors, pictures of Pillow's and what else has `__array__` or DLPack become
+    arrays, behind functions of `map` and `filter`, which see what the dataset gives.
+    kinds: as in `arrays`, by the leaves of a sample; pictures are images.
 
     >>> [x.tolist() for x in ost.io.samples([1, 2, 3]).map(lambda x: 10 * x).batch(2)]
-    [[10, 20]]
+    [[10, 20], [30]]
     """
     return _pipe(Items(items, kinds))
 

@@ -6,7 +6,7 @@ which the last stage writes into. Samples of other forms wait beside it until al
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from .batches import (
     bytes_of,
     fits_in,
     form_of,
+    form_of_rows,
     own_value,
     put_together,
     told_forms,
@@ -28,7 +29,7 @@ from .batches import (
 )
 from .chain import Sample, undecoded
 from .draws import Draws
-from .fields import Fields
+from .fields import DATA, Fields, fields_of, hosted
 from .later import Later
 from .slots import Slots
 from .stats import Costs
@@ -40,7 +41,8 @@ class Assembly:
     def __init__(self, recipe: Recipe, epoch: int, slots: Slots, lock: threading.Lock) -> None:
         self.recipe, self.epoch, self.slots, self.lock = recipe, epoch, slots, lock
         self.form: tuple[Fields, list[Any]] | None = None  # of batches, as the last one was
-        self.is_stacked = recipe.batched is not None and recipe.regroups is None  # as it is made
+        is_loose = recipe.batched is None or recipe.regroups is not None
+        self.is_stacked = not is_loose and recipe.collate is None  # as it is made
         self.batch_bytes = 0
 
     def begin(self, batch: Batch) -> None:
@@ -61,6 +63,8 @@ class Assembly:
         self, batch: Batch, row: int, values: list[Any], fields: Fields, out: Sequence[Any] | None
     ) -> None:
         """A sample to its place in the batch."""
+        if self.recipe.collate is None:
+            values = hosted(values, fields.kinds)
         if not self.is_stacked:
             own = [own_value(v) for v in values]
             batch.loose[row] = own, fields
@@ -71,6 +75,9 @@ class Assembly:
     def stack(
         self, batch: Batch, row: int, values: list[Any], fields: Fields, out: Sequence[Any] | None
     ) -> None:
+        if self.recipe.collate is not None:
+            batch.loose[row] = values, fields
+            return
         slots = batch.slots
         if slots is None:
             with self.lock:
@@ -112,7 +119,9 @@ class Assembly:
             return
         gone = {f.row for f in failures}
         keep = [row for row in range(batch.count) if row not in gone]
-        if batch.loose:
+        if self.recipe.collate is not None:
+            self._put_by(self.recipe.collate, batch, [batch.loose[row] for row in keep])
+        elif batch.loose:
             rows = [batch.loose.get(row) or self.row(batch, row) for row in keep]
             batch.fields, batch.slots = self._stacked(batch, keep, rows)
         elif gone and batch.slots is not None:
@@ -128,6 +137,32 @@ class Assembly:
         assert batch.slots is not None
         assert batch.fields is not None
         return [slot[row] for slot in batch.slots], batch.fields
+
+    def _put_by(
+        self, collate: Callable[..., Any], batch: Batch, rows: list[tuple[list[Any], Fields]]
+    ) -> None:
+        """Samples put together by a function of the user's."""
+        if not rows:
+            return
+        try:
+            made = collate([fields.tree(values) for values, fields in rows])
+        except Exception as error:
+            name = getattr(collate, "__name__", "collate")
+            raise self._wrong(batch, f"batch(collate={name})", error, self.recipe.line) from error
+        fields, leaves = fields_of(made)
+        kinds = rows[0][1].kinds
+        if {*fields.kinds} == {DATA} and len(kinds) == len(leaves):
+            fields = Fields(kinds, fields.structure)
+        batch.fields, batch.slots = fields, hosted(leaves, fields.kinds)
+        with self.lock:
+            self.form = fields, list(map(form_of_rows, batch.slots))
+
+    def _wrong(
+        self, batch: Batch, who: str, error: Exception, line: str, got: str = "", **more: str
+    ) -> OstinatoError:
+        """The error of what a batch as a whole came to."""
+        what = f"batch {batch.portion.number} of epoch {self.epoch}, in {who}"
+        return SampleError.because(what, got=got or short(error), line=line, **more)
 
     def _stacked(
         self, batch: Batch, keep: list[int], rows: Sequence[tuple[list[Any], Fields]]
@@ -191,14 +226,8 @@ class Assembly:
             if step is None:  # its fields are none for the first of these stages
                 raise
             got, needed, do = undecoded(step, sample.values, error)
-            made = SampleError.because(
-                f"batch {batch.portion.number} of epoch {self.epoch}, in {step.stage.name}",
-                got=got or short(error),
-                needed=needed,
-                do=do,
-                line=step.placed.line,
-            )
-            raise made from error
+            name, line = step.stage.name, step.placed.line
+            raise self._wrong(batch, name, error, line, got, needed=needed, do=do) from error
         batch.slots, batch.fields = sample.values, sample.fields
 
     def _draw_later(self, later: Later, batch: Batch, draws: Draws) -> None:
@@ -209,8 +238,4 @@ class Assembly:
             batch.drawn = later.draw(draws, batch.portion.places, batch.fields, batch.slots)
         except Exception as error:
             names = " and ".join(later.names)
-            raise SampleError.because(
-                f"batch {batch.portion.number} of epoch {self.epoch}, in {names}",
-                got=short(error),
-                line=later.stages[0].line,
-            ) from error
+            raise self._wrong(batch, names, error, later.stages[0].line) from error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -44,6 +44,7 @@ class Recipe:
     chunk: int = CHUNK
     ahead: int = AHEAD
     pad: float | None = None  # what arrays of other shapes are filled up with
+    collate: Callable[[list[Any]], Any] | None = None  # the user's own way to put samples together
     given: frozenset[str] = frozenset()  # what of threads, chunk and ahead the user has said
     later: Later | None = None  # stages that are left to who takes batches
     line: str = ""  # where the user asked for batches
@@ -95,6 +96,11 @@ def form_of(value: Any) -> Form:
     if isinstance(value, (bool, int, float, complex)):
         return (), np.asarray(value).dtype
     return None
+
+
+def form_of_rows(slot: Any) -> Form:
+    """The form of each row of a batch's leaf."""
+    return (slot.shape[1:], slot.dtype) if isinstance(slot, np.ndarray) and slot.ndim else None
 
 
 def fits_in(slot: np.ndarray[Any, Any], value: Any) -> bool:

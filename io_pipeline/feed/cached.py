@@ -28,7 +28,7 @@ from .content import Untold, told
 from .disk import FORMAT, Disk
 from .draws import Draws
 from .faults import Policy
-from .fields import Fields
+from .fields import Fields, hosted
 from .plain import Undescribed
 from .samples import Samples, digest, made_source, told_source
 from .stage import made_stage, told_stage
@@ -119,7 +119,8 @@ class Cached(Samples):
             sample.values, sample.fields = self.source.read(index)
             assert self.cut is not None
             self._run(sample, 0, self.cut)
-            found = [_frozen(v) for v in sample.values], sample.fields
+            values = hosted(sample.values, sample.fields.kinds)
+            found = [_frozen(v) for v in values], sample.fields
         size = sum(map(_bytes, found[0]))
         with self._lock:
             if self.bytes + size <= self.room and index not in self._kept:

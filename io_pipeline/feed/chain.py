@@ -16,7 +16,7 @@ from ostinato.ops.core.tree import flatten, paths
 
 from .draws import Draws
 from .faults import Policy
-from .fields import BOXES, DATA, IMAGE, Fields, by_name
+from .fields import BOXES, DATA, IMAGE, Fields, by_name, hosted
 from .native import Form, Native, Run
 from .stage import Filter, Map, Rejected, Stage, takes_out
 from .stats import Costs
@@ -69,6 +69,8 @@ class Step:
         self.stage = stage = self.placed.stage
         stage.check(fields)
         self.draw = stage.draw if stage.is_random and not isinstance(stage, Map) else None
+        # what the source, or a function of the user's, has made may be another library's
+        self.hosts = k == 0 or isinstance(chain.stages[k - 1].stage, Map | Filter)
         self.number = self.placed.draw
         self.sized = fields.sized()
         self.seconds = self.placed.policy.timeout if stage.timed else None
@@ -93,6 +95,8 @@ class Step:
 
     def run(self, sample: Sample) -> Step | None:
         """Let a sample through; the next step."""
+        if self.hosts:
+            sample.values = hosted(sample.values, self.fields.kinds)
         values = sample.values
         shape: tuple[int, ...] = ()
         if self.sized is not None:

@@ -179,6 +179,7 @@ class Selected(Samples):
             raise misfit(ArgumentError, "select", got=f"{which!r:.60}", needed=needed)
         self.source, self.which = source, found.astype(np.int64)
         self.fields = source.fields
+        self.labels = None if source.labels is None else np.asarray(source.labels)[self.which]
 
     def as_data(self) -> Any:
         return [told_source(self.source), as_plain(self.which)]

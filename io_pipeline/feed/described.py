@@ -10,14 +10,14 @@ import numpy as np
 from ostinato.ops.core.encode import need
 
 from . import cached, combine, folders, shards, volume_files  # noqa: F401  (sources that are told of)
-from .entries import Bucket, Cut, Entry, OnError, Repeat, Shuffle
+from .entries import Bucket, Cut, Draw, Entry, OnError, Repeat, Shuffle
 from .faults import Policy
 from .pipe import Pipe
 from .plain import Undescribed, as_plain, from_plain
 from .samples import made_source, told_source
 from .stage import Stage, made_stage, told_stage
 
-LINES = {kind.__name__: kind for kind in (Shuffle, Repeat, Cut, Bucket, OnError)}
+LINES = {kind.__name__: kind for kind in (Shuffle, Repeat, Draw, Cut, Bucket, OnError)}
 APART = ("source", "entries", "target", "cursor")  # fields of a pipe that are no settings
 
 
@@ -36,6 +36,8 @@ def _entry(what: Any) -> Any:
     name = type(what).__name__
     if name not in LINES:
         raise Undescribed(f"{name.lower()} is done by the program alone")
+    if isinstance(what, Cut) and what.collate is not None:
+        raise Undescribed("batch(collate=...) is a function, which stays in the program")
     given = {f.name: getattr(what, f.name) for f in fields(what)}
     return [
         name,

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from .faults import Policy
-from .portions import DROP
+from .portions import KEEP
 from .samples import digest
 from .slabs import SAMPLES, Splits
-from .stage import Stage
+from .stage import Stage, in_words
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Cut:
     """Where batches are made."""
 
     size: int
-    tail: str = DROP
+    tail: str = KEEP
     pad: float | None = None
     split: Splits = field(
         default=(SAMPLES,), repr=False
@@ -40,6 +41,11 @@ class Cut:
     halo: tuple[int, ...] = field(
         default=(0,), repr=False
     )  # voxels on both sides of what they share
+    collate: Callable[[list[Any]], Any] | None = field(default=None, repr=False)
+
+    def identity(self) -> str:
+        by = "" if self.collate is None else f" by {in_words(self.collate)}"
+        return f"{self!r}{by}"
 
     @property
     def has_slabs(self) -> bool:
@@ -66,6 +72,21 @@ class Bucket:
         return f"bucket({digest(self.lengths.tobytes().hex())}, {self.window})"
 
 
+@dataclass(frozen=True, eq=False)
+class Draw:
+    """Samples by their weights, or as many of each class."""
+
+    name: str
+    numbers: np.ndarray[Any, Any]
+    count: int
+    replacement: bool
+    seed: int
+
+    def identity(self) -> str:
+        given = f"{self.count}, {self.replacement}, {self.seed}"
+        return f"{self.name}({digest(self.numbers.tobytes().hex())}, {given})"
+
+
 @dataclass(frozen=True)
 class OnError:
     policy: Policy
@@ -75,14 +96,22 @@ class OnError:
 class Entry:
     """One line of a pipe."""
 
-    what: Stage | Shuffle | Repeat | Cut | Bucket | OnError
+    what: Stage | Shuffle | Repeat | Draw | Cut | Bucket | OnError
     line: str
+
+    def uncollated(self) -> Entry:
+        """The same, with batches in which samples have rows."""
+        if isinstance(self.what, Cut):
+            return Entry(dataclasses.replace(self.what, collate=None), self.line)
+        return self
 
     def __str__(self) -> str:
         """As it was written, without what nobody had to say."""
         name = getattr(self.what, "name", "") or _NAMES.get(type(self.what), "bucket")
         if isinstance(self.what, Bucket):
             return f"bucket(window={self.what.window})"
+        if isinstance(self.what, Draw):
+            return f"{name}(count={self.what.count}, replacement={self.what.replacement})"
         if isinstance(self.what, OnError):
             return f"on_error({self.what.policy.do!r})"
         given = [(f, getattr(self.what, f.name)) for f in dataclasses.fields(self.what)]  # type: ignore[arg-type]

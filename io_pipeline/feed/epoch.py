@@ -15,7 +15,7 @@ from ostinato.ops.core.tracebacks import shorten
 from ostinato.errors import CommunicatorError, SampleError, SessionError
 
 from ..tuner.drive import Drive
-from .batches import Batch, Recipe
+from .batches import Batch, Recipe, form_of_rows
 from .entries import Cut
 from .executor import Work
 from .faults import RAISE, Quarantine, Rate
@@ -87,6 +87,11 @@ class Epoch:
         self._works = [work]  # and those that go on behind it, since stages move
         if self._cursor.drive is not None:
             self._cursor.drive.attend(work, weakref.WeakMethod(self._move))
+        self._is_shared = portions.rows(2) != (0, 2) or not (
+            recipe.regroups is None or recipe.regroups.rows(2) == (0, 2)
+        )
+        # of batches, as known before or as the last one that was handed out
+        self._form: Any = work.assembly.form if work.maker.gathers else None
         self._end = weakref.finalize(self, _stop, self._works)
         self._end.atexit = False
         work.begin()
@@ -110,13 +115,15 @@ class Epoch:
     def _next(self) -> Any:
         if self._work.recipe.batched is None:
             return self._next_single()
-        batch = self._batch()
-        portion = batch.portion
-        if portion.end is not None:
-            self._cursor.place = portion.end
-        else:
-            self._cursor.took(portion.number, self._portions.size)
-        return self._value(batch)
+        while True:
+            batch = self._batch()
+            portion = batch.portion
+            if portion.end is not None:
+                self._cursor.place = portion.end
+            else:
+                self._cursor.took(portion.number, self._portions.size)
+            if portion.places or self._is_shared:  # of several workers' parts some may be empty
+                return self._value(batch)
 
     def _next_single(self) -> Any:
         while True:
@@ -183,12 +190,13 @@ class Epoch:
         """A batch as users see it."""
         slots, fields = batch.slots, batch.fields
         if slots is None or fields is None:
-            form = self._work.assembly.form
-            if form is None:
+            if self._form is None:
                 raise SampleError(
-                    "nothing is known of a batch without samples, since no other was made."
+                    "nothing is known of a batch without samples, since none came before it."
                 )
-            fields, slots = form[0], self._work.assembly.arrays(0, form[1])
+            fields, slots = self._form[0], self._work.assembly.arrays(0, self._form[1])
+        elif self._is_shared:
+            self._form = fields, list(map(form_of_rows, slots))
         convert = self._convert
         assert convert is not None
         batch.slots = None

@@ -16,7 +16,7 @@ from .batches import Batch, Failure, Recipe, fits_in
 from .chain import Sample, undecoded
 from .draws import REPLACED
 from .faults import RAISE, REPLACE, TRIES, Fault, Policy
-from .fields import fields_of
+from .fields import fields_of, hosted
 from .native import Room, Run, can
 from .reading import reads
 from .stage import Rejected
@@ -124,7 +124,8 @@ class Maker:
             leaves, errors = [], {}
             for row, index in zip(rows, samples, strict=True):
                 try:
-                    leaves.append(source.read(index)[0])
+                    read, fields = source.read(index)
+                    leaves.append(hosted(read, fields.kinds))
                 except Exception as error:
                     errors[row] = error
             if errors:
@@ -181,10 +182,10 @@ class Maker:
                     sample.values, sample.fields = recipe.source.read(index)
                 if costs is not None:
                     costs.end(0, sample.values)
-                if not self.is_native_known:
-                    self.first = list(sample.values)
-                recipe.chain.run(sample, costs)
                 assert sample.fields is not None
+                if not self.is_native_known:
+                    self.first = list(hosted(sample.values, sample.fields.kinds))
+                recipe.chain.run(sample, costs)
                 self.assembly.put(batch, row, sample.values, sample.fields, sample.out)
                 return
             except Rejected:

@@ -6,7 +6,7 @@ what lands at n or beyond is sent through it again until it does not (Black and 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -138,6 +138,70 @@ class Order:
         while (outside := np.flatnonzero(found >= self.n)).size:
             found[outside] = permuted(found[outside])
         return found
+
+
+@dataclass(frozen=True, eq=False)
+class Weighted(Order):
+    """Samples drawn one after another with chances as their weights say: of all at each place, or of those
+    that were not drawn yet (Efraimidis and Spirakis, 2006: whose clock rings first)."""
+
+    weights: np.ndarray[Any, Any] = field(kw_only=True)
+    replacement: bool = field(kw_only=True)
+    _tables: dict[int, Any] = field(default_factory=dict, init=False)
+
+    def _one(self, epoch: int, turn: int, places: Places) -> Places:
+        key = keyed(self.seed or 0, epoch, turn, 4)
+        if not self.replacement:
+            return self._table(key)[places]
+        ends = np.cumsum(self.weights)
+        found = np.searchsorted(ends, _uniform(key, places) * ends[-1], "right")
+        last = np.flatnonzero(self.weights)[-1]  # what rounding up leads behind
+        return np.minimum(found, last).astype(np.int64)
+
+    def _table(self, key: int) -> Places:
+        """The samples of an epoch's pass, the last of which stays here."""
+        if key not in self._tables:
+            self._tables.clear()
+            self._tables[key] = self._drawn(key)
+        found: Places = self._tables[key]
+        return found
+
+    def _drawn(self, key: int) -> Places:
+        (there,) = np.nonzero(self.weights)
+        clocks = -_log(_uniform(key, there)) / self.weights[there]
+        return there[np.argsort(clocks, kind="stable")[: self.n]]
+
+
+@dataclass(frozen=True, eq=False)
+class Balanced(Weighted):
+    """As many samples of each class, each at most once, shuffled. weights: numbers of classes."""
+
+    def _drawn(self, key: int) -> Places:
+        samples = np.arange(len(self.weights), dtype=np.int64)
+        shuffled = np.lexsort((_uniform(key, samples), self.weights))  # within each class
+        sizes = np.bincount(self.weights)
+        first = np.cumsum(sizes) - sizes
+        turns, classes = np.divmod(np.arange(self.n), len(sizes))
+        found: Places = shuffled[first[classes] + turns]
+        return found[_bijection(self.n, keyed(key, 1))(np.arange(self.n))]
+
+
+def _uniform(key: int, places: Places) -> np.ndarray[Any, Any]:
+    """Numbers in (0, 1), each of its place."""
+    bits = _mixed(places.astype(np.uint64) ^ np.uint64(mix(key)))
+    return ((bits >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
+
+
+def _log(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The logarithm to some 1e-14, of sums and products alone: libraries differ in the last bit from
+    machine to machine, and orders must not."""
+    part, power = np.frexp(x)
+    t = (part - 0.75) / (part + 0.75)
+    square = t * t
+    series = np.zeros_like(t)
+    for k in range(19, 0, -2):
+        series = series * square + 1.0 / k
+    return 2.0 * t * series + (power * 0.6931471805599453 - 0.2876820724517809)
 
 
 class Buckets:

@@ -26,12 +26,12 @@ from .cached import AUTO, END, WHERE, Cached
 from .chain import Chain, Placed
 from .combine import Selected
 from .disk import room_for
-from .entries import Bucket, Cut, Entry, OnError, Repeat, Shuffle
+from .entries import Bucket, Cut, Draw, Entry, OnError, Repeat, Shuffle
 from .epoch import Cursor, Epoch
 from .faults import POLICIES, RAISE, Fault, Policy, Quarantine
 from .fields import MASK, VOLUME, Fields
 from .later import Later, can_move
-from .order import Buckets, Order
+from .order import Balanced, Buckets, Order, Weighted
 from .plain import Undescribed
 from .portions import DROP, KEEP, PAD, TAILS, Portions, Rows, StreamPortions, rows_of
 from .processes import InProcesses, Unfit, needed_by
@@ -88,6 +88,77 @@ class Pipe:
             )
         return self._then(Shuffle(seed, block, window))
 
+    def weigh(
+        self, weights: Any, count: int | None = None, *, replacement: bool = True, seed: int = 0
+    ) -> Pipe:
+        """An epoch of `count` samples that are drawn with chances as their weights say, instead of a
+        shuffle: each time of all, or without replacement of those that were not drawn yet, so heavy ones
+        come sooner. weights: a number for each sample of the source. The seed is that of all that is
+        random in the pipe.
+
+        >>> pipe = ost.io.samples(range(3)).weigh([0.0, 1.0, 1.0], replacement=False).batch(3)
+        >>> [sorted(x.tolist()) for x in pipe]
+        [[1, 2]]
+        """
+        size = self._count("weigh")
+        found = np.asarray(weights)
+        good = found.shape == (size,) and found.dtype.kind in "iufb"
+        found = found.astype(np.float64) if good else np.zeros(0)
+        if not (np.isfinite(found).all() and (found >= 0).all() and found.any()):
+            got = f"weights={weights!r:.60}"
+            needed = f"{size} numbers of 0 or more, not all of them 0"
+            raise misfit(ArgumentError, "weigh", got=got, needed=needed)
+        most = None if replacement else np.count_nonzero(found)
+        return self._draw("weigh", found, count, size if replacement else most, most, seed)
+
+    def balance(
+        self,
+        labels: Any = None,
+        count: int | None = None,
+        *,
+        replacement: bool = True,
+        seed: int = 0,
+    ) -> Pipe:
+        """An epoch in which all classes are equally likely, instead of a shuffle; without replacement
+        exactly equally many of each, as often as the smallest class has samples, others in each epoch.
+        labels: a class for each sample of the source, unless that knows them, as
+        ost.io.images(labels="folder") does.
+
+        >>> pipe = ost.io.samples(range(6)).balance([0, 0, 0, 0, 1, 1], replacement=False).batch(4)
+        >>> [sum(x.tolist()[k] > 3 for k in range(4)) for x in pipe]
+        [2]
+        """
+        size = self._count("balance")
+        found = np.asarray(self.source.labels if labels is None else labels)
+        if found.shape != (size,) or found.dtype.kind not in "biuUS" or not size:
+            got = "no labels" if found.ndim == 0 else f"labels of shape {list(found.shape)}"
+            needed = f"a class for each of {size} samples"
+            raise misfit(ArgumentError, "balance", got=got, needed=needed)
+        _, classes, sizes = np.unique(found, return_inverse=True, return_counts=True)
+        if replacement:
+            return self._draw("balance", 1.0 / sizes[classes], count, size, None, seed)
+        most = int(sizes.min()) * len(sizes)
+        return self._draw("balance", classes, count, most, most, seed)
+
+    def _draw(
+        self, name: str, numbers: Any, count: int | None, usual: Any, most: Any, seed: int
+    ) -> Pipe:
+        """most: samples that there are without replacement."""
+        _whole(name, "seed", seed, None)
+        count = int(usual) if count is None else count
+        _whole(name, "count", count, 1)
+        if most is not None and count > most:
+            needed = f"at most {most} without replacement"
+            raise misfit(ArgumentError, name, got=f"count={count}", needed=needed)
+        return self._then(Draw(name, numbers, int(count), most is None, seed))
+
+    def _count(self, who: str) -> int:
+        """How many samples the source has."""
+        if isinstance(self.source, Stream):
+            needed, do = "a source whose samples have numbers", "use ost.io.samples"
+            raise misfit(ArgumentError, who, got="a stream", needed=needed, do=do)
+        return len(self.source)
+
     def repeat(self, passes: int) -> Pipe:
         """All samples so many times in an epoch, shuffled anew each time."""
         _whole("repeat", "passes", passes, 1)
@@ -139,24 +210,35 @@ class Pipe:
         self,
         size: int,
         *,
-        tail: str = DROP,
+        drop_last: bool = False,
+        tail: str = KEEP,
         pad: float | None = None,
+        collate: Callable[[list[Any]], Any] | None = None,
         split: str | Sequence[str] = SAMPLES,
         halo: int | Sequence[int] = 0,
     ) -> Pipe:
         """So many samples in one array each; of several workers, together. What is left at an
-        epoch's end is dropped, kept as a smaller batch, or padded with the epoch's first samples
-        (tail="drop", "keep", "pad").
+        epoch's end is a smaller batch, for which compiled functions are planned once more; it is left
+        out with drop_last=True (or tail="drop"), and filled up with the epoch's first samples with
+        tail="pad".
 
+        collate: a function that is given the samples of a batch as a list, as the source and the stages
+        have made them, and puts them together: collate functions of PyTorch's loaders are such ones.
         pad: a number that arrays are filled up with, where those of a batch have other extents. split:
         what workers share: "samples", or "depth", "height" or "width" of volumes, of which each
         reads and makes only its slab; or one of these for each axis of their mesh. halo: so many voxels
         on both sides of its slab each reads as well, so that stencils and convolutions need no messages;
         or a number for each of several splits."""
         _whole("batch", "size", size, 1)
-        if tail not in TAILS:
+        if tail not in TAILS or (drop_last and tail == PAD):
             needed = " or ".join(map(repr, TAILS))
-            raise misfit(ArgumentError, "batch", got=f"tail={tail!r}", needed=needed)
+            got = f"tail={tail!r}" + (", drop_last=True" if drop_last else "")
+            raise misfit(ArgumentError, "batch", got=got, needed=needed)
+        if collate is not None and not (callable(collate) and pad is None and split == SAMPLES):
+            got = f"collate={collate!r:.60}" + (
+                " beside pad= or split=" if callable(collate) else ""
+            )
+            raise misfit(ArgumentError, "batch", got=got, needed="a function, without these")
         if any(isinstance(e.what, Cut) for e in self.entries):
             raise misfit(ArgumentError, "batch", got="a second one", needed="one in a pipe")
         splits = (split,) if isinstance(split, str) else tuple(split)
@@ -173,7 +255,8 @@ class Pipe:
             raise misfit(
                 ArgumentError, "batch", got=f"halo={halo!r}, split={split!r}", needed=needed
             )
-        cut = Cut(size, tail, None if pad is None else float(pad), splits, halos)
+        tail = DROP if drop_last else tail
+        cut = Cut(size, tail, None if pad is None else float(pad), splits, halos, collate)
         if cut.has_slabs:
             self._check_slabs(cut)
         return self._then(cut)
@@ -355,8 +438,9 @@ class Pipe:
         stages = [e.what for e in self.entries if isinstance(e.what, Stage)]
         known = self._fields()
         count = 0
-        if self._cut().has_slabs:
+        if self._cut().has_slabs or self._cut().collate is not None:
             got = "parts of samples, which workers share"
+            got = got if self._cut().has_slabs else "batches that a function has put together"
             raise misfit(ArgumentError, "on_device", got=got, needed="whole samples")
         while count < len(stages) and can_move(stages[-1 - count], known):
             count += 1
@@ -424,8 +508,15 @@ class Pipe:
             known = self._fields()
             if known is not None:
                 what.check(known)
-        elif behind and isinstance(what, Shuffle | Repeat | Bucket):
-            name = type(what).__name__.lower()
+        elif isinstance(what, Shuffle | Draw) and any(
+            isinstance(e.what, Draw) or (isinstance(what, Draw) and isinstance(e.what, Shuffle))
+            for e in self.entries
+        ):
+            name = getattr(what, "name", "shuffle")
+            needed = "one of shuffle, weigh and balance"
+            raise misfit(ArgumentError, name, got="a second order", needed=needed)
+        elif behind and isinstance(what, Shuffle | Draw | Repeat | Bucket):
+            name = getattr(what, "name", type(what).__name__.lower())
             got = "batches"
             raise misfit(
                 ArgumentError, name, got=got, needed="samples", do="write it before `batch`"
@@ -570,7 +661,7 @@ class Pipe:
 
     def _recipe(self, place: int = 0) -> tuple[Recipe, Cut, Order | Buckets]:
         """What makes batches. place: 1 if stages that may move are to be left to who takes batches."""
-        seed, passes, shuffled, cut, bucket = 0, 1, None, None, None
+        seed, passes, shuffled, drawn, cut, bucket = 0, 1, None, None, None, None
         before: list[Entry] = []
         behind: list[Entry] = []
         policies: dict[int, Policy] = {}  # of the source (-1) and of stages, by their places
@@ -579,6 +670,8 @@ class Pipe:
             what = entry.what
             if isinstance(what, Shuffle):
                 shuffled, seed = what, what.seed
+            elif isinstance(what, Draw):
+                drawn, seed = what, what.seed
             elif isinstance(what, Repeat):
                 passes *= what.passes
             elif isinstance(what, Cut):
@@ -618,6 +711,10 @@ class Pipe:
             passes,
             *((shuffled.block, shuffled.window) if shuffled is not None else ()),
         )
+        if drawn is not None:
+            kind = Weighted if drawn.numbers.dtype.kind == "f" else Balanced
+            numbers, again = drawn.numbers, drawn.replacement
+            order = kind(drawn.count, seed, passes, weights=numbers, replacement=again)
         if bucket is not None and cut is not None:
             assert isinstance(order, Order)
             order = Buckets(order, bucket.lengths, cut.size, bucket.window)
@@ -632,6 +729,7 @@ class Pipe:
             self.chunk,
             self.ahead,
             cut.pad if cut is not None else None,
+            cut.collate if cut is not None else None,
             self.given,
             later if later.stages else None,
             next((e.line for e in self.entries if isinstance(e.what, Cut)), ""),
@@ -651,6 +749,7 @@ class Pipe:
             got = "a stream"
             raise misfit(ArgumentError, "preview", got=got, needed="a source with a length")
         own = replace(self, target="numpy", tune=False, order=STRICT, cursor=Cursor())
+        own = replace(own, entries=tuple(map(Entry.uncollated, self.entries)))
         pairs: list[tuple[preview.Picture, preview.Picture]] = []
         with own.epoch(epoch) as batches:
             recipe, size = batches._work.recipe, batches._portions.size
@@ -684,7 +783,7 @@ class Pipe:
     def identity(self) -> str:
         """A digest of all that decides what the epochs hold."""
         told = [
-            e.what.identity() if isinstance(e.what, Stage | Bucket) else repr(e.what)
+            e.what.identity() if isinstance(e.what, Stage | Bucket | Draw | Cut) else repr(e.what)
             for e in self.entries
         ]
         if self.cursor.source is None:

@@ -37,6 +37,7 @@ class Samples:
     """A source of samples. It is plain data, or says where it is not."""
 
     fields: Fields | None = None  # None: known once a sample was read
+    labels: Any = None  # the class of each sample, where these are known before it is read
 
     def __init_subclass__(cls) -> None:
         SOURCES[cls.__name__] = cls
@@ -174,6 +175,8 @@ class Arrays(Samples):
         check_kinds("arrays", kinds, len(leaves))
         self.fields = Fields(tuple(kinds), structure)
         self.count = lengths[0]
+        known = [self.sources[k] for k in self.fields.of_kind(LABEL)]
+        self.labels = next((x for x in known if isinstance(x, np.ndarray) and x.ndim == 1), None)
 
     def as_data(self) -> Any:
         """Arrays in files are read by who needs them; small ones in memory, such as labels, are told of."""

@@ -6,7 +6,12 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from typing import Any
+import sys
+from typing import Any, cast
+
+import numpy as np
+
+from .spec import bfloat16
 
 # Before the dtype come data (8 bytes), device (2 x 4), ndim (4); and, in a capsule with a version, version
 # (2 x 4), context, deleter and flags (8 each).
@@ -47,3 +52,22 @@ def lies_on_gpu(x: Any) -> bool:
         except Exception:  # it is not in one place, or not in memory
             return False
     return hasattr(type(x), "__cuda_array_interface__")
+
+
+def in_memory(x: Any, dtype: Any = None) -> np.ndarray[Any, Any]:
+    """NumPy's array of another library's, in its memory where that can be; or of numbers."""
+    if any(kind.__module__ == "torch" for kind in type(x).__mro__) and hasattr(x, "detach"):
+        return _of_torch(x) if dtype is None else _of_torch(x).astype(dtype, copy=False)
+    if hasattr(x, "__array__") or not hasattr(x, "__dlpack__"):
+        return np.asarray(x, dtype)
+    found = np.from_dlpack(x)
+    return found if dtype is None else found.astype(dtype, copy=False)
+
+
+def _of_torch(tensor: Any) -> np.ndarray[Any, Any]:
+    """The values of a tensor, without the graph of its gradients; bfloat16, too, which NumPy has not."""
+    tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
+    if str(tensor.dtype) != "torch.bfloat16":
+        return cast(np.ndarray[Any, Any], tensor.numpy())
+    bits = tensor.view(sys.modules["torch"].int16).numpy()
+    return cast(np.ndarray[Any, Any], bits.view(bfloat16))

@@ -202,9 +202,9 @@ def _padded(value: Any, extents: Shape, pad: float | None) -> Any:
 
 def _together(number: int, told: Sequence[Any], pads: bool) -> dict[str, Any]:
     """What a batch is, of what all have of it."""
+    if not any(t["rows"] for t in told):  # which nobody is given
+        return {"rows": [0] * len(told), "forms": [], "fields": None, "lists": []}
     have = [(rank, t) for rank, t in enumerate(told) if t["fields"] is not None]
-    if not have:
-        raise SampleError(f"batch {number}: nothing is known of it, since no sample was made.")
     first, one = have[0]
     forms = one["forms"]
     need(len(forms) <= MOST_LEAVES, f"samples of {len(forms)} values")

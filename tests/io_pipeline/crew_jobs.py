@@ -384,6 +384,8 @@ def damaged() -> None:
         right.append(same([*pipe.epoch(1)], wanted))
         named = [[(f.place, f.name, f.stage) for f in p.faults()] for p in (pipe, local)]
         faults.append(named[0] == named[1] != [])
+    single = plain.decode().on_error("skip").resize((16, 16)).batch(1)  # no batch without a sample
+    right.append(same([*single.epoch(1)], [*single.to("numpy").epoch(1)]))
     say(error=str(error), line=getattr(error, "line", ""), total=total, right=right, faults=faults)
 
 

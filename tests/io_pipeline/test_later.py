@@ -97,7 +97,7 @@ def test_samples_that_are_left_out() -> None:
 @pytest.mark.parametrize("workers", [1, 2])
 def test_within_the_plan_of_a_step(workers: int) -> None:
     """uint8 is what the plan is given, and there is no other plan."""
-    pipe = images().random_flip().normalize(MEAN, STD).batch(BATCH)
+    pipe = images().random_flip().normalize(MEAN, STD).batch(BATCH, drop_last=True)
     with ost.connect(workers=workers) as session:
         wanted = [np.asarray(x) for x, _ in pipe.epoch(0)]
 
@@ -122,7 +122,7 @@ def test_within_the_plan_of_a_step(workers: int) -> None:
 
 def test_a_step_that_is_given_its_batch() -> None:
     """What is given away is made before, since its memory is to be used again."""
-    pipe = images().normalize(MEAN, STD).batch(BATCH)
+    pipe = images().normalize(MEAN, STD).batch(BATCH, drop_last=True)
 
     @ost.compile(donate="x")
     def step(x: Any) -> Any:
@@ -135,7 +135,7 @@ def test_a_step_that_is_given_its_batch() -> None:
 
 
 def test_a_batch_is_an_array_like_any_other() -> None:
-    pipe = images().random_flip().normalize(MEAN, STD).batch(BATCH)
+    pipe = images().random_flip().normalize(MEAN, STD).batch(BATCH, drop_last=True)
     wanted = [np.asarray(x) for x, _ in pipe.epoch(0)]
 
     @ost.compile
@@ -162,7 +162,7 @@ def test_a_changed_stage_is_another_plan() -> None:
         return x + 0
 
     for mean in (0.25, 0.5, 0.25):
-        pipe = images().normalize(mean, STD).batch(BATCH)
+        pipe = images().normalize(mean, STD).batch(BATCH, drop_last=True)
         (x, _), *_ = pipe.on_device().epoch(0)
         (was, _), *_ = pipe.epoch(0)
         assert np.asarray(step(x)).tobytes() == np.asarray(was).tobytes()
@@ -171,7 +171,7 @@ def test_a_changed_stage_is_another_plan() -> None:
 
 
 def test_places_may_change_from_run_to_run() -> None:
-    pipe = images().random_flip().normalize(MEAN, STD).batch(BATCH)
+    pipe = images().random_flip().normalize(MEAN, STD).batch(BATCH, drop_last=True)
     there = pipe.on_device("normalize")
     assert pipe.identity() == there.identity()
     batches = iter(pipe)
@@ -394,7 +394,7 @@ def test_filtered_samples_are_drawn_for() -> None:
 @pytest.mark.parametrize("device", ["fake", KERNELS])
 def test_what_crosses_to_a_device(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bytes of uint8, and what was drawn; once, whoever takes them."""
-    pipe = images().random_flip().center_crop(10).normalize(MEAN, STD).batch(BATCH)
+    pipe = images().random_flip().center_crop(10).normalize(MEAN, STD).batch(BATCH, drop_last=True)
     wanted = [np.asarray(x) for x, _ in pipe.to("numpy").epoch(0)]
     crossed: list[int] = []
     memory = DEVICES[device]

@@ -372,10 +372,10 @@ def test_a_pipe_says_what_it_is() -> None:
     assert repr(ost.io.arrays(np.arange(5))) == "<Pipe: 5 samples of label: no stages>"
     assert repr(ost.io.stream([1]).on_error("skip")) == "<Pipe: a stream: on_error('skip')>"
     made = ost.io.arrays(np.zeros((1200, 4, 4, 3), "u1"), kinds=["image"]).random_flip(0.25)
-    made = made.map(np.negative).shuffle(seed=3).bucket(np.ones(1200)).batch(4, tail="keep")
+    made = made.map(np.negative).shuffle(seed=3).bucket(np.ones(1200)).batch(4, drop_last=True)
     assert repr(made) == (
         "<Pipe: 1,200 samples of image: random_flip(p=0.25), map(function=negative), "
-        "shuffle(seed=3), bucket(window=50), batch(size=4, tail='keep')>"
+        "shuffle(seed=3), bucket(window=50), batch(size=4, tail='drop')>"
     )
     with made.epoch(2) as epoch:
         next(epoch)
