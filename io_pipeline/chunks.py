@@ -28,18 +28,17 @@ from ostinato.errors import DataFileError
 from . import inflating
 from .inflate import can, inflated
 from .source import (
-    Index,
     Kept,
     Source,
     chunk_box,
     chunks_in,
-    each_of,
     filler,
     opened,
     read_box,
     trouble,
     version,
 )
+from .threads import Index, each_of
 
 HEADER = "zarr.json"
 OLD_HEADER = ".zarray"  # of version 2

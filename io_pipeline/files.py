@@ -36,16 +36,14 @@ from .chunks import LONGEST_HEAD, SPARE, ChunkSource, arrays, plain
 from .inflate import inflated, unshuffled
 from .members import Member
 from .merging import RUNS, RowsOfRuns, SortedRuns
+from .remote import IN_FLIGHT, Address, absolute, is_remote, located, open_file, tried
 from .source import (
     PARSING,
     Get,
-    Index,
     Kept,
     Source,
     chunk_box,
     chunks_in,
-    each_of,
-    fill,
     filler,
     read_box,
     regular,
@@ -55,6 +53,7 @@ from .source import (
 )
 from .tables import SUFFIXES as TABLES
 from .tables import TableSource
+from .threads import Index, each_of
 
 SUFFIXES = (".npy", ".h5", ".hdf5", ".zarr")  # of what is read and written
 ONLY_READ = (".npz", *TABLES)
@@ -77,14 +76,12 @@ class NpySource(Source):
     stored: np.dtype[Any]  # in the file's byte order
     begin = 0  # of what `get` reads: the header, then the numbers
     get: Get
+    fill: Get  # what reads bytes of the file itself
 
     def __init__(self, path: str, dataset: str | None = None) -> None:
-        self.path = os.path.abspath(path)
+        self.path, self.is_far = absolute(path), is_remote(path)
         try:
-            regular(self.path)
-            self.handle = os.open(self.path, os.O_RDONLY)
-            weakref.finalize(self, os.close, self.handle)
-            self.state = self._state()
+            self._open()
             self.end = self._find(dataset)
             self._header()
         except OSError as error:
@@ -94,12 +91,24 @@ class NpySource(Source):
         there, needed = self.end, self.begin + math.prod(self.shape) * self.dtype.itemsize
         if there < needed:
             raise self.trouble(f"{there} bytes", f"{needed}, as its header says", "it is cut off")
+
+    def _open(self) -> None:
+        """What reads the file's bytes."""
+        if self.is_far:
+            address = Address(self.path)
+            self.handle, self.state, self.fill = -1, (address.size, 0), address.fill
+            return
+        regular(self.path)
+        self.handle = os.open(self.path, os.O_RDONLY)
+        weakref.finalize(self, os.close, self.handle)
+        self.state = self._state()
+        self.fill = filler(self.handle, self.state[0])
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(self.handle, 0, 0, os.POSIX_FADV_SEQUENTIAL)
 
     def _find(self, dataset: str | None) -> int:
         """What reads bytes; and where they end."""
-        self.get = filler(self.handle, self.state[0])
+        self.get = self.fill
         return self.state[0]
 
     def _header(self) -> None:
@@ -123,6 +132,8 @@ class NpySource(Source):
         self.check_size()
 
     def _state(self) -> tuple[int, int]:
+        if self.is_far:
+            return self.state
         found = os.fstat(self.handle)
         return found.st_size, found.st_mtime_ns
 
@@ -139,11 +150,25 @@ class NpySource(Source):
             out.byteswap(inplace=True)
 
     def _fill(self, out: np.ndarray[Any, Any], box: Box, shape: Shape) -> None:
-        end = read_box(self.get, out, box, shape, self.begin)
-        if end is not None:
-            raise self.trouble(
-                f"its end behind byte {end}", "the rest of the array", "it was cut off meanwhile"
-            )
+        def rows(index: Index) -> None:
+            first = box[0][0] + index[0] if box else 0
+            part, here = (out[index[0] : index[0] + each], box) if box else (out, box)
+            here = ((first, first + len(part)), *box[1:]) if box else box
+            end = read_box(self.get, part, here, shape, self.begin)
+            if end is not None:
+                raise self.trouble(
+                    f"its end behind byte {end}",
+                    "the rest of the array",
+                    "it was cut off meanwhile",
+                )
+
+        apart = self.is_far and box[1:] != tuple(
+            (0, n) for n in shape[1:]
+        )  # a request for each row
+        count = len(out) if box else 1
+        each = -(-count // IN_FLIGHT) if apart else max(count, 1)
+        starts = ((k,) for k in range(0, count, each))
+        each_of(rows, starts, 0, threads=IN_FLIGHT if apart else 0)
 
 
 # -- npz -----------------------------------------------------------------------------------
@@ -151,7 +176,7 @@ def members_of(path: str) -> dict[str, zipfile.ZipInfo]:
     """The arrays in an npz file, by their names."""
     try:
         regular(path)
-        with zipfile.ZipFile(path) as archive:
+        with open_file(path) as file, zipfile.ZipFile(file) as archive:
             found = [m for m in archive.infolist() if m.filename.endswith(".npy")]
     except Exception as error:  # of a parser that meets anything
         raise trouble(path, short(error), "a file that np.savez wrote") from None
@@ -167,14 +192,14 @@ class NpzSource(NpySource):
         self.dataset = chosen(self.path, sorted(members), dataset)
         member = members[self.dataset]
         head = np.zeros(LOCAL.size, np.uint8)
-        fill(self.handle, head, member.header_offset)
+        self.fill(head, member.header_offset)
         magic, *_, name, extra = LOCAL.unpack(head.tobytes())
         if magic != MEMBER or member.flag_bits & ENCRYPTED:
             raise self.trouble(f"a member {self.dataset!r:.60} that is damaged", "it as it was")
         begin = member.header_offset + LOCAL.size + name + extra
         self.bytes = member.compress_size
         if member.compress_type == zipfile.ZIP_STORED:
-            self.get, self.begin = partial(fill, self.handle), begin
+            self.get, self.begin = self.fill, begin
             return min(begin + member.file_size, self.state[0])
         if member.compress_type != zipfile.ZIP_DEFLATED:
             raise self.trouble(f"compression {member.compress_type}", "deflate, as np.savez has it")
@@ -189,7 +214,7 @@ class NpzSource(NpySource):
 # -- HDF5 ----------------------------------------------------------------------------------
 class Hdf5Source(Source):
     def __init__(self, path: str, dataset: str | None) -> None:
-        self.path = os.path.abspath(path)
+        self.path = absolute(path)
         try:
             import h5py
         except ImportError:
@@ -199,7 +224,7 @@ class Hdf5Source(Source):
         names: list[str] = []
         try:
             regular(self.path)
-            self.file = h5py.File(self.path, "r")
+            self.file = h5py.File(open_file(path) if is_remote(path) else self.path, "r")
             self.file.visititems(  # which follows no links
                 lambda name, item: names.append(name) if isinstance(item, h5py.Dataset) else None
             )
@@ -372,20 +397,23 @@ def chosen(path: str, names: list[str], dataset: str | None) -> str:
 # -- Zarr ----------------------------------------------------------------------------------
 class ZarrSource(Source):
     def __init__(self, path: str, dataset: str | None) -> None:
-        self.path = os.path.abspath(path)
+        self.path = absolute(path)
         try:
             import zarr
         except ImportError:
             raise self.trouble(
                 "no zarr to read it with", "zarr", "install it: pip install zarr"
             ) from None
-        if not os.path.isdir(self.path):
+        if is_remote(path):
+            located(path)
+        elif not os.path.isdir(self.path):
             raise self.trouble("no folder of that name", "a Zarr store")
-        self._look_inside()
+        else:
+            self._look_inside()
         try:
             with warnings.catch_warnings():  # which it has for what it does not know
                 warnings.simplefilter("ignore")
-                found: Any = zarr.open(self.path, mode="r")
+                found: Any = tried(partial(zarr.open, self.path, mode="r"))
                 if not hasattr(found, "dtype"):
                     names = [name for name, item in found.members(None) if hasattr(item, "dtype")]
                     self.dataset = chosen(self.path, sorted(names), dataset)
@@ -422,8 +450,8 @@ class ZarrSource(Source):
                             f"{entry.name} of {size} bytes", f"{LONGEST_HEAD} at most"
                         )
 
-    def stored_bytes(self) -> int:
-        return self.bytes
+    def stored_bytes(self) -> int | None:
+        return None if is_remote(self.path) else self.bytes
 
     def read(self, out: np.ndarray[Any, Any], box: Box) -> None:
         if not out.size:
@@ -435,7 +463,7 @@ class ZarrSource(Source):
                 f"a read of {many} chunks", f"at most {MOST_CHUNKS}", "read parts of it"
             )
         try:
-            out[...] = self.data[tuple(slice(lo, hi) for lo, hi in box)]
+            out[...] = tried(self.data.__getitem__, tuple(slice(lo, hi) for lo, hi in box))
         except Exception as error:  # of a store that lost a chunk, or holds a damaged one
             raise self.trouble(
                 f"{type(error).__name__}: {error}", "a store that is whole"
@@ -446,7 +474,7 @@ class ZarrSource(Source):
 def open_source(path: str | os.PathLike[str], dataset: str | Sequence[str] | None = None) -> Source:
     """The array in a file, found by the file's suffix."""
     name = os.fspath(path)
-    suffix = Path(name).suffix.lower()
+    suffix = Path(name.partition("?")[0] if is_remote(name) else name).suffix.lower()
     if suffix not in (*SUFFIXES, *ONLY_READ):
         needed = " or ".join((*SUFFIXES, *ONLY_READ))
         raise DataFileError.because(f"file {name}", got=f"suffix {suffix!r}", needed=needed)
@@ -463,6 +491,8 @@ def open_source(path: str | os.PathLike[str], dataset: str | Sequence[str] | Non
         return Hdf5Source(name, dataset)
     if suffix == ".npy":
         return NpySource(name)
+    if is_remote(name):
+        return ZarrSource(name, dataset)
     found = plain(name, dataset)
     if found is None and dataset is None and (names := arrays(name)):
         found = plain(name, chosen(name, names, None))

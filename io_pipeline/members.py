@@ -15,12 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .source import fill
-
 if TYPE_CHECKING:
     from zipfile import ZipInfo
 
-    from .source import Source
+    from .source import Get, Source
 
 TAKEN = 1 << 16  # bytes of a file at a time
 SKIPPED = 1 << 20  # bytes that are inflated at a time where nobody wants them
@@ -45,7 +43,7 @@ class Member:
     """The bytes of one, from a byte of a file on."""
 
     def __init__(self, source: Source, begin: int, about: ZipInfo) -> None:
-        self.handle: int = source.handle  # type: ignore[attr-defined]
+        self.read: Get = source.fill  # type: ignore[attr-defined]
         self.trouble, self.begin, self.about = source.trouble, begin, about
         self.lock = threading.Lock()
         self.apart = max(APART, -(-about.file_size // POINTS))
@@ -87,7 +85,7 @@ class Member:
                 data = state.inflater.unconsumed_tail
                 if not data and state.taken < size:
                     taken = np.empty(min(TAKEN, size - state.taken), np.uint8)
-                    if not fill(self.handle, taken, self.begin + state.taken):
+                    if not self.read(taken, self.begin + state.taken):
                         raise ValueError("which is cut off")
                     state.taken += len(taken)
                     data = taken.tobytes()

@@ -39,7 +39,7 @@ from ostinato.errors import DataFileError
 from . import chunks as zarr
 from .direct import LARGE, PAGE, Bytes, Writing
 from .files import SUFFIXES, chosen
-from .source import chunk_box, chunks_in, runs, trouble, version
+from .source import chunk_box, chunks_in, here, runs, trouble, version
 
 LEADS = 10  # bytes of a .npy file before its header: magic, version, the header's length
 LONG = 1 << 16  # bytes of a stretch from which on writing it costs no more than copying it
@@ -155,6 +155,7 @@ def open_sink(
     chunks: Shape,
 ) -> Sink:
     """A sink of the kind that the file's suffix says."""
+    here(path)
     suffix = Path(path).suffix.lower()
     name = os.fspath(path)
     if suffix not in SUFFIXES:

@@ -7,7 +7,6 @@ fewer bytes than the system reads anyway (`CLOSE`), or which lie in one chunk of
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import itertools
 import math
@@ -21,11 +20,13 @@ from functools import cache, partial
 from typing import Any
 
 import numpy as np
-from ostinato.ops.core.helpers import begin_to_help
 from ostinato.ops.core.layout import Box, Shape
 from ostinato.ops.core.spec import DTYPES, MOST_AXES, misshapen
 
 from ostinato.errors import DataFileError
+
+from .remote import IN_FLIGHT, Address, absolute, is_remote
+from .threads import Index, each_of
 
 LONGEST = 1 << 30  # bytes of one read or write
 PASSING = 1 << 20  # bytes of one read that leaves nothing in the system's cache,
@@ -42,9 +43,6 @@ LARGEST_BOX = (
     1 << 18
 )  # bytes of a box that is read beside what is wanted, about; more if chunks are larger
 KEPT = 8 << 20  # bytes of chunks that stay for who reads another part of them
-LARGE = 1 << 22  # bytes for which it is worth to start threads,
-SHARE = 4  # chunks that one of them takes at a time
-FEWEST_THREADS, MOST_THREADS = 4, 16  # as many as there are processors
 ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # of an object, as Python's own words have it
 FEW = 64  # reads that are not worth looking for fewer
 LITTLE = 1 << 20  # bytes that are always there to note places in
@@ -54,7 +52,6 @@ SORTED = 20  # and where they are put in order only
 PARSING = threading.Lock()  # Python 3.11 fails where threads take turns in its parser of literals
 
 Places = np.ndarray[Any, np.dtype[np.int64]]
-Index = tuple[int, ...]
 Get = Callable[[np.ndarray[Any, Any], int], bool]  # reads what begins at a byte; False at the end
 Rows = tuple[Hashable, int, int]  # a key, and the first and the last number but one
 Run = tuple[int, int, Places, Places]  # a range; where in it places are, and where they go
@@ -78,6 +75,7 @@ class Source:
     inflates = False  # whether chunks are more work than copying what is wanted of them
     in_turn = False  # whether it is made in order, so that threads side by side only wait
     once = False  # and can be read only once
+    is_far = False  # whether reads wait for answers, so that many of them are made at a time
     by_columns = False  # whether the first axis is the one whose neighbours are next to each other
 
     def read(self, out: np.ndarray[Any, Any], box: Box) -> None:
@@ -206,6 +204,8 @@ def opened(path: str, most: int | None = None) -> bytes:
 
 def regular(path: str) -> None:
     """Raises an OSError unless this is a file: opening a pipe would wait for who writes to it."""
+    if is_remote(path):  # of which whoever opens it says so
+        return
     found = os.stat(path).st_mode
     if not stat.S_ISREG(found):
         kind = errno.EISDIR if stat.S_ISDIR(found) else errno.EINVAL
@@ -214,8 +214,16 @@ def regular(path: str) -> None:
         )
 
 
+def here(path: str | os.PathLike[str]) -> None:
+    """Refuse to write behind an address."""
+    if is_remote(path):
+        got, needed = "an address, behind which nothing is written", "a path of this machine"
+        raise trouble(os.fspath(path), got, needed, "copy the file there afterwards")
+
+
 def version(path: str) -> tuple[int, int] | None:
-    """What differs as soon as a file is replaced or written to; None if there is none."""
+    """What differs as soon as a file is replaced or written to; None if there is none, or if that would
+    be asked elsewhere each time."""
     try:
         found = os.stat(path)
     except OSError:
@@ -225,8 +233,10 @@ def version(path: str) -> tuple[int, int] | None:
 
 def stamp(path: str) -> str:
     """A file, and what changes when somebody writes to it."""
+    if is_remote(path):
+        return Address(path).stamp
     found = os.stat(path)
-    return f"{os.path.abspath(path)} {found.st_size} {found.st_mtime_ns}"
+    return f"{absolute(path)} {found.st_size} {found.st_mtime_ns}"
 
 
 def runs(
@@ -362,73 +372,6 @@ def chunks_in(box: Box, chunks: Shape) -> list[range]:
 
 def chunk_box(index: Sequence[int], chunks: Shape) -> Box:
     return tuple((k * n, (k + 1) * n) for k, n in zip(index, chunks, strict=True))
-
-
-def each_of(
-    work: Callable[[Index], None],
-    chunks: Iterable[Index],
-    size: int,
-    together: Callable[[list[Index]], list[Index]] | None = None,
-) -> None:
-    """Does it for all chunks, several at a time if there are many bytes in them: codecs and checksums take
-    long, and let other threads run. together: does it for many of them, and gives those that are left."""
-    if size < LARGE:
-        for index in chunks:
-            work(index)
-        return
-
-    def share(few: list[Index]) -> None:
-        for index in few if together is None else together(few):
-            work(index)
-
-    count = min(MOST_THREADS, max(FEWEST_THREADS, len(os.sched_getaffinity(0))))
-    shares, errors, threads = _Shares(chunks), dict[int, BaseException](), []
-
-    def work_on() -> None:
-        number = -1
-        try:
-            while not errors:
-                number, few = shares.take()
-                if not few:
-                    return
-                share(few)
-        except BaseException as error:
-            errors[number] = error
-
-    def help_too(more: int) -> None:
-        """In a thread, which begins another one first: nobody waits for more than one to begin."""
-        begin_to_help()
-        begin(more)
-        work_on()
-
-    def begin(more: int) -> None:
-        if more and not errors and not shares.is_empty:
-            made = threading.Thread(target=help_too, args=(more - 1,), name="ostinato-files")
-            with contextlib.suppress(RuntimeError):  # no more threads can be had
-                made.start()
-                threads.append(made)
-
-    begin(count - 1)
-    work_on()
-    for thread in threads:  # each has begun the next one before it ends
-        thread.join()
-    if errors:
-        raise errors[min(errors)]  # the same one every time
-
-
-class _Shares:
-    """Chunks to be dealt with, a few at a time."""
-
-    def __init__(self, chunks: Iterable[Index]) -> None:
-        self.chunks = iter(chunks)
-        self.lock, self.taken, self.is_empty = threading.Lock(), 0, False
-
-    def take(self) -> tuple[int, list[Index]]:
-        """The next few, and their number; none at the end."""
-        with self.lock:
-            few = list(itertools.islice(self.chunks, SHARE))
-            self.is_empty, self.taken = not few, self.taken + 1
-            return self.taken, few
 
 
 # -- parts that are no boxes ------------------------------------------------------------------
@@ -627,17 +570,23 @@ def read_places(source: Source, out: np.ndarray[Any, Any], axes: Sequence[Axis])
     if all(map(_is_range, axes)):
         source.read(out, tuple((int(a[0]), int(a[-1]) + 1) for a in axes))
         return
-    for runs in itertools.product(*_ranges(source, axes)):
+    ranges = _ranges(source, axes)
+
+    def read(index: Index) -> None:
+        runs = [each[k] for each, k in zip(ranges, index, strict=True)]
         box = tuple((lo, hi) for lo, hi, _, _ in runs)
         if all(map(_straight, runs)) and all(
             hi - lo == len(a) for (lo, hi), a in zip(box[1:], axes[1:], strict=True)
         ):
             first = runs[0][3]
             source.read(out[first[0] : first[-1] + 1], box)
-            continue
+            return
         found = np.empty([hi - lo for lo, hi in box], out.dtype)
         source.read(found, box)
         out[np.ix_(*(to for _, _, _, to in runs))] = found[np.ix_(*(at for _, _, at, _ in runs))]
+
+    each = itertools.product(*(range(len(r)) for r in ranges))
+    each_of(read, each, 0, threads=IN_FLIGHT if source.is_far else 0)
 
 
 def read_row(

@@ -27,7 +27,7 @@ from ostinato.ops.core.disk import make_folders, replace_folder, sync, write
 from ostinato.errors import DataFileError
 
 from . import chunks as zarr
-from .source import trouble
+from .source import here, trouble
 
 MANIFEST = "manifest"
 MAGIC = b"ostinato state 1"
@@ -39,6 +39,7 @@ class Steps:
     """The checkpoints in a folder."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
+        here(path)
         self.path = Path(os.path.abspath(path))
 
     def folder(self, step: int) -> Path:

@@ -24,7 +24,9 @@ from ostinato.ops.core.spec import DTYPES
 
 from ostinato.errors import ArgumentError, DataFileError
 
-from .source import Source, each_of, regular, short, stamp, trouble
+from .remote import absolute, is_remote, open_file
+from .source import Source, regular, short, stamp, trouble
+from .threads import each_of
 
 SUFFIXES = (".parquet", ".csv", ".tsv")
 LINES = 1 << 20  # bytes of a block of a CSV file, about
@@ -143,7 +145,7 @@ class TableSource(Source):
     """A column of a table, or several beside each other, whose numbers get a dtype that has all."""
 
     def __init__(self, path: str, dataset: str | Sequence[str] | None) -> None:
-        self.path = os.path.abspath(path)
+        self.path = absolute(path)
         guarded(self.path, regular, self.path)
         self.dataset = dataset if dataset is None or isinstance(dataset, str) else list(dataset)
         wanted = [dataset] if isinstance(dataset, str) else self.dataset
@@ -183,8 +185,8 @@ class TableSource(Source):
         shown = ", ".join(map(repr, names[:3])) or "a column"
         return f"the columns that are wanted: dataset=[{shown}{', ...' * (len(names) > 3)}]"
 
-    def stored_bytes(self) -> int:
-        return os.stat(self.path).st_size
+    def stored_bytes(self) -> int | None:
+        return None if is_remote(self.path) else os.stat(self.path).st_size
 
     def read(self, out: np.ndarray[Any, Any], box: Box) -> None:
         if not out.size:
@@ -223,7 +225,9 @@ class _Parquet:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self.metadata = _pyarrow("parquet").read_metadata(path)
+        self.is_far = is_remote(path)
+        with open_file(path) as file:
+            self.metadata = _pyarrow("parquet").read_metadata(file)
         schema = self.metadata.schema.to_arrow_schema()
         self.names = list(schema.names)
         self.types = dict(zip(schema.names, schema.types, strict=True))
@@ -257,8 +261,11 @@ class _Parquet:
         return table
 
     def file(self) -> Any:
-        about = {"metadata": self.metadata, "pre_buffer": False, "buffer_size": AHEAD}
-        return _pyarrow("parquet").ParquetFile(self.path, **about)  # with as little as can be
+        about = {"metadata": self.metadata, "pre_buffer": self.is_far}
+        if not self.is_far:  # with as little as can be
+            about["buffer_size"] = AHEAD
+        where = open_file(self.path) if self.is_far else self.path
+        return _pyarrow("parquet").ParquetFile(where, **about)
 
     def _cursor(self, block: Block, columns: tuple[str, ...]) -> _Cursor:
         """The one that is nearest before a block, or a new one."""
@@ -311,7 +318,7 @@ class _Csv:
         self.path = path
         self.separator = "\t" if path.lower().endswith(".tsv") else ","
         self.found: list[tuple[int, int, int, int]] = []
-        with open(path, "rb") as file:
+        with open_file(path, LINES) as file:
             self.head = file.readline()
             at = len(self.head)
             while data := file.read(LINES):
@@ -335,7 +342,7 @@ class _Csv:
 
     def _parsed(self, begin: int, end: int, columns: Sequence[str] = ()) -> Any:
         csv = _pyarrow("csv")
-        with open(self.path, "rb") as file:
+        with open_file(self.path) as file:
             file.seek(begin)
             data = self.head + file.read(end - begin)
         return csv.read_csv(

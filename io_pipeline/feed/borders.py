@@ -22,7 +22,8 @@ from typing import Any
 import numpy as np
 from ostinato.ops.core.layout import Box, intersect, slices, volume
 
-from ..source import Index, chunk_box, chunks_in, each_of
+from ..source import chunk_box, chunks_in
+from ..threads import Index, each_of
 from .fields import Fields
 from .samples import Row
 from .stage import Box3, Shape

@@ -145,6 +145,10 @@ class Cached(Samples):
             name, line = sample.step.stage.name, sample.step.placed.line
             raise SampleError.because(name, got=short(error), line=line) from error
 
+    def expect(self, indices: Sequence[int]) -> None:
+        if self.disk is None and self.others is None:
+            self.source.expect([k for k in indices if k not in self._kept])
+
     # -- which stages are kept -------------------------------------------------------------------
     def _look(self, index: int) -> tuple[list[Any], Fields]:
         """A sample whose costs are taken down; with the last of them, the place is chosen."""

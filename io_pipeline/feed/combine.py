@@ -61,6 +61,10 @@ class Zipped(Samples):
         leaves = list(itertools.chain.from_iterable(values for values, _ in found))
         return leaves, self.fields or _side_by_side([fields for _, fields in found])
 
+    def expect(self, indices: Sequence[int]) -> None:
+        for source in self.sources:
+            source.expect(indices)
+
     def identity(self) -> str:
         return digest("zip", *(s.identity() for s in self.sources))
 
@@ -126,6 +130,10 @@ class Mixed(Samples):
     def parts(self, index: int) -> tuple[list[Any], Fields]:
         source, inner = self._find(index)
         return source.parts(inner)
+
+    def expect(self, indices: Sequence[int]) -> None:
+        for source, inner in map(self._find, indices):
+            source.expect([inner])
 
     def identity(self) -> str:
         return digest("mix", self.counts, *(s.identity() for s in self.sources))
@@ -194,6 +202,9 @@ class Selected(Samples):
 
     def read(self, index: int) -> tuple[list[Any], Fields]:
         return self.source.read(int(self.which[index]))
+
+    def expect(self, indices: Sequence[int]) -> None:
+        self.source.expect(self.which[indices].tolist())
 
     def files(self, indices: Sequence[int]) -> InFiles | None:
         return self.source.files(self.which[indices].tolist())

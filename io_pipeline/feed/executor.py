@@ -284,6 +284,8 @@ class Work:
         error: BaseException | None = None
         try:
             portion = self.portions.new()
+            if portion is not None and portion.items is None:
+                self.recipe.source.expect(portion.samples)
         except BaseException as found:
             error = found
         with self.lock:

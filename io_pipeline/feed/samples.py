@@ -86,6 +86,9 @@ class Samples:
         """What users should be told of it since it was asked last."""
         return [said for source in self.inner() for said in source.remarks()]
 
+    def expect(self, indices: Sequence[int]) -> None:
+        """These samples will be read soon: what waits for answers may ask now."""
+
     def files(self, indices: Sequence[int]) -> InFiles | None:
         """Of samples whose first leaf is what is in a file, the files; None where there is more to
         reading."""

@@ -23,7 +23,9 @@ from ostinato.ops.core.user_line import misfit
 
 from ostinato.errors import ArgumentError, DataFileError
 
+from ..remote import IN_FLIGHT, PIECE, Ahead, is_remote, open_file
 from ..source import regular, short, stamp, trouble
+from ..threads import each_of
 from .fields import DATA, IMAGE, LABEL, MASK, Fields
 from .folders import IMAGES, find
 from .reading import stamp_of
@@ -48,8 +50,8 @@ class Member:
 def members(path: str) -> list[Member]:
     """The files in a tar file, in their order."""
     found: list[Member] = []
-    with open(path, "rb", buffering=1 << 16) as file:
-        end, at, more = os.fstat(file.fileno()).st_size, 0, dict[str, str]()
+    with open_file(path, PIECE) as file:
+        end, at, more = file.seek(0, os.SEEK_END), 0, dict[str, str]()
         while True:
             file.seek(at)
             header = file.read(BLOCK)
@@ -177,9 +179,18 @@ class Shards(Samples):
         self.names: list[str] = []
         self.places: list[tuple[Where, ...]] = []
         self.count: list[int] = []
-        self._stamps: list[int] = []
+        found: dict[int, tuple[int, list[Member]]] = {}
+
+        def look(index: tuple[int, ...]) -> None:
+            found[index[0]] = self._members(self.paths[index[0]])
+
+        is_far = any(map(is_remote, self.paths))
+        self.ahead = Ahead() if is_far else None
+        numbers = ((k,) for k in range(len(self.paths)))
+        each_of(look, numbers, 0, threads=IN_FLIGHT if is_far else 0)
         for shard, path in enumerate(self.paths):
-            self._look_through(shard, path)
+            self._look_through(shard, path, found[shard][1])
+        self._stamps = [found[k][0] for k in range(len(self.paths))]
         sample = tuple(fields) if len(fields) > 1 else fields[0]
         self.fields: Fields = Fields(tuple(kind for _, kind, _ in self.wanted), flatten(sample)[1])
         self._open: OrderedDict[int, _Handle] = OrderedDict()
@@ -192,17 +203,20 @@ class Shards(Samples):
     def from_data(cls, said: Any) -> Samples:
         return cls(*said)
 
-    def _look_through(self, shard: int, path: str) -> None:
+    def _members(self, path: str) -> tuple[int, list[Member]]:
+        """A shard's stamp, and what is in it."""
         try:
             regular(path)
-            now = os.stat(path)
-            self._stamps.append(stamp_of(now.st_size, now.st_mtime_ns))
-            found = members(path)
+            now = None if is_remote(path) else os.stat(path)
+            stamp = 0 if now is None else stamp_of(now.st_size, now.st_mtime_ns)
+            return stamp, members(path)
         except OSError as error:
             if isinstance(error, DataFileError):
                 raise
             said = error.strerror or type(error).__name__
             raise trouble(path, said[:1].lower() + said[1:], "a tar file") from None
+
+    def _look_through(self, shard: int, path: str, found: Sequence[Member]) -> None:
         samples: dict[str, dict[str, Where]] = {}
         for m in found:
             folder, slash, name = m.name.rpartition("/")
@@ -236,18 +250,29 @@ class Shards(Samples):
                 raise trouble(
                     self.paths[shard], f"a member of {size} bytes", f"at most {MOST_MEMBER}"
                 )
-            handle = self._handle(shard)  # which keeps it open
-            data = os.pread(handle.number, size, offset)
-            while len(data) < size and (
-                more := os.pread(handle.number, size - len(data), offset + len(data))
-            ):
-                data += more
-            if len(data) < size:
-                raise trouble(
-                    self.paths[shard], "less than when it was opened", "a file that stays as it is"
-                )
-            found.append(read(data))
+            found.append(read(self._bytes(shard, offset, size)))
         return found, self.fields
+
+    def _bytes(self, shard: int, offset: int, size: int) -> bytes:
+        """What a member has."""
+        path = self.paths[shard]
+        if self.ahead is not None and is_remote(path):
+            return self.ahead.take((path, offset, offset + size))
+        handle = self._handle(shard)  # which keeps it open
+        data = os.pread(handle.number, size, offset)
+        while len(data) < size and (
+            more := os.pread(handle.number, size - len(data), offset + len(data))
+        ):
+            data += more
+        if len(data) < size:
+            raise trouble(path, "less than when it was opened", "a file that stays as it is")
+        return data
+
+    def expect(self, indices: Sequence[int]) -> None:
+        if self.ahead is not None:
+            places = [w for k in indices for w in self.places[k] if w[2] <= PIECE]
+            keys = [(self.paths[s], at, at + size) for s, at, size in places]
+            self.ahead.expect([key for key in keys if is_remote(key[0])])
 
     def _handle(self, shard: int) -> _Handle:
         with self._lock:

@@ -14,6 +14,7 @@ from ostinato.ops.core.user_line import misfit
 
 from ostinato.errors import ArgumentError, DataFileError
 
+from ..remote import absolute
 from ..source import stamp, trouble
 from ..tables import SUFFIXES, Blocks, guarded
 from .fields import Fields, fields_of
@@ -93,7 +94,7 @@ class Table(Samples):
 
     def as_data(self) -> Any:
         table = self.table
-        return [[os.path.abspath(p) for p in table.paths], table.columns, table.dtypes]
+        return [[absolute(p) for p in table.paths], table.columns, table.dtypes]
 
     @classmethod
     def from_data(cls, said: Any) -> Samples:

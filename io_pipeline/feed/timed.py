@@ -157,6 +157,9 @@ class Timed(Samples):
         needed = "a source that answers, or more time by on_error(timeout=...)"
         return DataFileError.because(self.name(index), got=got, needed=needed)
 
+    def expect(self, indices: Sequence[int]) -> None:
+        self.source.expect(indices)
+
     def identity(self) -> str:
         return self.source.identity()
 

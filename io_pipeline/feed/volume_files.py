@@ -75,6 +75,9 @@ class VolumeFiles(Files):
                 self._open.popitem(last=False)
         return made
 
+    def expect(self, indices: Sequence[int]) -> None:
+        """Nothing: of volumes parts are read."""
+
     def files(self, indices: Sequence[int]) -> InFiles | None:
         return None
 

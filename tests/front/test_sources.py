@@ -89,7 +89,7 @@ def test_parts_of_what_is_stored_are_read_alone(
         read["bytes"] += out.nbytes
         return fill(handle, out, at)
 
-    monkeypatch.setattr(files, "fill", counted)
+    monkeypatch.setattr(files, "filler", lambda handle, size: partial(counted, handle))
     source = open_source(tmp_path / "x.npz", "b")
     read.clear()
     out = np.empty((100, 6))

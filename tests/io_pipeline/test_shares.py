@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 import pytest
-from ostinato.io_pipeline.source import LARGE, SHARE, each_of
+from ostinato.io_pipeline.threads import LARGE, SHARE, each_of
 
 CHUNKS = [(k,) for k in range(101)]
 
