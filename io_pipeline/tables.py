@@ -16,7 +16,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 from ostinato.ops.core.layout import Box, Shape
@@ -29,7 +29,9 @@ from .source import Source, regular, short, stamp, trouble
 from .threads import each_of
 
 SUFFIXES = (".parquet", ".csv", ".tsv")
-LINES = 1 << 20  # bytes of a block of a CSV file, about
+LINES = 1 << 20  # bytes of a block of a CSV file, about,
+NEAR = 1 << 12  # and of a step to the end of its last line
+WHOLE = 64 << 20  # bytes of a row group that is read whole, and of parts of what is larger
 KEPT, FEW = 64 << 20, 2  # bytes of blocks that stay, and blocks that stay whatever they hold
 BESIDE = 2  # times what is read at once: of blocks that stay for a plan
 AHEAD = 1 << 16  # bytes that are read of a column before they are decoded
@@ -38,6 +40,9 @@ MOST_CUTS = 1 << 12  # and how many blocks one is cut into
 CURSORS = 8  # that wait in the middle of row groups for who goes on there
 MOST_ROWS = 1 << 60
 INSTALL = "pip install 'ostinato[feed]'"
+
+_STORED = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8}
+_POINTER = 8  # bytes of a list for each text
 
 Column = Any  # an array, or a list of what lies in none
 
@@ -75,7 +80,8 @@ class Blocks:
             if lost is not None:
                 known = ", ".join(reader.names)
                 raise trouble(path, f"no column {lost!r}", f"columns of {known:.200}")
-            self.blocks += [Block(k, *block) for block in reader.blocks(self.columns, cut)]
+            parts = guarded(path, reader.blocks, self.columns, cut)
+            self.blocks += [Block(k, *block) for block in parts]
             if not all(0 <= b.rows <= MOST_ROWS // len(self.blocks) for b in self.blocks):
                 raise trouble(path, "more rows than any table has", "it undamaged")
         self.blocks = [b for b in self.blocks if b.rows]
@@ -231,6 +237,10 @@ class _Parquet:
         schema = self.metadata.schema.to_arrow_schema()
         self.names = list(schema.names)
         self.types = dict(zip(schema.names, schema.types, strict=True))
+        types = _pyarrow().types
+        texts = (types.is_string, types.is_binary, types.is_large_string, types.is_large_binary)
+        # texts that come again and again stay one text each, whatever a file has made of them
+        self.coded = [n for n, kind in self.types.items() if any(is_one(kind) for is_one in texts)]
         self.lock = threading.Lock()
         self.cursors: list[_Cursor] = []
 
@@ -238,8 +248,12 @@ class _Parquet:
         width = sum(_width(self.types[c]) for c in columns if c in self.types)
         found = []
         for k in range(self.metadata.num_row_groups):
-            rows = self.metadata.row_group(k).num_rows
-            each = max(cut // max(width, 1), -(-rows // MOST_CUTS), 1) if cut else max(rows, 1)
+            rows, each = self.metadata.row_group(k).num_rows, 0
+            if cut:
+                each = cut // max(width, 1)
+            elif (size := self._size(k, columns)) > WHOLE:
+                each = rows * WHOLE // size
+            each = max(each, -(-rows // MOST_CUTS), 1) if each or cut else max(rows, 1)
             begins = range(0, rows, each) if rows > each else [0]
             found += [(k, at, (end := min(at + each, rows)), end - at) for at in begins]
         return found
@@ -260,8 +274,24 @@ class _Parquet:
             old.close()
         return table
 
+    def _size(self, group: int, columns: Sequence[str]) -> int:
+        """Bytes of a row group's columns once they are decoded: numbers of the file's types, and of texts
+        what is stored of them, and where each lies."""
+        size, about = 0, self.metadata.row_group(group)
+        for k in range(about.num_columns):
+            column = about.column(k)
+            if column.path_in_schema.partition(".")[0] in columns:
+                each = _STORED.get(column.physical_type) or self.metadata.schema.column(k).length
+                size += column.num_values * (each or _POINTER)
+                size += 0 if each else column.total_uncompressed_size
+        return size
+
     def file(self) -> Any:
-        about = {"metadata": self.metadata, "pre_buffer": self.is_far}
+        about = {
+            "metadata": self.metadata,
+            "pre_buffer": self.is_far,
+            "read_dictionary": self.coded,
+        }
         if not self.is_far:  # with as little as can be
             about["buffer_size"] = AHEAD
         where = open_file(self.path) if self.is_far else self.path
@@ -319,12 +349,16 @@ class _Csv:
         self.separator = "\t" if path.lower().endswith(".tsv") else ","
         self.found: list[tuple[int, int, int, int]] = []
         with open_file(path, LINES) as file:
-            self.head = file.readline()
+            self.head = file.readline(LINES)
+            mark = self.head.find(b"\r")
+            alone = 0 <= mark < len(self.head) - 1 and self.head[mark + 1 : mark + 2] != b"\n"
+            end = b"\r" if alone and self.head[:mark].count(b'"') % 2 == 0 else b"\n"
+            file.seek(0)
+            self.head = _to_line(file, b"", end)
             at = len(self.head)
             while data := file.read(LINES):
-                if not data.endswith(b"\n"):
-                    data += file.readline()
-                self.found.append((len(self.found), at, at + len(data), _lines(data)))
+                data = _to_line(file, data, end)
+                self.found.append((len(self.found), at, at + len(data), _lines(data, end)))
                 at += len(data)
         arrow = _pyarrow()
         given = {n: arrow.from_numpy_dtype(np.dtype(d)) for n, d in dtypes.items()}
@@ -355,11 +389,22 @@ class _Csv:
         )
 
 
-def _lines(data: bytes) -> int:
+def _to_line(file: BinaryIO, data: bytes, end: bytes) -> bytes:
+    """What was read, and what follows up to the end of a line."""
+    while not data.endswith(end) and (more := file.read(NEAR)):
+        cut = more.find(end) + 1
+        if cut:
+            file.seek(cut - len(more), os.SEEK_CUR)
+            more = more[:cut]
+        data += more
+    return data
+
+
+def _lines(data: bytes, end: bytes) -> int:
     """Lines that are not empty."""
     text = np.frombuffer(data, np.uint8)
-    ends = np.flatnonzero(text == ord("\n"))
-    if not data.endswith(b"\n"):
+    ends = np.flatnonzero(text == ord(end))
+    if not data.endswith(end):
         ends = np.append(ends, len(text))
     begins = np.concatenate(([0], ends[:-1] + 1)) if len(ends) else ends
     lengths = ends - begins
@@ -377,6 +422,11 @@ def _column(table: Any, name: str, dtype: str | None) -> Column:
     if isinstance(column, arrow.ChunkedArray):  # of no rows
         return []
     types, kind = arrow.types, column.type
+    if types.is_dictionary(kind):
+        if dtype is None:
+            values = [*column.dictionary.to_pylist(), None]
+            return [values[k] for k in column.indices.fill_null(-1).to_pylist()]
+        column = column.dictionary_decode()
     if dtype is not None:
         kind = arrow.from_numpy_dtype(np.dtype(dtype))
         column = column.cast(kind)

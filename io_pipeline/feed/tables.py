@@ -21,7 +21,7 @@ from .fields import Fields, fields_of
 from .folders import find
 from .samples import Samples, digest
 
-KEPT, FEW = 256 << 20, 4  # bytes of blocks that stay, and blocks that stay whatever they hold
+KEPT, FEW = 256 << 20, 2  # bytes of blocks that stay, and blocks that stay whatever they hold
 
 
 class Table(Samples):

@@ -106,12 +106,13 @@ CSV = "n,x,name,flag\n" + "".join(
 )
 
 
-@pytest.mark.parametrize("ends", ["\n", "\r\n"])
+@pytest.mark.parametrize("ends", ["\n", "\r\n", "\r"])
 @pytest.mark.parametrize("lines", [50, 1 << 20])
 def test_lines_of_csv_are_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: int, ends: str
 ) -> None:
     monkeypatch.setattr(files_of_tables, "LINES", lines)
+    monkeypatch.setattr(files_of_tables, "NEAR", 5)
     (tmp_path / "a.csv").write_bytes(CSV.replace("\n", ends).encode())
     (tmp_path / "b.tsv").write_bytes(CSV.replace(",", "\t").rstrip("\n").encode())
     pipe = ost.io.table(tmp_path).shuffle(seed=2).batch(50).to("numpy")
@@ -126,6 +127,29 @@ def test_lines_of_csv_are_rows(
     assert sorted(seen) == sorted([*range(300)] * 2)
     typed = ost.io.table(tmp_path / "a.csv", ["n"], dtypes={"n": "float32"}).batch(3).to("numpy")
     assert next(typed.epoch(0))["n"].dtype == np.float32
+
+
+def test_row_groups_that_become_large_are_read_in_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    n = 20000
+    numbers = pa.array(np.arange(n) // 5000)
+    lists = pa.FixedSizeListArray.from_arrays(pa.array(np.zeros(4 * n)), 4)
+    texts = pa.array(["x" * 1000] * n)
+    table = pa.table({"n": numbers, "lists": lists, "text": texts})
+    pq.write_table(table, tmp_path / "x.parquet", row_group_size=n)
+    assert (tmp_path / "x.parquet").stat().st_size < 20000
+    monkeypatch.setattr(files_of_tables, "WHOLE", 1 << 16)
+    found = Blocks([str(tmp_path / "x.parquet")], None, None)
+    assert all(b.rows * 48 <= 1 << 16 for b in found.blocks)
+    assert found.rows == n
+    monkeypatch.setattr(tables, "KEPT", 1 << 17)
+    batches = [*ost.io.table(tmp_path / "x.parquet").batch(3000).to("numpy").epoch(0)]
+    np.testing.assert_array_equal(np.concatenate([b["n"] for b in batches]), np.arange(n) // 5000)
+    assert len({id(text) for text in batches[0]["text"]}) < 10  # rows share what is the same
+    assert {*batches[-1]["text"]} == {"x" * 1000}
+    monkeypatch.setattr(files_of_tables, "WHOLE", 1 << 24)
+    assert len(Blocks([str(tmp_path / "x.parquet")], None, None).blocks) == 1
 
 
 def test_values_that_lack(tmp_path: Path) -> None:
