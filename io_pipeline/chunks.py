@@ -16,10 +16,14 @@ import math
 import os
 import stat
 import sys
+import threading
+import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
+from ostinato.ops.core.disk import Held
 from ostinato.ops.core.layout import Box, Shape, intersect, slices
 from ostinato.ops.core.spec import DTYPES
 
@@ -44,6 +48,8 @@ HEADER = "zarr.json"
 OLD_HEADER = ".zarray"  # of version 2
 LONGEST_HEAD = 1 << 24  # bytes of what says what an array is
 MANY = 1 << 12  # chunks at once, from which it is looked which of them there are
+NOWHERE, CRC = (1 << 64) - 1, 4  # of a chunk that is not in its shard; bytes of a checksum
+OPEN = 16  # shards that stay open
 SPARE = 1 << 16  # bytes that a codec may need in addition
 _KEYS = {"default": ("c", "/"), "v2": ("", ".")}  # what chunks' names begin with, and separators
 
@@ -96,9 +102,11 @@ class ChunkSource(Source):
         empty: Any = 0,
         codec: str = "",
         head: str = HEADER,
+        home: Held | None = None,
     ) -> None:
-        self.path, self.dataset = os.path.abspath(path), dataset
-        self.folder = inside(self.path, dataset)
+        """home: its folder, of which the header was read."""
+        self.path, self.dataset, self.home = os.path.abspath(path), dataset, home
+        self.folder = inside(self.path, dataset) if home is None else home.path
         self.shape, self.dtype, self.chunks = shape, dtype, chunks
         self.sums = sums
         self.codec, self.head, self.kept = codec, head, Kept()
@@ -107,7 +115,6 @@ class ChunkSource(Source):
         self.keys = keys
         self.empty = empty  # the value of chunks that have no file
         self.opened = version(os.path.join(self.folder, head))
-        self.real = os.path.realpath(self.path)
         self.held: dict[str, bool] = {}  # folders of chunks: whether they are inside
         self.check_size(self.grain or ())
         if sums is not None:
@@ -161,17 +168,19 @@ class ChunkSource(Source):
         kept = self.kept.chunks
 
         def together(chunks: list[Index]) -> list[Index]:
-            paths, rows = [], []
-            for index in chunks:
-                name = self._name(index)
-                path = f"{self.folder}/{name}"
-                self._stays(path.rpartition("/")[0], name)
-                paths.append(os.fsencode(path))
-                at = inflating.address(paths[-1])
-                rows.append(None if index in kept else inside.row(index, at, 0, 0, 0))
+            held: list[Any] = []  # what rows lead to
+            rows = [None if k in kept else self._row(k, inside, held) for k in chunks]
             return scatter.left(chunks, rows, most)
 
         return together
+
+    def _row(self, index: Index, inside: inflating.Inside, held: list[Any]) -> inflating.Row | None:
+        """What tells of a chunk that a box has all of."""
+        name = self._name(index)
+        path = f"{self.folder}/{name}"
+        self._stays(path.rpartition("/")[0], name)
+        held.append(os.fsencode(path))
+        return inside.row(index, inflating.address(held[-1]), 0, 0, 0)
 
     def _read(self, out: Any, index: tuple[int, ...], chunk: Box, common: Box) -> None:
         if self.sums is not None:
@@ -180,17 +189,10 @@ class ChunkSource(Source):
             out[...] = found[slices(common, chunk)]
             return
         name = self._name(index)
-        try:
-            path = os.path.join(self.folder, name)
-            self._stays(os.path.dirname(path), name)
-            handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
-        except FileNotFoundError:
+        handle = self._open(name)
+        if handle is None:
             out[...] = self.empty
             return
-        except DataFileError:
-            raise
-        except OSError as error:
-            raise self.trouble(f"chunk {name}: {error.strerror}", "a file in the store") from None
         try:
             if self.codec:
                 about = os.fstat(handle)
@@ -212,6 +214,19 @@ class ChunkSource(Source):
                 out[...] = place
         finally:
             os.close(handle)
+
+    def _open(self, name: str) -> int | None:
+        """A file of the store; None if there is none."""
+        try:
+            path = os.path.join(self.folder, name)
+            self._stays(os.path.dirname(path), name)
+            return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            return None
+        except DataFileError:
+            raise
+        except OSError as error:
+            raise self.trouble(f"chunk {name}: {error.strerror}", "a file in the store") from None
 
     def _inflated(self, handle: int, about: os.stat_result, name: str) -> np.ndarray[Any, Any]:
         """A chunk's numbers, unless they are more than it has."""
@@ -256,9 +271,11 @@ class ChunkSource(Source):
 
     def _stays(self, folder: str, name: str) -> None:
         """Refuse a folder of chunks that leads out of the store."""
-        if folder not in self.held:
-            real = os.path.realpath(folder)
-            self.held[folder] = os.path.commonpath([real, self.real]) == self.real
+        while folder not in self.held:
+            home = os.path.realpath(self.folder)
+            stays = os.path.commonpath([os.path.realpath(folder), home]) == home
+            if home == os.path.realpath(self.folder):  # else it got another name meanwhile
+                self.held[folder] = stays
         if not self.held[folder]:
             raise self.trouble(f"chunk {name} behind a link", "a file in the store")
 
@@ -278,6 +295,99 @@ class ChunkSource(Source):
         if checksum(data) != self.sums.get(name):
             raise self.trouble(f"{name} with other content than was written", "it undamaged")
         return data
+
+
+class ShardSource(ChunkSource):
+    """An array whose files have many chunks each, and where each lies: offset and bytes of all, then a
+    checksum, behind the chunks or before them."""
+
+    def __init__(self, *given: Any, shard: Shape, at_end: bool, crc: Any) -> None:
+        super().__init__(*given)
+        self.shard, self.at_end, self.crc = shard, at_end, crc
+        self.grain = self.chunks
+        self.within = tuple(n // k for n, k in zip(shard, self.chunks, strict=True))
+        self.open: OrderedDict[str, Shard | None] = OrderedDict()
+        self.lock = threading.Lock()
+        self.check_size(shard)
+
+    def _place(self, index: Index) -> tuple[Shard | None, int, int]:
+        """The file that has a chunk, and where in it; no bytes: nowhere."""
+        both = [divmod(k, n) for k, n in zip(index, self.within, strict=True)]
+        shard = self._opened(self._name(tuple(k for k, _ in both)))
+        if shard is None:
+            return None, 0, 0
+        offset, size = shard.places[tuple(k for _, k in both)].tolist()
+        return (None, 0, 0) if offset == size == NOWHERE else (shard, offset, size)
+
+    def _opened(self, name: str) -> Shard | None:
+        now = version(f"{self.folder}/{name}")
+        with self.lock:
+            known = self.open.get(name)
+            if name in self.open and (None if known is None else known.state) == now:
+                self.open.move_to_end(name)
+                return known
+        handle = self._open(name)
+        found = None if handle is None else Shard(self, name, handle)
+        with self.lock:
+            self.open[name] = found
+            while len(self.open) > OPEN:
+                self.open.popitem(last=False)
+        return found
+
+    def _row(self, index: Index, inside: inflating.Inside, held: list[Any]) -> inflating.Row | None:
+        row = inside.row(index, 0, 0, 0, 0)
+        if row is not None:
+            shard, row[2], row[3] = self._place(index)
+            if shard is None or row[2] + row[3] > shard.size:
+                return None
+            row[1] = shard.handle
+            held.append(shard)
+        return row
+
+    def _read(self, out: Any, index: tuple[int, ...], chunk: Box, common: Box) -> None:
+        shard, offset, size = self._place(index)
+        if shard is None:
+            out[...] = self.empty
+            return
+        name, most = f"{shard.name} at {index}", self.chunk_bytes + self.chunk_bytes // 8 + SPARE
+        if offset + size > shard.size or size > most:
+            self._look()
+            raise self.trouble(f"chunk {name} of {size} bytes", f"at most {most}, in its file")
+
+        def read() -> np.ndarray[Any, Any]:
+            data: Any = os.pread(shard.handle, size, offset)
+            try:
+                data = data if not self.codec else inflated(self.codec, data, self.chunk_bytes)
+                return self._numbers(f"chunk {name}", data)
+            except ValueError as error:
+                self._look()
+                raise self.trouble(f"chunk {name}, {error}", "a store that is whole") from None
+
+        out[...] = self.kept.of(index, shard.state, read)[slices(common, chunk)]
+
+    def _there(self) -> Iterator[tuple[int, ...]]:
+        for index in super()._there():
+            parts = [range(k * n, (k + 1) * n) for k, n in zip(index, self.within, strict=True)]
+            yield from itertools.product(*parts)
+
+
+class Shard:
+    """An open file of chunks."""
+
+    def __init__(self, source: ShardSource, name: str, handle: int) -> None:
+        self.name, self.handle = name, handle
+        weakref.finalize(self, os.close, handle)
+        about = os.fstat(handle)
+        count = math.prod(source.within)
+        length, self.size = 16 * count + CRC, about.st_size
+        self.state = about.st_ino, about.st_mtime_ns
+        if not stat.S_ISREG(about.st_mode) or self.size < length:
+            raise source.trouble(f"chunk {name} of {self.size} bytes", f"{length} or more")
+        data = os.pread(handle, length, self.size - length if source.at_end else 0)
+        if source.crc(data[:-CRC]) != int.from_bytes(data[-CRC:], "little"):
+            source._look()
+            raise source.trouble(f"chunk {name} with another checksum", "a store that is whole")
+        self.places = np.frombuffer(data, "<u8", 2 * count).reshape(*source.within, 2)
 
 
 def _inside(box: Box, outer: Box) -> Iterator[tuple[int, int]]:
@@ -324,9 +434,14 @@ def arrays(path: str) -> list[str]:
 def plain(path: str, dataset: str | None) -> ChunkSource | None:
     """The array in a folder, if this module can read it; else Zarr's own library must."""
     folder = inside(path, dataset)
+    store = os.path.realpath(path)
+    if os.path.commonpath([os.path.realpath(folder), store]) != store:
+        raise trouble(path, f"an array {dataset!r:.60} behind a link", "a folder in the store")
+    home = Held(folder)
     for head, read in ((HEADER, _plain), (OLD_HEADER, _plain_old)):
         try:
-            return read(path, dataset, json.loads(opened(os.path.join(folder, head), LONGEST_HEAD)))
+            about = json.loads(opened(os.path.join(home.path, head), LONGEST_HEAD))
+            return read(path, dataset, about, home)
         except DataFileError:
             raise
         except FileNotFoundError:
@@ -355,14 +470,27 @@ def _number(value: Any, dtype: np.dtype[Any]) -> Any:
     return np.asarray(float(value) if dtype.kind in "fV" else value, dtype)
 
 
-def _plain(path: str, dataset: str | None, about: dict[str, Any]) -> ChunkSource | None:
-    dtype, keys = DTYPES.get(about["data_type"]), about["chunk_key_encoding"]
+def _plain(path: str, dataset: str | None, about: dict[str, Any], home: Held) -> ChunkSource | None:
+    dtype, named = DTYPES.get(about["data_type"]), about["chunk_key_encoding"]
     (codec, *more), empty = about["codecs"], about["fill_value"]
-    (packed,) = [c["name"] for c in more] or [""]
-    begin, separator = _KEYS[keys["name"]]
-    separator = keys.get("configuration", {}).get("separator", separator)
-    endian = codec.get("configuration", {}).get("endian", sys.byteorder)
     chunks = tuple(about["chunk_grid"]["configuration"]["chunk_shape"])
+    shard, in_shards = chunks, codec["name"] == "sharding_indexed" and not more
+    if in_shards:
+        inner = codec["configuration"]
+        chunks, (codec, *more) = tuple(inner["chunk_shape"]), inner["codecs"]
+        ends, *sums = inner["index_codecs"]
+        crc = _crc32c() if [c["name"] for c in sums] == ["crc32c"] else None
+        fits = len(chunks) == len(shard) and all(
+            type(n) is int and n > 0 and k % n == 0 for k, n in zip(shard, chunks, strict=True)
+        )
+        little = ends["name"] == "bytes" and ends["configuration"]["endian"] == "little"
+        where = inner.get("index_location", "end")
+        if crc is None or not (fits and little) or where not in ("start", "end"):
+            return None
+    (packed,) = [c["name"] for c in more] or [""]
+    begin, separator = _KEYS[named["name"]]
+    separator = named.get("configuration", {}).get("separator", separator)
+    endian = codec.get("configuration", {}).get("endian", sys.byteorder)
     shape = tuple(about["shape"])
     known = (
         about["zarr_format"] == 3
@@ -372,18 +500,33 @@ def _plain(path: str, dataset: str | None, about: dict[str, Any]) -> ChunkSource
         and endian == sys.byteorder
         and not about.get("storage_transformers")
         and all(type(n) is int and n >= 0 for n in shape)
-        and all(type(n) is int and n > 0 for n in chunks)
-        and len(shape) == len(chunks)
+        and all(type(n) is int and n > 0 for n in shard)
+        and len(shape) == len(shard)
         and separator in ("/", ".")
         and (not packed or can(packed))
     )
     if not known or dtype is None:
         return None
-    value = _number(empty, dtype)
-    return ChunkSource(path, dataset, shape, dtype, chunks, None, (begin, separator), value, packed)
+    value, keys = _number(empty, dtype), (begin, separator)
+    given = (path, dataset, shape, dtype, chunks, None, keys, value, packed, HEADER, home)
+    if in_shards:
+        return ShardSource(*given, shard=shard, at_end=where == "end", crc=crc)
+    return ChunkSource(*given)
 
 
-def _plain_old(path: str, dataset: str | None, about: dict[str, Any]) -> ChunkSource | None:
+def _crc32c() -> Callable[[bytes], int] | None:
+    """The checksum of shards, by the library that Zarr's has for it."""
+    try:
+        from google_crc32c import value
+    except ImportError:
+        return None
+    found: Callable[[bytes], int] = value
+    return found
+
+
+def _plain_old(
+    path: str, dataset: str | None, about: dict[str, Any], home: Held
+) -> ChunkSource | None:
     """Of version 2."""
     dtype, shape, chunks = np.dtype(about["dtype"]), tuple(about["shape"]), tuple(about["chunks"])
     packed = "" if about["compressor"] is None else about["compressor"]["id"]
@@ -405,4 +548,6 @@ def _plain_old(path: str, dataset: str | None, about: dict[str, Any]) -> ChunkSo
     empty = about["fill_value"]
     value = np.zeros((), dtype) if empty is None else _number(empty, dtype)
     keys = ("", separator)
-    return ChunkSource(path, dataset, shape, dtype, chunks, None, keys, value, packed, OLD_HEADER)
+    return ChunkSource(
+        path, dataset, shape, dtype, chunks, None, keys, value, packed, OLD_HEADER, home
+    )

@@ -17,9 +17,12 @@ import itertools
 import math
 import os
 import struct
+import threading
 import warnings
 import weakref
 import zipfile
+from array import array
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
@@ -49,7 +52,6 @@ from .source import (
     regular,
     short,
     trouble,
-    version,
 )
 from .tables import SUFFIXES as TABLES
 from .tables import TableSource
@@ -58,6 +60,7 @@ from .threads import Index, each_of
 SUFFIXES = (".npy", ".h5", ".hdf5", ".zarr")  # of what is read and written
 ONLY_READ = (".npz", *TABLES)
 DEFLATE, SHUFFLE, FLETCHER = 1, 2, 3  # HDF5's numbers of filters
+ASKED = 32  # chunks of an HDF5 file that its library is asked for one by one
 MOST_CHUNKS = 1 << 16  # that Zarr's library is asked for at once
 HEADS = ("zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata")
 LOCAL = struct.Struct("<4s5H3L2H")  # what stands before a member of a zip file
@@ -212,6 +215,59 @@ class NpzSource(NpySource):
 
 
 # -- HDF5 ----------------------------------------------------------------------------------
+class ChunkTable:
+    """Where chunks of an HDF5 dataset lie. The library goes through all of them to find one; so after some
+    that were asked for, they are listed here."""
+
+    def __init__(self, data: Any) -> None:
+        self.id, self.lock, self.asked = data.id, threading.Lock(), 0
+        self.grid = [-(-n // c) for n, c in zip(data.shape, data.chunks, strict=True)]
+        self.grain = data.chunks
+        self.numbers, self.places = array("q"), array("q")  # sorted; three places for each
+
+    def find(self, at: Sequence[int]) -> tuple[int, int, int]:
+        """Offset, bytes and skipped filters of the chunk that begins at an element; no bytes: there is
+        none."""
+        self.asked += 1
+        if self.asked <= ASKED or not hasattr(self.id, "chunk_iter"):
+            found = self.id.get_chunk_info_by_coord(tuple(at))
+            return _place(found)
+        if self.asked > ASKED and not self.numbers:
+            self._list()
+        number = self._number(at)
+        k = bisect_left(self.numbers, number)
+        if k == len(self.numbers) or self.numbers[k] != number:
+            return 0, 0, 0
+        offset, size, skipped = self.places[3 * k : 3 * k + 3]
+        return offset, size, skipped
+
+    def _number(self, at: Sequence[int]) -> int:
+        number = 0
+        for k, each, count in zip(at, self.grain, self.grid, strict=True):
+            number = number * count + k // each
+        return number
+
+    def _list(self) -> None:
+        with self.lock:
+            if self.numbers:
+                return
+            found: list[tuple[int, tuple[int, int, int]]] = []
+
+            def take(chunk: Any) -> None:
+                where = zip(chunk.chunk_offset, self.grain, self.grid, strict=True)
+                if all(k // each < count for k, each, count in where):
+                    found.append((self._number(chunk.chunk_offset), _place(chunk)))
+
+            self.id.chunk_iter(take)
+            found.sort()
+            self.places = array("q", itertools.chain.from_iterable(p for _, p in found))
+            self.numbers = array("q", [number for number, _ in found])
+
+
+def _place(chunk: Any) -> tuple[int, int, int]:
+    return chunk.byte_offset or 0, chunk.size or 0, chunk.filter_mask
+
+
 class Hdf5Source(Source):
     def __init__(self, path: str, dataset: str | None) -> None:
         self.path = absolute(path)
@@ -257,9 +313,11 @@ class Hdf5Source(Source):
         self.check_size(self.grain or ())
         how = self.data.id.get_create_plist()
         self.filters = [how.get_filter(k)[:1] for k in range(how.get_nfilters())]
-        self.kept, self.opened = Kept(), version(self.path)
-        self.inflates = bool(self.filters)
-        self._own: int | None = None
+        self.kept, self.inflates = Kept(), bool(self.filters)
+        # the file's own, through which it stays what it is when another one takes its name
+        self.handle = -1 if is_remote(self.path) else int(self.file.id.get_vfd_handle())
+        self.opened = self._state()
+        self.table = ChunkTable(self.data) if self.filters else None
 
     def stored_bytes(self) -> int:
         return int(self.data.id.get_storage_size())
@@ -275,7 +333,7 @@ class Hdf5Source(Source):
         self._look()
 
     def read_chunks(self, out: np.ndarray[Any, Any], box: Box, chunks: Iterable[Index]) -> None:
-        state, grain = version(self.path), self.grain
+        state, grain = self._state(), self.grain
         assert grain is not None
         whole: Any = out
 
@@ -290,9 +348,15 @@ class Hdf5Source(Source):
         self._look()
 
     def _look(self) -> None:
-        """Whether this is the file that was opened."""
-        if version(self.path) != self.opened:
+        """Whether it is as it was when it was opened."""
+        if self._state() != self.opened:
             raise self.changed()
+
+    def _state(self) -> tuple[int, int] | None:
+        if self.handle < 0:
+            return None
+        found = os.fstat(self.handle)
+        return found.st_size, found.st_mtime_ns
 
     def _together(
         self, out: np.ndarray[Any, Any], box: Box
@@ -304,44 +368,39 @@ class Hdf5Source(Source):
         if codec is None or grain is None or not known or self.file.userblock_size:
             return None
         shuffled = 0 if shuffled == 1 else shuffled
-        if not inflating.can(grain, out, shuffled) or (handle := self._handle()) < 0:
+        if not inflating.can(grain, out, shuffled) or (handle := self.handle) < 0:
             return None
         scatter = inflating.Scatter(codec, grain, out, shuffled)
         most = scatter.size + scatter.size // 8 + SPARE
 
         inside = inflating.Inside(grain, self.shape, box, out)
-        kept, info = self.kept.chunks, self.data.id.get_chunk_info_by_coord
+        kept, table = self.kept.chunks, self.table
+        assert table is not None
 
         def row(index: Index) -> inflating.Row | None:
             if index in kept:
                 return None
-            stored = info(tuple(k * n for k, n in zip(index, grain, strict=True)))
-            if stored.filter_mask or not stored.size or stored.byte_offset is None:
+            row = inside.row(index, 0, handle, 0, 0)
+            if row is None:
                 return None
-            return inside.row(index, 0, handle, stored.byte_offset, stored.size)
+            try:
+                at = [k * n for k, n in zip(index, grain, strict=True)]
+                row[2], row[3], skipped = table.find(at)
+            except Exception:  # of a damaged file, which who reads it alone says
+                return None
+            return row if row[2] and row[3] and not skipped else None
 
         def together(chunks: list[Index]) -> list[Index]:
             return scatter.left(chunks, [row(index) for index in chunks], most)
 
         return together
 
-    def _handle(self) -> int:
-        """A file of our own, to read chunks as they are; -1 if that is another one by now."""
-        if self._own is None:
-            try:
-                self._own = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-            except OSError:
-                return -1
-            weakref.finalize(self, os.close, self._own)
-        found = os.fstat(self._own)
-        return self._own if (found.st_ino, found.st_mtime_ns) == self.opened else -1
-
     def _read(self, out: np.ndarray[Any, Any], box: Box) -> None:
         """In the same order as in the file, past the library, which lets one thread in at a time."""
         begin = None if self.grain is not None else self.data.id.get_offset()
         known = self.data.dtype == self.dtype and not self.file.userblock_size
-        if begin is not None and known and (handle := self._handle()) >= 0:
-            get = filler(handle, self.nbytes)
+        if begin is not None and known and self.handle >= 0:
+            get = filler(self.handle, self.nbytes)
             if read_box(get, out, box, self.shape, begin) is None:
                 return
         try:
@@ -357,14 +416,14 @@ class Hdf5Source(Source):
         box = tuple(zip(at, ends, strict=True))
         size = math.prod(self.grain) * self.data.dtype.itemsize
         try:
-            stored = self.data.id.get_chunk_info_by_coord(at)
-            skipped = stored.filter_mask
+            assert self.table is not None
+            _, length, skipped = self.table.find(at)
             used = [f for k, f in enumerate(self.filters) if not skipped >> k & 1]
             sums = [f for f in used if f[0] == FLETCHER]
-            known = used and stored.size and [f for f in used if f not in sums][-1:]
+            known = used and length and [f for f in used if f not in sums][-1:]
             if known and known[0][0] == DEFLATE and used[-1] in (*known, *sums):
-                if stored.size > size + size // 8 + SPARE:
-                    raise ValueError(f"of {stored.size} bytes, which are more than its {size}")
+                if length > size + size // 8 + SPARE:
+                    raise ValueError(f"of {length} bytes, which are more than its {size}")
                 data = self.data.id.read_direct_chunk(at)[1]
                 data = inflated("zlib", data[: -4 * len(sums) or None], size)
                 rest = [f for f in used if f not in (*known, *sums)]
@@ -413,7 +472,7 @@ class ZarrSource(Source):
         try:
             with warnings.catch_warnings():  # which it has for what it does not know
                 warnings.simplefilter("ignore")
-                found: Any = tried(partial(zarr.open, self.path, mode="r"))
+                found: Any = self._try(partial(zarr.open, self.path, mode="r"))
                 if not hasattr(found, "dtype"):
                     names = [name for name, item in found.members(None) if hasattr(item, "dtype")]
                     self.dataset = chosen(self.path, sorted(names), dataset)
@@ -428,6 +487,10 @@ class ZarrSource(Source):
         if not all(n > 0 for n in self.grain):
             raise self.trouble(f"chunks {self.grain!r:.80}", "extents of 1 or more")
         self.check_size(self.grain)
+
+    def _try(self, function: Callable[..., Any], *given: Any) -> Any:
+        """What the library gives, asked for again where an answer may be another one."""
+        return tried(function, *given) if is_remote(self.path) else function(*given)
 
     def _look_inside(self) -> None:
         """The bytes of all files of the store; raises if there are others, or links."""
@@ -463,7 +526,7 @@ class ZarrSource(Source):
                 f"a read of {many} chunks", f"at most {MOST_CHUNKS}", "read parts of it"
             )
         try:
-            out[...] = tried(self.data.__getitem__, tuple(slice(lo, hi) for lo, hi in box))
+            out[...] = self._try(self.data.__getitem__, tuple(slice(lo, hi) for lo, hi in box))
         except Exception as error:  # of a store that lost a chunk, or holds a damaged one
             raise self.trouble(
                 f"{type(error).__name__}: {error}", "a store that is whole"

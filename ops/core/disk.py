@@ -27,6 +27,7 @@ except ImportError:  # a system without
     fcntl = None  # type: ignore[assignment]
 
 _HERE, _EXCHANGE = -100, 2  # of Linux: AT_FDCWD, RENAME_EXCHANGE
+_HANDLES = "/proc/self/fd"  # where Linux has what this process has open
 
 
 def write_whole(
@@ -145,7 +146,66 @@ def replace_folder(
     if durable:
         sync(target.parent)
     if old is not None:
-        shutil.rmtree(old)
+        _remove(old)
+
+
+class Held:
+    """A folder that is read: who gives its name to another one leaves it whole until nobody reads it.
+    `path` leads to it, whatever it is called by then."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        handle = -1
+        while fcntl is not None and handle < 0 and os.path.isdir(_HANDLES):
+            try:
+                handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+            except OSError:  # whoever opens what is in it says so
+                return
+            try:
+                fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                is_going = True
+            except OSError:  # a file system without
+                os.close(handle)
+                return
+            else:
+                is_going = not os.fstat(handle).st_nlink
+            if is_going:  # another one has its name
+                os.close(handle)
+                handle = -1
+        if handle >= 0:
+            self.path = f"{_HANDLES}/{handle}"
+            weakref.finalize(self, _let_go, handle, os.path.realpath(path))
+
+
+def _let_go(handle: int, target: str) -> None:
+    """Nobody reads a folder here any more; one that has lost its name goes."""
+    with contextlib.suppress(OSError):
+        has_moved = os.readlink(f"{_HANDLES}/{handle}") != target
+        os.close(handle)
+        if has_moved:
+            clear(target)
+
+
+def _remove(folder: str | os.PathLike[str]) -> bool:
+    """Remove a folder, unless somebody reads it."""
+    handle = -1
+    try:
+        if fcntl is not None:
+            with contextlib.suppress(PermissionError):
+                handle = os.open(folder, os.O_RDONLY)
+                try:
+                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    return False
+                except OSError as error:  # a file system without
+                    if error.errno not in (errno.ENOTSUP, errno.ENOSYS, errno.ENOLCK, errno.EBADF):
+                        raise
+        shutil.rmtree(folder)
+        return True
+    finally:
+        if handle >= 0:
+            os.close(handle)
 
 
 def _exchange(a: Path, b: Path) -> bool:
@@ -196,7 +256,9 @@ def unstage(part: str) -> None:
     if _STAGE.fullmatch(os.path.basename(folder)):
         for path in (part, part + ".old"):
             if os.path.isdir(path) and not os.path.islink(path):
-                shutil.rmtree(path, ignore_errors=True)
+                with contextlib.suppress(OSError):
+                    if not _remove(path):
+                        return  # to who reads it last, or writes next
             else:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(path)

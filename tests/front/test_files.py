@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import queue
 import subprocess
 import sys
 import tempfile
+import threading
 import tracemalloc
 from functools import partial
 from pathlib import Path
@@ -450,18 +452,65 @@ def test_a_file_that_changes_or_shrinks(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 4])
-def test_a_store_that_is_replaced(tmp_path: Path, workers: int) -> None:
-    """By one in the same chunks, or in others."""
+@pytest.mark.parametrize("name", ["x.npy", "x.h5", "x.zarr", "group.zarr"])
+def test_who_reads_what_is_replaced_has_the_old_content(
+    tmp_path: Path, workers: int, name: str
+) -> None:
+    """By one in the same chunks, or in others; and when it is read no more, nothing of it is left."""
+    value, path = numbers(64, 8), tmp_path / name
+    inner = "a" if name in ("x.h5", "group.zarr") else None
+    ost.save(path, value, dataset=inner)
+    old = ost.load(path, dataset=inner, resident=False)
+    for k in (1, 2):
+        with use((workers,)):
+            ost.save(path, ost.asarray(value + k, split=0), dataset=inner)
+        new = ost.load(path, dataset=inner, resident=False)
+        np.testing.assert_array_equal(np.asarray(new), value + k)
+    np.testing.assert_array_equal(np.asarray(old), value)
+    np.testing.assert_array_equal(np.asarray(old[3:9].sum()), value[3:9].sum())
+    np.testing.assert_array_equal(np.asarray(new), value + 2)
+    del old, new
+    gc.collect()
+    assert [p.name for p in tmp_path.rglob("*.part")] == []
+
+
+@pytest.mark.parametrize("name", ["x.h5", "x.zarr"])
+def test_who_reads_while_others_save_has_the_old_or_the_new_content(
+    tmp_path: Path, name: str
+) -> None:
+    path, saved = tmp_path / name, threading.Event()
+
+    def save(k: int) -> None:
+        ost.save(path, np.full((300, 40), float(k)))
+
+    def save_all() -> None:
+        for k in range(1, 40):
+            save(k)
+        saved.set()
+
+    save(0)
+    thread = threading.Thread(target=save_all)
+    thread.start()
+    seen = [0.0]
+    while not saved.is_set():
+        found = np.unique(np.asarray(ost.load(path, resident=len(seen) % 2 > 0)))
+        assert found.size == 1
+        seen.append(float(found[0]))
+    thread.join()
+    assert seen == sorted(seen)
+    gc.collect()
+    assert [p.name for p in tmp_path.iterdir()] == [name]
+
+
+def test_a_store_that_others_write_to(tmp_path: Path) -> None:
+    """In its place, which can be seen by its header alone."""
     value, path = numbers(64, 8), tmp_path / "x.zarr"
     ost.save(path, value)
     x = ost.load(path, resident=False)
-    np.testing.assert_array_equal(np.asarray(x), value)
-    with use((workers,)):
-        ost.save(path, ost.asarray(value * 2, split=0))
+    (path / "zarr.json").write_bytes((path / "zarr.json").read_bytes())
     for use_it in (lambda: np.asarray(x.sum()), lambda: np.asarray(x)):
         with pytest.raises(DataFileError, match=r"other content than .*; load it again"):
             use_it()
-    np.testing.assert_array_equal(np.asarray(ost.load(path, resident=False)), value * 2)
 
 
 # -- other formats ---------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ostinato.io_pipeline import inflating, source
+from ostinato.io_pipeline import chunks, files, inflating, source, threads
 from ostinato.io_pipeline.files import open_source
 
 from ostinato.errors import DataFileError
@@ -32,7 +32,7 @@ CODECS: dict[str, Any] = {
 
 @pytest.fixture(autouse=True)
 def few_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source, "LARGE", 1)
+    monkeypatch.setattr(threads, "LARGE", 1)
 
 
 @pytest.fixture
@@ -109,8 +109,76 @@ def test_zarr(codec: str, version: int, left: Any, tmp_path: Path) -> None:
     x[16:] = 3.0
     check(tmp_path / "x.zarr", x)
     if codec != "gzip" or version == 2 or inflating.libdeflate() is not None:
-        assert left[0] == (source.SHARE, 0)
+        assert left[0] == (threads.SHARE, 0)
         assert sum(n for n, _ in left) > sum(n for _, n in left) > 0
+
+
+@pytest.mark.parametrize("codec", [*CODECS, None])
+@pytest.mark.parametrize("where", ["start", "end"])
+def test_shards(codec: str | None, where: str, left: Any, tmp_path: Path) -> None:
+    x = numbers("f4")
+    z = zarr.create_array(
+        tmp_path / "x.zarr", shape=x.shape, chunks=(4, 5, 5), dtype="f4", fill_value=3.0,
+        compressors=None if codec is None else CODECS[codec](),
+        shards={"shape": (8, 10, 15), "index_location": where},
+    )  # fmt: skip
+    z[:16] = x[:16]
+    z[20:, :9] = x[20:, :9]  # of a shard only some chunks
+    x[16:20], x[20:, 9:] = 3.0, 3.0
+    assert isinstance(open_source(tmp_path / "x.zarr"), chunks.ShardSource)
+    check(tmp_path / "x.zarr", x)
+    assert not left if codec is None else np.sum(left, 0)[0] > 100
+
+
+def test_shards_that_are_damaged(tmp_path: Path) -> None:
+    x = numbers("f4", (8, 8))
+    path = tmp_path / "x.zarr"
+    zarr.create_array(path, shape=x.shape, chunks=(2, 2), shards=(4, 8), dtype="f4")[...] = x
+    shard = path / "c" / "0" / "0"
+    whole = shard.read_bytes()
+    out, said = np.empty((8, 8), "f4"), list[str]()
+    for at in (*range(0, len(whole), 7), len(whole) - 1):
+        shard.write_bytes(whole[:at] + bytes([whole[at] ^ 0x41]) + whole[at + 1 :])
+        try:
+            open_source(path).read(out, ((0, 8), (0, 8)))
+        except DataFileError as error:
+            said.append(str(error))
+        else:  # the codec had no checksum of its own
+            assert at < len(whole) - 16 * 8 - 4
+    assert all("chunk c/0/0" in text for text in said)
+    shard.write_bytes(whole)
+    opened = open_source(path)
+    for k in range(2):  # written again, which shows by its time
+        opened.read(out, ((0, 8), (0, 8)))
+        np.testing.assert_array_equal(out, x + k)
+        zarr.open(path, mode="r+")[...] = x + 1
+    for keep in (0, 3, len(whole) // 2, len(whole) - 1):
+        shard.write_bytes(whole[:keep])
+        with pytest.raises(DataFileError, match="chunk c/0/0"):
+            open_source(path).read(out, ((0, 8), (0, 8)))
+
+
+@pytest.mark.parametrize("asked", [0, 3, 1000])
+def test_where_chunks_of_hdf5_lie(
+    asked: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Of many chunks the library lists all once, since it looks for each of them through all."""
+    monkeypatch.setattr(files, "ASKED", asked)
+    x = numbers("u2")
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        made = file.create_dataset(
+            "x", shape=x.shape, dtype="u2", chunks=(3, 4, 9), compression="gzip"
+        )
+        made[:15], made[18:, 8:] = x[:15], x[18:, 8:]
+        x[15:18], x[18:, :8] = 0, 0
+    check(tmp_path / "x.h5", x)
+    found = open_source(tmp_path / "x.h5")
+    assert isinstance(found, files.Hdf5Source)
+    table, known = found.table, found.data.id.get_chunk_info_by_coord
+    assert table is not None
+    for at in itertools.product(range(0, 23, 3), range(0, 31, 4), (0, 9)):
+        assert table.find(at) == files._place(known(at))
+    assert len(table.numbers) == (0 if asked == 1000 else 5 * 8 * 2 + 2 * 6 * 2)
 
 
 @pytest.mark.parametrize("ndim", range(1, 6))
