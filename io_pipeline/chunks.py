@@ -234,8 +234,7 @@ class ChunkSource(Source):
         if not stat.S_ISREG(about.st_mode) or about.st_size > most:
             got = f"chunk {name} of {about.st_size} bytes"
             raise self.trouble(got, f"at most {most}, as it has {self.chunk_bytes} inflated")
-        with os.fdopen(os.dup(handle), "rb") as file:
-            data = file.read(most)
+        data = os.pread(handle, about.st_size, 0)
         try:
             return self._numbers(name, inflated(self.codec, data, self.chunk_bytes))
         except ValueError as error:

@@ -265,7 +265,9 @@ class ChunkTable:
 
 
 def _place(chunk: Any) -> tuple[int, int, int]:
-    return chunk.byte_offset or 0, chunk.size or 0, chunk.filter_mask
+    if not chunk.size:  # of which the library says nothing else
+        return 0, 0, 0
+    return chunk.byte_offset or 0, chunk.size, chunk.filter_mask
 
 
 class Hdf5Source(Source):

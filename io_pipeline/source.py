@@ -26,7 +26,7 @@ from ostinato.ops.core.spec import DTYPES, MOST_AXES, misshapen
 from ostinato.errors import DataFileError
 
 from .remote import IN_FLIGHT, Address, absolute, is_remote
-from .threads import Index, each_of
+from .threads import LARGE, Index, each_of
 
 LONGEST = 1 << 30  # bytes of one read or write
 PASSING = 1 << 20  # bytes of one read that leaves nothing in the system's cache,
@@ -41,7 +41,7 @@ SLAB = 1 << 16  # if no more than this is read at once
 CLOSE = 1 << 12  # bytes between two places that are sooner read than left out
 LARGEST_BOX = (
     1 << 18
-)  # bytes of a box that is read beside what is wanted, about; more if chunks are larger
+)  # bytes of a box that is read beside what is wanted, about; LARGE of what is in chunks
 KEPT = 8 << 20  # bytes of chunks that stay for who reads another part of them
 ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # of an object, as Python's own words have it
 FEW = 64  # reads that are not worth looking for fewer
@@ -703,12 +703,16 @@ def _span(axis: Axis) -> int:
 
 def _ranges(source: Source, axes: Sequence[Axis]) -> list[list[Run]]:
     """The ranges of each axis that together have all its places. Those of inner axes are as long as
-    they may be, before those of outer ones are."""
+    they may be, before those of outer ones are, which have whole chunks in any case."""
     found: list[list[Run]] = [[] for _ in axes]
     size = room = source.dtype.itemsize
+    least = [min(_span(a), n) for a, n in zip(axes, source.grain or [1] * len(axes), strict=True)]
+    left = math.prod(least)
     for d in range(len(axes)) if source.by_columns else reversed(range(len(axes))):
         grain = source.grain[d] if source.grain else 1
-        most = -(-max(LARGEST_BOX // room, 1) // grain) * grain
+        left //= max(least[d], 1)  # elements of what outer axes have at least
+        largest = LARGEST_BOX if source.grain is None else LARGE
+        most = -(-max(largest // (room * max(left, 1)), 1) // grain) * grain
         found[d] = list(_runs(axes[d], CLOSE // size, most, grain))
         size *= _span(axes[d])
         room *= max(hi - lo for lo, hi, _, _ in found[d])

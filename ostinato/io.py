@@ -22,7 +22,7 @@ from ostinato.io_pipeline.feed.samples import Arrays, Items, Samples, Stream
 from ostinato.io_pipeline.feed.shards import shards_of
 from ostinato.io_pipeline.feed.stage import Stage, stage
 from ostinato.io_pipeline.feed.tables import table_of
-from ostinato.io_pipeline.feed.targets import FEEDS, TARGETS, Convert
+from ostinato.io_pipeline.feed.targets import FEEDS, ROOMS, TARGETS, Convert
 from ostinato.io_pipeline.feed.volume_files import volume_files
 from ostinato.io_pipeline.files import NpzSource, members_of
 from ostinato.io_pipeline.source import Source
@@ -52,6 +52,9 @@ __all__ = [
     "table",
     "zip",
 ]
+
+
+WAITING = 4  # batches that wait take such a part of memory_limit
 
 
 def __dir__() -> list[str]:
@@ -267,5 +270,13 @@ def _convert() -> Convert:
     return convert
 
 
+def _room() -> int | None:
+    """Bytes of batches that may wait beside what plans need: a part of the limit, if there is one."""
+    session = current()
+    limit = session.target.memory_limit
+    return None if limit is None else limit * session.workers // WAITING
+
+
 TARGETS["ostinato"] = _convert
+ROOMS["ostinato"] = _room
 FEEDS["ostinato"] = fed

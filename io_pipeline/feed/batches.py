@@ -51,6 +51,7 @@ class Recipe:
     relaxed: bool = False  # batches are handed out as they are made
     slabs: Slabs | None = None  # reads only a part of each sample
     regroups: Regroups | None = None  # samples are put in batches once it is known which stay
+    most_ahead: int = 0  # bytes of batches that the tuner may have wait, if that is bounded
     movable: int = 0  # of the last stages, how many may be left to who takes batches, if that pays
 
 

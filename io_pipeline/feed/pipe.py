@@ -38,7 +38,7 @@ from .processes import InProcesses, Unfit, needed_by
 from .samples import Samples, Stream, digest
 from .slabs import NAMES, SAMPLES, SlabChain, Slabs
 from .stage import STAGES, Box3, Filter, Map, Shape, Stage
-from .targets import FEEDS, LATE, check_target
+from .targets import FEEDS, LATE, ROOMS, check_target
 from .timed import Timed
 
 FORMAT = 1  # of states
@@ -61,6 +61,7 @@ class Pipe:
     threads: int = 0  # 0: one for each core
     chunk: int = CHUNK
     ahead: int = AHEAD
+    most_ahead: int = 0  # bytes that the tuner may go up to; 0: what the memory has
     given: frozenset[str] = frozenset()  # which of these the user has said
     tune: bool = True
     order: str = STRICT
@@ -558,11 +559,15 @@ class Pipe:
         cursor.epoch, cursor.place, cursor.is_restored = epoch, start, False
         cursor.has_begun, cursor.beyond = True, beyond
         cursor.fed, cursor.figures = None, []
+        room = ROOMS[self.target]() if self.target in ROOMS and "ahead" not in self.given else None
+        pipe = self
+        if room is not None:
+            pipe = replace(self, ahead=min(self.ahead, room), most_ahead=room)  # with this cursor
         if not beyond and (apart := FEEDS.get(self.target)) is not None and workers == 1:
-            fed: Epoch | None = apart(self, epoch, start, progress)
+            fed: Epoch | None = apart(pipe, epoch, start, progress)
             if fed is not None:
                 return fed
-        return self.begin(epoch, start, rows_of(rank, workers), progress)
+        return pipe.begin(epoch, start, rows_of(rank, workers), progress)
 
     def _check_order(self, workers: int) -> None:
         """Batches that overtake each other are no parts of the same ones; and nobody knows how many
@@ -735,6 +740,7 @@ class Pipe:
             next((e.line for e in self.entries if isinstance(e.what, Cut)), ""),
             self.order == RELAXED,
             movable=movable if self.moves else 0,
+            most_ahead=self.most_ahead,
         )
         return recipe, cut or Cut(SINGLE, KEEP), order
 

@@ -35,6 +35,7 @@ def _jax() -> Convert:
 
 
 FEEDS: dict[str, Callable[..., Any]] = {}  # by target: who makes epochs elsewhere, if need be
+ROOMS: dict[str, Callable[[], int | None]] = {}  # and how many bytes may wait, if that is said
 TARGETS: dict[str, Callable[[], Convert]] = {"numpy": _numpy, "torch": _torch, "jax": _jax}
 
 

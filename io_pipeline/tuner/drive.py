@@ -97,7 +97,8 @@ class Drive:
             return
         ahead = recipe.ahead
         if "ahead" not in recipe.given and work.batch_bytes:
-            ahead = config.ahead * work.batch_bytes
+            ahead = config.ahead * work.batch_bytes  # as another run with more room may have found
+            ahead = min(ahead, recipe.most_ahead or ahead)
         work.run_with(config.threads, config.chunk, ahead)
 
     def _begin(self, work: Work) -> Tuner:
@@ -112,7 +113,8 @@ class Drive:
         most = math.ceil(TIMES * own_cores() * work.patience())
         most = max(most, work.active, known[0].threads if known is not None else 0)
         most = min(most, MOST_THREADS)
-        room = min(max(own_memory() // size, ahead), MOST)
+        memory = min(own_memory(), recipe.most_ahead or own_memory())
+        room = min(max(memory // size, ahead), MOST)
         space = Space(
             [start.threads] if "threads" in recipe.given else range(1, most + 1),
             [start.chunk]

@@ -492,7 +492,7 @@ def test_what_was_found_on_a_busy_machine_fades(tmp_path: Path) -> None:
 def test_as_many_threads_as_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(settings, "cache", tmp_path)
     monkeypatch.setattr(drive, "own_cores", lambda: 2)
-    recipe = SimpleNamespace(given=(), ahead=4096, movable=0)
+    recipe = SimpleNamespace(given=(), ahead=4096, movable=0, most_ahead=0)
     facts = {"recipe": recipe, "batch_bytes": 1024, "active": 2, "chunk": 8, "costs": []}
 
     def most(patience: float) -> int:
