@@ -14,7 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 from ostinato.io_pipeline import remote
+from ostinato.io_pipeline import source as source_of_files
 from ostinato.io_pipeline.feed.described import as_data, from_data
+from ostinato.io_pipeline.files import open_source
 from ostinato.ops.core.tree import flatten
 from PIL import Image
 
@@ -206,6 +208,13 @@ def test_many_requests_are_in_flight(files: Path, monkeypatch: pytest.MonkeyPatc
     source = ost.load("flaky://top/x.npy", resident=False)
     monkeypatch.setattr(Flaky, "meet", threading.Barrier(4))
     np.testing.assert_array_equal(np.asarray(source[:4, :2]), np.arange(24.0).reshape(4, 6)[:, :2])
+    monkeypatch.setattr(Flaky, "meet", None)
+    monkeypatch.setattr(source_of_files, "CLOSE", 8)
+    rows = np.empty((4, 6))
+    opened = open_source("flaky://top/x.npy")
+    monkeypatch.setattr(Flaky, "meet", threading.Barrier(4))
+    opened.taken(np.array([0, 20, 40, 60]), 0).read(rows, ((0, 4), (0, 6)))
+    np.testing.assert_array_equal(rows, np.arange(600.0).reshape(100, 6)[:61:20])
 
 
 @pytest.mark.parametrize("error", [ConnectionResetError("reset"), TimeoutError()])
