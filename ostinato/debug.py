@@ -69,7 +69,7 @@ def print(text: str, /, *args: Any, **kwargs: Any) -> None:
     ...     return x / 2
     >>> half(ost.arange(3.0))
     x is [0. 1. 2.], its sum 3.0
-    Array([0. , 0.5, 1. ], dtype=float64, whole of 1)
+    Array([0. , 0.5, 1. ], dtype=float64)
     """
     if not isinstance(text, str):
         raise misfit(

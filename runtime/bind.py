@@ -465,8 +465,8 @@ class _Binder:
         outs = names[first : first + len(node.specs)]
         if node.op == "constant" or is_joined(program, k) or (op.pieces and ins == outs):
             return  # there is nothing to do, or to copy
-        if not op.joins and (at := replaced(graph, k)) is not None:
-            slabs = around(at, self.shape(node.specs[0]))
+        if not op.joins and (box := replaced(graph, k)) is not None:
+            slabs = around(box, self.shape(node.specs[0]))
             copy = self.name("h", partial(_copy_parts, slabs))
             self.write(f"{copy}({outs[0]}, {ins[0]})", row)
             return
