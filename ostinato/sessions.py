@@ -581,7 +581,8 @@ def connect(
 
     mesh: how the workers are arranged, e.g. (3, 2); arrays are split along its axes. numerics:
     "same-plan" (the same plan gives the same bits), "any-workers" (so does any number of workers),
-    "fast" (on a GPU, relu and gelu behind products have other bits, and relu makes 0 of NaN).
+    "fast" (timing on a machine may choose ways with other bits; on a GPU, relu and gelu behind products
+    have other bits, and relu makes 0 of NaN).
     memory_limit: bytes per worker; a plan that needs more runs block after block of an index, or is
     refused before it runs if that is not enough. threads: at most so many cores are used, which
     workers share; else all that this process may use, or OMP_NUM_THREADS. precision: "mixed_bf16" and

@@ -22,6 +22,7 @@ from .registry import OPS, Params, Scratch, Specs
 from .spec import DType, Shape, Spec, bfloat16, float16, float32
 
 Function = Callable[..., None]  # of operands and results
+Classes = Sequence[Sequence[str]]
 Messages = Sequence[tuple[int, Any]]  # peer, and what it is sent or what its message is written to
 
 
@@ -41,8 +42,9 @@ class Native:
     make: Callable[..., Any]  # (arrays like operands and results, threads, scratch=, **params) ->
     # a Function, a `Keeping` of one, or None
     scratch: Callable[..., Sequence[Scratch]] | None = None  # as Op.scratch, and behind that
-    ways: Callable[[Specs, Specs, Params, int], Sequence[str]] | None = None  # names of what `way`
-    # may be in its params, the rule's first
+    ways: Callable[[Specs, Specs, Params, int], Classes] | None = None  # names of what `way` may be
+    # in its params: those of a class give the same bits; the rule's first
+    by_threads: bool = False  # whether bits may depend on how many threads there are
     least: int = 0  # elements from which, outside of loops, it is worth making
 
 

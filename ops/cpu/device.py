@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
-from ostinato.ops.core.device import Device, Function, Keeping, add
+from ostinato.ops.core.device import Device, Function, Keeping, add, plain
 from ostinato.ops.core.graph import Node
 from ostinato.ops.core.registry import OPS, Specs
 from ostinato.ops.core.spec import DType, Shape, Spec, copied, in_line
@@ -94,7 +94,7 @@ class Cpu(Device):
         if op.placed and any(x.shape != s.shape for x, s in zip(arrays, specs, strict=True)):
             return None  # such a function knows no places: everything has to be here
         if op.pieces is not None:
-            parts = op.pieces([x.shape for x in arrays[: len(node.inputs)]], **node.kw)
+            parts = op.pieces([x.shape for x in arrays[: len(node.inputs)]], **plain(node.kw))
             found = None if parts is None else in_pieces(parts, arrays, threads, often)
             if found is not None:
                 return found

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from ostinato.ops.bits import local_shape
-from ostinato.ops.core.device import plain
+from ostinato.ops.core.device import Classes, plain
 from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.layout import Box
 from ostinato.ops.core.parameters import GRAPH, unfit
@@ -55,13 +55,13 @@ def stages_room(
     return [Scratch((crew_of(nest, facts(nest), most_threads()).bytes,), int8)]
 
 
-def stages_ways(ins: Specs, outs: Specs, p: Params, threads: int) -> Sequence[str]:
-    """Where lanes run along rows, how many of them make a unit."""
+def stages_ways(ins: Specs, outs: Specs, p: Params, threads: int) -> Classes:
+    """Where lanes run along rows, how many of them make a unit, by which sums over rows are cut."""
     nest = analyse_in_order(**p, shapes=[s.shape for s in (*ins, *outs)])
     if nest is None or not nest.across:
-        return ("in stages",)
-    counts = sorted(BLOCKS, key=lambda n: n != str(nest.lanes))
-    return [f"{n}{UNITS}" for n in counts]
+        return [("in stages",)]
+    names = [f"{n}{UNITS}" for n in sorted(BLOCKS, key=lambda n: n != str(nest.lanes))]
+    return [names] if nest.gathers_exactly else [(name,) for name in names]
 
 
 def stages(

@@ -64,8 +64,10 @@ class Limits:
     strip_vectors: int = 6  # of a strip of them at the least
     chains: int = 24  # values that are searched for at the same time
     packs_both: int = 64  # rows and columns from which oneDNN packs both matrices
-    narrow: int = 32  # columns below which its vectors and tiles are half empty,
-    few: int = 16  # and rows
+    narrow: int = 8  # columns below which its vectors and tiles are mostly empty,
+    few: int = 16  # and rows, if the other matrix
+    small: int = 1 << 17  # has not more elements,
+    large: int = 1 << 20  # and those from which packing it pays for few rows, too
 
 
 LIMITS = Limits()

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from ostinato.ops.contraction import Folds
-from ostinato.ops.core.device import Device, Keeping
+from ostinato.ops.core.device import Classes, Device, Keeping
 from ostinato.ops.core.monoid import identity
 from ostinato.ops.core.registry import OPS, Params, Scratch, Specs
 from ostinato.ops.core.spec import Shape, Spec, bfloat16, int64, lying
@@ -44,9 +44,9 @@ def _product(arrays: Arrays, threads: int, *, way: str = "", stays: bool = False
     return any_product(a, b, out, threads, way, stays)
 
 
-def _product_ways(ins: Specs, outs: Specs, p: Params, threads: int) -> Sequence[str]:
+def _product_ways(ins: Specs, outs: Specs, p: Params, threads: int) -> Classes:
     a, b, out = (lying(s.shape, s.dtype) for s in (*ins, *outs))
-    return list(ways(a, b, out, threads, p.get("stays", False)))
+    return [(way,) for way in ways(a, b, out, threads, p.get("stays", False))]
 
 
 def _einsum(arrays: Arrays, threads: int, *, text: str, way: str = "", **_: Any) -> Made:
@@ -74,10 +74,10 @@ def _einsum(arrays: Arrays, threads: int, *, text: str, way: str = "", **_: Any)
     return einsum
 
 
-def _einsum_ways(ins: Specs, outs: Specs, p: Params, threads: int) -> Sequence[str]:
+def _einsum_ways(ins: Specs, outs: Specs, p: Params, threads: int) -> Classes:
     folds = Folds(p["text"], *(lying(s.shape, s.dtype) for s in ins))
     a, b, out = (lying(folds.shape(k), s.dtype) for k, s in enumerate((*ins, *outs)))
-    return list(ways(a, b, out, threads))
+    return [(way,) for way in ways(a, b, out, threads)]
 
 
 def _solve(arrays: Arrays, threads: int, **_: Any) -> Made:
@@ -246,11 +246,12 @@ def _distinct(arrays: Arrays, threads: int, *, size: int, **_: Any) -> Made:
 # -- the list ------------------------------------------------------------------------------
 def register(cpu: Device) -> None:
     for name in ("matmul", "wide_matmul"):
-        cpu.runs(name, _product, ways=_product_ways)
-    cpu.runs("einsum", _einsum, ways=_einsum_ways)
-    cpu.runs("gram", gram_native, ways=gram_ways, scratch=gram_room)
+        cpu.runs(name, _product, ways=_product_ways, by_threads=True)
+    cpu.runs("einsum", _einsum, ways=_einsum_ways, by_threads=True)
+    cpu.runs("gram", gram_native, ways=gram_ways, scratch=gram_room, by_threads=True)
     for name in ("fused_matmul", "fused_matmul_rows"):
-        cpu.runs(name, epilogue_native, ways=epilogue_ways, scratch=epilogue_room)
+        facts = {"ways": epilogue_ways, "scratch": epilogue_room, "by_threads": True}
+        cpu.runs(name, epilogue_native, **facts)
     cpu.runs("fused_nest", stages, ways=stages_ways, scratch=stages_room)
     cpu.runs("solve", _solve)
     cpu.runs("pair_distances", pair_distances)

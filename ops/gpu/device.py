@@ -20,6 +20,7 @@ import numpy as np
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.device import (
     Absent,
+    Classes,
     Device,
     Function,
     Keeping,
@@ -128,10 +129,10 @@ class Gpu(Device):
         given = _of_product(body) if body is not None else specs
         return products.room(ins, outs, given) if self._is_ours(given) else ()
 
-    def _ways(self, ins: Specs, outs: Specs, p: Params, threads: int) -> Sequence[str]:
+    def _ways(self, ins: Specs, outs: Specs, p: Params, threads: int) -> Classes:
         body = p.get("body")
         given = _of_product(body) if body is not None else (*ins, *outs)
-        return products.WAYS if self._is_ours(given) else ()
+        return [(way,) for way in products.WAYS] if self._is_ours(given) else ()
 
     def _product(
         self, arrays: Sequence[Any], threads: int, *, scratch: Sequence[Any], **how: Any

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from ostinato.ops.contraction import Folds
 from ostinato.ops.core.device import Function
-from ostinato.ops.core.registry import Params, Scratch, Specs
+from ostinato.ops.core.registry import Scratch
 from ostinato.ops.core.spec import Shape, Spec, float32, int8, lying
 from ostinato.ops.jit.stacks import Stack, stacked, transposed
 
@@ -43,10 +43,6 @@ def room(ins: Sequence[Shape], outs: Sequence[Shape], specs: Sequence[Spec]) -> 
     """A workspace for a product of these."""
     size = PARTS * math.prod(outs[0]) * max(4, specs[-1].dtype.itemsize)
     return [Scratch((min(MOST, max(LEAST, size)) + WORKSPACE,), int8)]
-
-
-def ways(ins: Specs, outs: Specs, p: Params, threads: int) -> Sequence[str]:
-    return WAYS
 
 
 # -- as the library counts -----------------------------------------------------------------------

@@ -55,6 +55,15 @@ class Stages:
         """What is combined over the rows; of moments, the means."""
         return [v for v, r in self.reductions.items() if r.over & set(self.rows)]
 
+    @property
+    def gathers_exactly(self) -> bool:
+        """Whether what is combined over the rows has the same bits however they are cut."""
+        picks = ("max", "min", "argmax", "argmin")
+        return all(
+            self.reductions[v].kind in picks or self.body.specs[v].dtype.kind in "biu"
+            for v in self.gathered
+        )
+
     def gathers(self, v: int) -> bool:
         """Whether a value is combined over the rows, and so done at the end only."""
         k = self.body.producers[v]

@@ -27,6 +27,7 @@ from ostinato.planner.seeing.limits import waits
 from ostinato.planner.simulation import simulate
 from ostinato.planner.title import title
 from ostinato.planner.tolerance import sites
+from ostinato.planner.tuning.tuner import GAIN
 
 
 # -- splits in time -----------------------------------------------------------------------------
@@ -304,8 +305,13 @@ def told(choices: Sequence[Choice]) -> Iterator[str]:
         by = dict(choice.times)
         taken = choice.way or choice.times[0][0]
         others = ", ".join(f"{way} {seconds(t)}" for way, t in by.items() if way != taken)
+        fastest, why = min(by, key=lambda way: (by[way], way != taken)), ""
+        if fastest != taken:
+            near = by[fastest] > (1 - GAIN) * by[taken]
+            how = f"by less than {GAIN:.0%}" if near else "in too few rounds, or a busy moment"
+            why = f"; {fastest} won {how}"
         line = f" ({choice.line})" if choice.line else ""
-        yield f"{choice.what}: {taken} {seconds(by[taken])}, not {others}{line}"
+        yield f"{choice.what}: {taken} {seconds(by[taken])}, not {others}{why}{line}"
 
 
 def _roundings(plan: Plan, machine: Machine) -> list[str]:

@@ -6,7 +6,8 @@ before                                          after
 
 A *site* is a node of the graph that a machine runs which may be done in other ways. Each way of it
 is a small program; the engine times them in turn, and one is taken only if it is clearly faster
-than what the rules would do. What was found is kept on disk by kind of site and machine, and
+than what the rules would do. Only under `fast` may ways compete whose bits differ: no timing changes
+what "same-plan" promises. What was found is kept on disk by kind of site and machine, and
 recorded in the plan: whoever runs the plan does the same, and nobody times on his own."""
 
 from __future__ import annotations
@@ -121,18 +122,21 @@ def _site(graph: Graph, k: int, target: Target, threads: int) -> Site:
     node, alone = graph.nodes[k], _alone(graph, k)
     device = DEVICES[target.device]
     native, threads = device.natives.get(node.op), threads if device.is_host else 1
-    rule = native.ways if native is not None else None
-    free = target.numerics != "any-workers"  # where bits may depend on how it is done
-    ways = list(rule(*_parts(graph, node), node.kw, threads)) if rule is not None and free else []
+    rule = native.ways if native is not None and target.numerics != "any-workers" else None
+    classes = rule(*_parts(graph, node), node.kw, threads) if rule is not None else ()
+    free = target.numerics == "fast"  # else only what has the bits of the rule's way
+    ways = [way for alike in (classes if free else classes[:1]) for way in alike]
     ways = ways or ["all threads" if threads > 1 else "as it is"]
-    if node.op in LARGER:
+    if free and node.op in LARGER:
         ways.append(APART)
-    if threads > 1 and _seconds(graph, node) < SHORT:
+    alike = native is None or not native.by_threads
+    if threads > 1 and (free or alike) and _seconds(graph, node) < SHORT:
         ways.append(ONE_THREAD)
     graphs = (alone, *(with_ways(alone, target, [way]) for way in ways[1:]))
     digest = hashlib.blake2b(repr(_kind(alone)).encode(), digest_size=12).hexdigest()
     what = f"{title(node)} -> {', '.join(str(s.bare) for s in node.specs)}"
-    return Site(f"{digest}-{threads}", what, node.line, tuple(ways), graphs, target.device)
+    kind = f"{digest}-{threads}-{target.numerics}"
+    return Site(kind, what, node.line, tuple(ways), graphs, target.device)
 
 
 def _alone(graph: Graph, k: int) -> Graph:

@@ -1,7 +1,8 @@
 """Who decides about sites: what was timed on this machine before, or timing, while there is time left.
 
 Noise is met by taking turns (runtime/trials.py), by asking for a clear gain in most of the rounds, and by
-the rule that a tie changes nothing. What was found is kept for the machine that it was found on."""
+the rule that a tie changes nothing. What a busy moment shows is measured again before it is kept, for it is
+kept long: what was found is kept for the machine that it was found on."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +33,8 @@ from .sites import Site
 GAIN = 0.05  # of its time that another way must save
 OFTEN = 0.75  # of the rounds that it must win
 ROUNDS = 3  # fewer show nothing
+BUSY = 1.5  # times its best that the median of a way's rounds takes while the machine does other things
+TRIES = 2  # to find it calm
 SITE_SECONDS = 0.5  # for one site, unless more was granted
 MOST_BYTES = 1 << 32  # of operands and results that are made for timing,
 BYTES_PER_SECOND = 1 << 29  # and for each second that it may take
@@ -59,6 +62,12 @@ def decide(site: Site, rounds: Sequence[Sequence[float]]) -> Choice:
         if ratio < least and sum(x < 1 for x in ratios) >= OFTEN * len(ratios):
             taken, least = way, ratio
     return Choice(site.what, site.line, taken, tuple(times.items()))
+
+
+def is_calm(rounds: Sequence[Sequence[float]]) -> bool:
+    """Whether the rounds of each way are alike."""
+    known = [[t for t in times if math.isfinite(t)] for times in zip(*rounds, strict=True)]
+    return all(statistics.median(times) <= BUSY * min(times) for times in known if times)
 
 
 def machine(threads: int, device: Device) -> str:
@@ -166,10 +175,16 @@ class Tuner:
         programs = site.programs()
         if max(map(peak_bytes, programs)) > most:
             return Choice()
-        start = time.perf_counter()
-        rounds = self.stopwatch(programs, limit)
-        self.budget.spent += time.perf_counter() - start
-        choice = decide(site, rounds)
+        for _ in range(TRIES):
+            start = time.perf_counter()
+            rounds = self.stopwatch(programs, limit)
+            self.budget.spent += time.perf_counter() - start
+            choice, calm = decide(site, rounds), is_calm(rounds)
+            limit = min(self.budget.left, self.budget.site)
+            if calm or limit <= 0:
+                break
+        if not calm:
+            return replace(choice, way="")
         if choice.times:
             self.known.put(site, choice)
             self.report.append((site, choice))

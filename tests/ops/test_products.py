@@ -345,11 +345,15 @@ def test_which_rule_a_vector_takes() -> None:
 @pytest.mark.parametrize(
     ("m", "n", "k", "turned", "first"),
     [
-        (300, 10, 200, (False, False), "blas"),
+        (300, 6, 200, (False, False), "blas"),
+        (300, 10, 200, (False, False), "onednn"),
         (300, 10, 200, (True, True), "blas"),
+        (300, 20, 200, (True, False), "onednn packed"),
         (8, 300, 200, (False, False), "blas"),
         (8, 300, 200, (False, True), "onednn packed"),
         (8, 300, 200, (True, True), "onednn"),
+        (8, 300, 2000, (False, False), "onednn"),
+        (8, 2000, 2000, (False, False), "onednn packed"),
         (40, 300, 200, (True, False), "onednn packed"),
         (40, 300, 200, (True, True), "onednn"),
     ],

@@ -107,15 +107,20 @@ def run(xp: Any, steps: list[Any], given: dict[str, Any]) -> list[Any]:
     return results[-6:]
 
 
-def check(seed: int, workers: int = 1, dtype: Any = np.float64, device: str = "cpu") -> int:
-    """A random program against NumPy in double precision; how many kernels in stages it had."""
+def program(seed: int, dtype: Any) -> tuple[dict[str, Any], list[Any]]:
+    """The operands and the steps of a random one."""
     r = random.Random(seed)
     given = operands(r, np.random.default_rng(seed), dtype)
-    steps = [step(r) for _ in range(r.randint(4, 14))]
+    return given, [step(r) for _ in range(r.randint(4, 14))]
+
+
+def check(seed: int, workers: int = 1, dtype: Any = np.float64, **session: Any) -> int:
+    """A random program against NumPy in double precision; how many kernels in stages it had."""
+    given, steps = program(seed, dtype)
     wide = {name: x.astype(np.float64) if x.dtype == dtype else x for name, x in given.items()}
     with np.errstate(all="ignore"):
         expected = run(np, steps, wide)
-    with sessions.use((workers,), device=device):
+    with sessions.use((workers,), **session):
         f = ost.compile(lambda a: run(ost, steps, a))
         split = {"nd": 0, "dn": 1, "n": 0, "place": 0} if workers > 1 else {}
         lazy = {name: ost.asarray(x, split=split.get(name)) for name, x in given.items()}

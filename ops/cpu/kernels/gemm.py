@@ -34,7 +34,7 @@ TINY = LIMITS.product_tiny
 GRAIN = LIMITS.product_wake
 QUICK, QUICK_READS = LIMITS.product_quick, LIMITS.reads_quick
 BOTH = LIMITS.packs_both
-NARROW, FEW = LIMITS.narrow, LIMITS.few
+NARROW, FEW, SMALL, LARGE = LIMITS.narrow, LIMITS.few, LIMITS.small, LIMITS.large
 FEWEST = 4  # rows and columns of integers that are not left to NumPy
 LONG = 1 << 14  # terms of a sum that make a block
 PARTS = 32  # blocks of a sum at the most
@@ -82,9 +82,9 @@ def ways(a: Any, b: Any, out: Any, threads: int, stays: bool = False) -> Mapping
     found: dict[str, Maker] = {}
     if alike and _blas_pays(left, right, result):
         found["blas"] = partial(_blas_product, left, right, result, threads)
-    if not alike or (work > TINY and min(m, n) > 1):
+    if not alike or (out.dtype == np.float32 and work > TINY and min(m, n) > 1):
         most = max(1, min(threads, work // GRAIN))
-        whole = len(result.shape) == 2 and _packing_pays(left, right, result)
+        whole = len(result.shape) == 2 and _packing_pays(left, right, result, stays)
         for packed in (whole, not whole) if len(result.shape) == 2 else (False,):
             name = "onednn packed" if packed else "onednn kept" if stays else "onednn"
             keeps = stays and not packed
@@ -103,14 +103,20 @@ def ways(a: Any, b: Any, out: Any, threads: int, stays: bool = False) -> Mapping
 def _blas_pays(a: Stack, b: Stack, out: Stack) -> bool:
     """Whether it is quicker than oneDNN: as timed over a grid of shapes."""
     rows, columns = out.shape[-2:]
-    return columns < NARROW or (rows < FEW and a.strides[-1] == b.strides[-1] == 1)
+    in_rows = a.strides[-1] == b.strides[-1] == 1
+    narrow = NARROW if a.strides[-1] == 1 else 2 * NARROW
+    return columns < narrow or (rows < FEW and in_rows and b.shape[-2] * columns <= SMALL)
 
 
-def _packing_pays(a: Stack, b: Stack, out: Stack) -> bool:
+def _packing_pays(a: Stack, b: Stack, out: Stack, stays: bool) -> bool:
     """Whether to copy both operands in an order that suits the processor first, as timed."""
     rows, columns = out.shape[-2:]
     turned = a.strides[-1] != 1, b.strides[-1] != 1
-    return min(rows, columns) >= BOTH or turned == ((False, True) if rows < FEW else (True, False))
+    if rows < FEW:
+        return not stays and (turned == (False, True) or b.shape[-2] * columns > LARGE)
+    if turned == (True, False):
+        return not stays or columns < 4 * NARROW
+    return not stays and min(rows, columns) >= BOTH
 
 
 def _by_onednn(

@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
+from ostinato.ops.core.device import Classes
 from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.registry import Params, Scratch, Specs
 from ostinato.ops.core.spec import DType, Shape, Spec, float32, int8, lying
@@ -53,11 +54,11 @@ def multiplies(dtype: DType) -> bool:
     return with_tiles or (dtype == float32 and not isinstance(library(), str))
 
 
-def epilogue_ways(ins: Specs, outs: Specs, p: Params, threads: int) -> Sequence[str]:
+def epilogue_ways(ins: Specs, outs: Specs, p: Params, threads: int) -> Classes:
     """Who makes the blocks; the rule looks at how they lie, too."""
     form = form_of(ins[0].dtype, right=ins[1].dtype)
     both = form is not None and ins[0].dtype == float32 and not isinstance(library(), str)
-    return ["as they lie", TILES, SGEMM] if both else []
+    return [("as they lie",), (TILES,), (SGEMM,)] if both else []
 
 
 def shape_of(a: Shape, b: Shape) -> Shape:

@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
+from ostinato.ops.core.device import Classes
 from ostinato.ops.core.index import Indices
 from ostinato.ops.core.registry import Params, Scratch, Specs, op
 from ostinato.ops.core.spec import DType, Shape, Spec, float32, float64, int8, lying
@@ -132,10 +133,11 @@ def gram_native(
     return None if whole is None else lambda x, out: whole(x.T, x, out)
 
 
-def gram_ways(ins: Specs, outs: Specs, p: Params, threads: int) -> Sequence[str]:
+def gram_ways(ins: Specs, outs: Specs, p: Params, threads: int) -> Classes:
     x, out = (lying(s.shape, s.dtype) for s in (*ins, *outs))
     own = {TRIANGLE: _is_deep(ins[0]), MIRRORED: _is_wide(ins[0])}
-    return [*(way for way in own if own[way]), *ways(x.T, x, out, threads)]
+    names = [*(way for way in own if own[way]), *ways(x.T, x, out, threads)]
+    return [(way,) for way in names]
 
 
 def gram_room(
