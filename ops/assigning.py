@@ -152,7 +152,7 @@ def _masked(x: Array, items: list[Any], v: Array) -> Array | None:
     """What a choice between old and new gives: if the key has one mask, and no other places, and values
     are the same for all that it picks. This needs no list of places."""
     picks = [n for n, k in enumerate(items) if is_places(k)]
-    if len(picks) != 1 or not is_mask(items[picks[0]]) or not np.ndim(items[picks[0]]):
+    if len(picks) != 1 or not is_mask(items[picks[0]]):
         return None
     at = picks[0]
     mask = as_array(items[at])

@@ -33,7 +33,7 @@ from .core.spec import (
 from .core.spelling import missing
 from .core.user_line import misfit
 from .creation import arange
-from .elementwise import as_dtype, astype, conj, equal, real, where
+from .elementwise import as_dtype, astype, check_device, conj, equal, real, where
 from .reduction import running
 from .shape import axis_of, listed, pad, roll, slice_axes, whole_number
 
@@ -522,22 +522,28 @@ def _count(n: int, name: str) -> int:
     return many
 
 
-def fftfreq(n: int, d: float = 1.0, *, dtype: DTypeLike | None = None) -> Array:
+def fftfreq(
+    n: int, d: float = 1.0, *, dtype: DTypeLike | None = None, device: str | None = None
+) -> Array:
     """The frequency of each element of a transform of n samples that are d apart.
 
     >>> ost.fft.fftfreq(4)
     Array([ 0.  ,  0.25, -0.5 , -0.25], dtype=float64)
     """
+    check_device("fftfreq", device)
     many = _count(n, "fftfreq")
     return roll(_places(many, d, dtype, -(many // 2), many), -(many // 2))
 
 
-def rfftfreq(n: int, d: float = 1.0, *, dtype: DTypeLike | None = None) -> Array:
+def rfftfreq(
+    n: int, d: float = 1.0, *, dtype: DTypeLike | None = None, device: str | None = None
+) -> Array:
     """The same of `rfft`.
 
     >>> ost.fft.rfftfreq(4)
     Array([0.  , 0.25, 0.5 ], dtype=float64)
     """
+    check_device("rfftfreq", device)
     many = _count(n, "rfftfreq")
     return _places(many, d, dtype, 0, many // 2 + 1)
 

@@ -521,14 +521,6 @@ class _Axis:
 def _parse(x: Array, key: Any) -> tuple[list[_Axis | None], bool]:
     """The key, one entry per axis and per None, and whether its arrays stand side by side."""
     items = list(key) if isinstance(key, tuple) else [key]
-    if any(is_places(k) and is_mask(k) and np.ndim(k) == 0 for k in items):
-        raise misfit(
-            ArgumentError,
-            "index",
-            got="True or False",
-            needed="a mask of the array's shape",
-            do="use ost.where(condition, x, y)",
-        )
     wanted = sum(_consumes(k) for k in items)
     dots = [n for n, k in enumerate(items) if k is Ellipsis]
     if len(dots) > 1:
@@ -632,9 +624,9 @@ def _places(k: Any, shape: Shape) -> list[Array]:
                 needed="integers or bools",
             )
         return [_indices(k, shape[0], "index")]
-    if tuple(np.shape(k) if not isinstance(k, Array) else k.shape) != shape:
+    if not all(m in (n, 0) for m, n in zip(np.shape(k), shape, strict=True)):
         raise misfit(
-            ShapeError,
+            BoundsError,
             "index",
             got=f"a mask of shape {np.shape(k)}",
             needed=f"the shape {shape} of what it masks",
@@ -643,10 +635,26 @@ def _places(k: Any, shape: Shape) -> list[Array]:
     return [as_array(i) for i in np.nonzero(mask)]
 
 
+def _with_axes(x: Array, key: Any) -> tuple[Array, Any]:
+    """With an axis of one element for each mask that has none, and its place along that, if any."""
+    items = list(key) if isinstance(key, tuple) else [key]
+    masks = [n for n, k in enumerate(items) if is_places(k) and is_mask(k) and np.ndim(k) == 0]
+    if not masks:
+        return x, key
+    axes, at, rest = [], 0, x.ndim - sum(map(_consumes, items))
+    for n, k in enumerate(items):
+        if n in masks:
+            axes.append(at)
+            flag = array.reader.known(k, "x[mask]", shape=True) if isinstance(k, Array) else k
+            items[n] = np.arange(int(flag))
+        at += rest if k is Ellipsis else 1 if n in masks else _consumes(k)
+    return (x, key) if rest < 0 else (expand_dims(x, axis=tuple(axes)), tuple(items))
+
+
 @export
 def getitem(x: Operandish, key: Any) -> Array:
     """x[key]"""
-    x = as_array(x)
+    x, key = _with_axes(as_array(x), key)
     entries, together = _parse(x, key)
     axes = [e for e in entries if e is not None]
     x = slice_axes(x, {d: e.part for d, e in enumerate(axes) if e.part is not None})
@@ -727,9 +735,12 @@ def flat_index(places: Sequence[Array], sizes: Shape) -> Array:
 def updated(x: Array, key: Any, values: Operandish, mode: str) -> Array:
     assert mode in MODES
     v = _values(x, values)
-    masks = is_places(key) and is_mask(key) and not isinstance(key, bool)
-    if masks and np.shape(key) == x.shape and v.shape in ((), x.shape):
+    masks = is_places(key) and is_mask(key)
+    if masks and np.shape(key) in ((), x.shape) and v.shape in ((), x.shape):
         return where(key, _combine(x, v, mode), x)  # needs no list of places
+    shape, (x, key) = x.shape, _with_axes(x, key)
+    if x.shape != shape:
+        return reshape(updated(x, key, v, mode), shape)
     entries, _ = _parse(x, key)
     axes = [e for e in entries if e is not None]
     target = _shape_of(x, key)

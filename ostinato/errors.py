@@ -4,7 +4,7 @@
     ├── ShapeError            (ValueError)     operands whose shapes do not fit
     ├── DTypeError            (TypeError)      an operation that has no meaning for a dtype
     ├── LayoutError           (ValueError)     a split or mesh that does not exist
-    ├── BoundsError           (IndexError)     an index outside its axis
+    ├── BoundsError           (IndexError)     an index outside its axis, a mask of another shape
     ├── ArgumentError         (TypeError, ValueError)  any other argument that cannot be used
     ├── AssignmentError       (TypeError, ValueError)  an assignment that cannot be made
     ├── UnknownOpError        (LookupError)    an operation name that is not registered

@@ -43,7 +43,7 @@ from ostinato.errors import (
     ShapeError,
 )
 
-from .dlpack import as_bfloat, as_read_only
+from .dlpack import Shared, as_bfloat, as_read_only
 from .exact import plain
 from .layout import Layout
 from .registry import Op, lookup
@@ -518,14 +518,19 @@ class Array:
         copy: bool | None = None,
     ) -> Any:
         """The values for another library: the same memory, marked as read-only, if it knows that mark
-        (DLPack 1.0), else a copy. On a GPU `stream`, which is the taker's, waits for what makes them."""
+        (DLPack 1.0), else a copy; with copy=False the memory without it, which nobody may write to. On a
+        GPU `stream`, which is the taker's, waits for what makes them."""
         host = dl_device is not None and dl_device[0] == 1
         value = None if host else reader.on_gpu(self)
         host, value = value is None, reader.value(self) if value is None else value
-        if copy is None and (max_version is None or tuple(max_version) < (1, 0)):
+        unmarked = max_version is None or tuple(max_version) < (1, 0)
+        if copy is None and unmarked:
             copy = True
         is_bfloat = value.dtype == bfloat16
-        capsule = (value.view(np.int16) if is_bfloat else value).__dlpack__(
+        value = value.view(np.int16) if is_bfloat else value
+        if host and unmarked and not copy:
+            value = np.asarray(Shared(value))
+        capsule = value.__dlpack__(
             stream=stream, max_version=max_version, dl_device=dl_device, copy=copy
         )
         capsule = as_bfloat(capsule) if is_bfloat else capsule

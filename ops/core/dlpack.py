@@ -43,6 +43,14 @@ def as_read_only(capsule: Any) -> Any:
     return capsule
 
 
+class Shared:
+    """NumPy's memory, for who asks for itself in a capsule that cannot say that it is only to be read."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+        self.__array_interface__ = value.__array_interface__ | {"data": (value.ctypes.data, False)}
+
+
 def lies_on_gpu(x: Any) -> bool:
     """Whether it is an array of a library that has it in the memory of a GPU."""
     kind = getattr(type(x), "__dlpack_device__", None)

@@ -46,19 +46,28 @@ def test_name_exists(name):
     assert hasattr(ost, name)
 
 
-LINALG = sorted(n for n in strict.linalg.__all__ if inspect.isfunction(getattr(strict.linalg, n)))
+ROOMS: dict[str, Any] = {"": strict, "linalg": strict.linalg, "fft": strict.fft}
+ROOMS["Array"] = type(strict.ones(1))
+SHARED = vars(ROOMS["Array"]).keys() & set(dir(ost.Array)) - set(dir(object))
+SHARED -= {"to_device"}  # whose stream is given by name in the standard
+INSIDE = [
+    f"{room}.{name}"
+    for room in ("linalg", "fft", "Array")
+    for name in sorted(getattr(ROOMS[room], "__all__", SHARED))
+    if inspect.isfunction(getattr(ROOMS[room], name))
+]
 
 
-@pytest.mark.parametrize("name", [*FUNCTIONS, *(f"linalg.{n}" for n in LINALG)])
+@pytest.mark.parametrize("name", [*FUNCTIONS, *INSIDE])
 def test_signature(name):
     """Whatever may be passed by position or by name there, may be here."""
     mine = inspect.signature(operator.attrgetter(name)(ost)).parameters
     positional = [
         p for p in mine.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
     ]
-    for k, theirs in enumerate(
-        inspect.signature(operator.attrgetter(name)(strict)).parameters.values()
-    ):
+    room, _, own_name = name.rpartition(".")
+    known = inspect.signature(getattr(ROOMS[room], own_name)).parameters.values()
+    for k, theirs in enumerate(known):
         if theirs.kind == theirs.VAR_POSITIONAL:
             assert any(p.kind == p.VAR_POSITIONAL for p in mine.values())
             continue
@@ -70,7 +79,8 @@ def test_signature(name):
             assert own.kind in (own.KEYWORD_ONLY, own.POSITIONAL_OR_KEYWORD)
         if theirs.default is not theirs.empty and theirs.kind == theirs.KEYWORD_ONLY:
             default = theirs.default
-            assert mine[theirs.name].default == default or type(default).__name__ == "Undef"
+            own_default = mine[theirs.name].default
+            assert own_default in (default, None) or type(default).__name__ == "Undef"
 
 
 METHODS = [n for n in dir(strict.asarray(1)) if not n.startswith("_") or n.startswith("__")]
@@ -768,6 +778,57 @@ def test_asarray():
         ost.asarray([1j], dtype=ost.float32)
     with pytest.raises(DTypeError, match=r"asarray.*got dtype <U1; needed one of bool"):
         ost.asarray(["a"])
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_dlpack_takes_whatever_the_standard_lets_one_ask_for(workers: int) -> None:
+    kinds = [np.float32, np.int8, np.bool_, np.complex128, "bfloat16"]
+    asked = itertools.product([None, True, False], [None, (0, 0), (1, 0), (2, 0)], [None, (1, 0)])
+    with on(workers):
+        for shape, (dtype, (copy, version, place)) in itertools.product(
+            [(4, 3), (), (0,)], zip(itertools.cycle(kinds), asked, strict=False)
+        ):
+            x = ost.asarray(np.ones(shape), split=0 if shape else None).astype(dtype) + 0
+            how = {"copy": copy, "max_version": version, "dl_device": place}
+
+            class Foreign:
+                """As a library that hands these on."""
+
+                def __dlpack__(self, x: Any = x, how: Any = how, **_: Any) -> Any:
+                    return x.__dlpack__(**how)
+
+                def __dlpack_device__(self) -> tuple[int, int]:
+                    return 1, 0
+
+            if dtype == "bfloat16":
+                x.__dlpack__(**how)  # which NumPy does not know
+                continue
+            taken = np.from_dlpack(Foreign())
+            np.testing.assert_array_equal(taken, np.ones(shape, dtype))
+            if copy is not None and taken.size and workers == 1:
+                assert np.shares_memory(taken, np.asarray(x)) == (not copy)
+            assert not (taken.flags.writeable and copy is None and np.shares_memory(taken, x))
+            assert np.array_equal(ost.from_dlpack(x, device=x.device, copy=copy), x)
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3), (0,)])
+def test_masks_without_axes(shape: tuple[int, ...]) -> None:
+    """One is a new axis of one element, or of none; assigned to is all, or nothing."""
+    x = np.arange(1.0, 1 + math.prod(shape)).reshape(shape)
+    for flag in (True, False):
+        assert_same(lambda x, flag=flag: x[flag], lambda x, flag=flag: x[flag], x)
+        assert_same(
+            lambda x, m: x.at[m].add(1), lambda x, m: np.where(m, x + 1, x), x, np.array(flag)
+        )
+        assert np.array_equal(ost.asarray(x)[ost.asarray(flag)], x[np.array(flag)])
+        for values in (5.0, np.full(shape[-1:], 7.0), np.full((1, *shape), 8.0)):
+            for ours in (flag, np.bool_(flag), ost.asarray(flag)):
+                made, wanted = ost.asarray(x), x.copy()
+                made[ours], wanted[np.array(flag)] = values, values
+                assert np.array_equal(made, wanted), (flag, values)
+    y = ost.asarray(x)
+    y[y.sum() > 1] = 0
+    assert not np.asarray(y).any() or x.sum() <= 1
 
 
 def test_clip_is_numpys():

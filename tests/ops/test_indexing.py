@@ -46,7 +46,7 @@ def keys(draw: st.DrawFn, shape: tuple[int, ...]) -> Any:
         n = shape[axis]
         kinds = ["slice", "slice", "end"]
         kinds += ["number", "places", "list"] if n else []
-        kinds += ["mask"]
+        kinds += ["mask", "flag"]
         kinds += [] if dots else ["dots"]
         match draw(st.sampled_from(kinds)):
             case "slice":
@@ -60,9 +60,14 @@ def keys(draw: st.DrawFn, shape: tuple[int, ...]) -> Any:
             case "mask":
                 two = axis + 1 < len(shape) and draw(st.booleans())
                 size = shape[axis : axis + 1 + two]
+                size = tuple(n * draw(st.sampled_from([0, 1, 1, 1])) for n in size)
                 bits = draw(st.lists(st.booleans(), min_size=int(np.prod(size)), max_size=99))
                 found.append(np.array(bits[: int(np.prod(size))], bool).reshape(size))
                 axis += two
+            case "flag":
+                flag = draw(st.booleans())
+                found.append(draw(st.sampled_from([flag, np.bool_(flag), np.array(flag)])))
+                axis -= 1
             case "dots":
                 dots = True
                 found.append(...)
@@ -266,8 +271,7 @@ def test_update_dtypes():
         (1.0, ArgumentError, "got float 1.0; needed numbers"),
         (np.array([0.5]), DTypeError, "an array of float64; needed integers or bools"),
         ((..., ...), ArgumentError, "got two ellipses; needed one"),
-        (np.ones(4, bool), ShapeError, r"a mask of shape \(4,\); needed the shape \(5,\)"),
-        (True, ArgumentError, "got True or False; needed a mask"),
+        (np.ones(4, bool), BoundsError, r"a mask of shape \(4,\); needed the shape \(5,\)"),
         (([0, 1], [0, 1, 2]), ShapeError, r"\(2,\) and \(3,\)"),
     ],
 )
