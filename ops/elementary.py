@@ -10,12 +10,13 @@ import numpy as np
 from ostinato.errors import DTypeError
 
 from .core.array import Array, Operandish, apply, as_array, unify
-from .core.spec import bool_, float64, is_inexact, promote
+from .core.spec import bool_, float32, float64, is_inexact, promote
 from .core.user_line import misfit
 from .elementwise import (
     abs as absolute,
 )
 from .elementwise import (
+    alike,
     astype,
     copysign,
     equal,
@@ -24,10 +25,11 @@ from .elementwise import (
     floor_divide,
     imag,
     isinf,
-    logaddexp,
-    multiply,
+    log1p,
+    maximum,
     pow,
     remainder,
+    together,
     trunc,
     where,
 )
@@ -55,7 +57,7 @@ def fabs(x: Operandish) -> Array:
     >>> ost.fabs([-1, 2])
     Array([1., 2.], dtype=float64)
     """
-    return absolute(floating(*_real("fabs", x)))
+    return absolute(floating(*_real("fabs", x), like="fabs"))
 
 
 def _real(name: str, *given: Operandish) -> list[Array]:
@@ -72,7 +74,7 @@ def rint(x: Operandish) -> Array:
     >>> ost.rint([0.5, 1.5])
     Array([0., 2.], dtype=float64)
     """
-    return nearest(floating(x))
+    return nearest(floating(x, like="rint"))
 
 
 def divmod(x1: Operandish, x2: Operandish) -> tuple[Array, Array]:
@@ -90,13 +92,21 @@ def fmod(x1: Operandish, x2: Operandish) -> Array:
     >>> ost.fmod([7.0, -7.0], 3.0)
     Array([ 1., -1.], dtype=float64)
     """
-    x, y = _real("fmod", x1, x2)
-    if not is_inexact(promote(x.dtype, y.dtype)):
-        size = remainder(absolute(x), absolute(y))
-        return where(x < 0, -size, size) if promote(x.dtype, y.dtype).kind == "i" else size
-    size = remainder(absolute(x), absolute(y))
+    x, y = alike("fmod", *_real("fmod", x1, x2))
+    size = remainder(magnitude(x), magnitude(y))
+    if x.dtype.kind == "i":
+        size = astype(size, x.dtype)
+        return where(x < 0, -size, size)
+    if x.dtype.kind == "u":
+        return size
     size = where(isinf(y) & (absolute(x) < math.inf), absolute(x), size)
     return copysign(size, x)
+
+
+def magnitude(x: Array) -> Array:
+    """|x|, of integers in an unsigned dtype, as the least one has none in its own."""
+    size = absolute(x)
+    return astype(size, np.dtype(f"u{x.dtype.itemsize}")) if x.dtype.kind == "i" else size
 
 
 def float_power(x1: Operandish, x2: Operandish) -> Array:
@@ -105,7 +115,7 @@ def float_power(x1: Operandish, x2: Operandish) -> Array:
     >>> ost.float_power([1, 2], -1)
     Array([1. , 0.5], dtype=float64)
     """
-    x, y = unify(x1, x2)
+    x, y = together("float_power", x1, x2)
     wide = np.dtype(np.complex128) if "c" in (x.dtype.kind, y.dtype.kind) else float64
     return pow(astype(x, wide), astype(y, wide))
 
@@ -116,12 +126,11 @@ def logaddexp2(x1: Operandish, x2: Operandish) -> Array:
     >>> ost.logaddexp2(3.0, 3.0)
     Array(4., dtype=float64)
     """
-    x, y = unify(x1, x2)
-    x, y = (
-        astype(each, promote(x.dtype, y.dtype)) for each in (x, y)
-    )  # two has what they both have
-    two = math.log(2.0)
-    return multiply(logaddexp(multiply(x, two), multiply(y, two)), 1.0 / two)
+    x, y = alike("logaddexp2", x1, x2)
+    kind = x.dtype
+    x, y = (astype(each, promote(kind, float32)) for each in (x, y))  # halves are rounded once
+    apart = where(equal(x, y), 0, absolute(x - y))
+    return astype(maximum(x, y) + log1p(exp2(-apart)) * (1 / math.log(2.0)), kind)
 
 
 def ldexp(x1: Operandish, x2: Operandish) -> Array:
@@ -130,10 +139,15 @@ def ldexp(x1: Operandish, x2: Operandish) -> Array:
     >>> ost.ldexp([1.5, 1.0], [3, -1])
     Array([12. ,  0.5], dtype=float64)
     """
-    x, k = floating(x1), as_array(x2)
+    (k,) = _real("ldexp", x2)
+    if is_inexact(k.dtype):
+        raise misfit(
+            DTypeError, "ldexp", got=f"exponents of {k.dtype.name}", needed="whole numbers"
+        )
+    x = floating(x1, like="sqrt")
     half = floor_divide(k, 2)  # so that neither power overflows where the product does not
     first, second = (exp2(astype(p, x.dtype)) for p in (half, k - half))
-    return x * first * second
+    return where(equal(x + x, x), x, x * first * second)  # zeros and infinities stay
 
 
 def modf(x: Operandish) -> tuple[Array, Array]:

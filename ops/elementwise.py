@@ -26,8 +26,10 @@ from .core.array import (
     as_array,
     export,
     functions,
+    in_dtype,
     unify,
     unmasked,
+    weak_kind,
 )
 from .core.parameters import DTYPE, NUMBER, check_value, unfit, wrong_number
 from .core.registry import ANY, Scratch, op, stream_cost
@@ -255,10 +257,37 @@ def binary(
     )
 
     def function(x: Operandish, y: Operandish, /) -> Array:
-        x, y = unify(x, y)
+        x, y = together(ufunc, x, y)
         return apply(name, x, y)
 
     return _named(function, name, doc)
+
+
+def together(ufunc: str, *given: Any) -> list[Array]:
+    """Operands, Python's numbers as NumPy's function takes them beside arrays."""
+    try:
+        return unify(*given)
+    except DTypeError:
+        pass  # in the words of what follows, if that cannot either
+    return _beyond(ufunc, *given)
+
+
+def _beyond(ufunc: str, *given: Any) -> list[Array]:
+    """Operands where a whole number is none that the integers beside it can hold: floating, if the function
+    computes so; infinite in a comparison, as it is beyond all of them; else an error, as in NumPy."""
+    beside = next(as_array(x).dtype for x in given if weak_kind(x) is not int)
+    dtype = _resolve(ufunc, beside, beside)
+    if dtype is None or not (dtype == bool_ or is_inexact(dtype)):
+        return unify(*given)
+
+    def number(n: int) -> Array:
+        if ufunc.startswith("logical"):
+            return in_dtype(n != 0, bool_)
+        return (
+            in_dtype(math.copysign(math.inf, n), float64) if dtype == bool_ else in_dtype(n, dtype)
+        )
+
+    return [number(int(x)) if weak_kind(x) is int else as_array(x) for x in given]
 
 
 def _named(function: Callable[..., Array], name: str, doc: str) -> Callable[..., Array]:
@@ -928,22 +957,10 @@ divide: Binary = binary(
 )
 
 
-def _floor_divide_kernel(xp: Any, out: Any, x: Any, y: Any) -> None:
-    """Infinities as in floor(x / y); NumPy, as Python, has what is left over from them in mind."""
-    if out.dtype.kind in "iu":
-        xp.floor_divide(x, y, out)
-        return
-    infinite = xp.isinf(x) | xp.isinf(y)
-    quotient = xp.divide(x, y)
-    xp.floor_divide(x, y, out)
-    xp.copyto(out, quotient, where=infinite)
-
-
 floor_divide: Binary = binary(
     "floor_divide",
     "floor_divide",
-    kernel=_floor_divide_kernel,
-    doc="""floor(x / y)
+    doc="""floor(x / y); of infinities NaN, and -1 of what is next to 0 from below, as Python's x // y
 
     >>> ost.floor_divide([7, -7], 2)
     Array([ 3, -4], dtype=int64)
@@ -1474,10 +1491,21 @@ def astype(
     return x if x.dtype == dtype else apply("astype", x, dtype=dtype)
 
 
-def floating(x: Operandish) -> Array:
-    """Whole numbers as float64, as in NumPy; others as they are."""
+def floating(x: Operandish, like: str = "") -> Array:
+    """Whole numbers as float64, or as one of NumPy's functions has them; others as they are."""
     x = as_array(x)
-    return x if is_inexact(x.dtype) else astype(x, float64)
+    if is_inexact(x.dtype):
+        return x
+    return astype(x, (_resolve(like, x.dtype) if like else None) or float64)
+
+
+def alike(ufunc: str, *given: Operandish) -> list[Array]:
+    """Operands in the dtype that one of NumPy's functions makes of them."""
+    xs = together(ufunc, *given)
+    dtype = _resolve(ufunc, *(x.dtype for x in xs))
+    if dtype is None:
+        raise _no_meaning(ufunc, [x.spec for x in xs])
+    return [astype(x, dtype) for x in xs]
 
 
 def convert(x: Array, dtype: DType) -> Array:

@@ -17,6 +17,7 @@ from .core.spec import DTypeLike, int64, is_inexact, promote
 from .core.user_line import misfit
 from .creation import linspace
 from .elementwise import (
+    alike,
     astype,
     atan2,
     clip,
@@ -75,7 +76,7 @@ def deg2rad(x: Operandish) -> Array:
     >>> ost.deg2rad(90.0)
     Array(1.5708, dtype=float64)
     """
-    return floating(x) * (math.pi / 180)
+    return floating(x, like="deg2rad") * (math.pi / 180)
 
 
 def rad2deg(x: Operandish) -> Array:
@@ -84,7 +85,7 @@ def rad2deg(x: Operandish) -> Array:
     >>> ost.rad2deg(np.pi / 2)
     Array(90., dtype=float64)
     """
-    return floating(x) * (180 / math.pi)
+    return floating(x, like="rad2deg") * (180 / math.pi)
 
 
 def radians(x: Operandish) -> Array:
@@ -133,8 +134,7 @@ def heaviside(x1: Operandish, x2: Operandish) -> Array:
     >>> ost.heaviside([-1.0, 0.0, 1.0], 0.5)
     Array([0. , 0.5, 1. ], dtype=float64)
     """
-    y = floating(x1)
-    h = astype(x2, y.dtype)
+    y, h = alike("heaviside", x1, x2)
     found = where(less(y, 0), astype(0, y.dtype), where(equal(y, 0), h, astype(1, y.dtype)))
     return where(isnan(y), y, found)
 
@@ -209,7 +209,7 @@ def fmin(x1: Operandish, x2: Operandish) -> Array:
 
 def _or_other(x1: Operandish, x2: Operandish, better: Callable[..., Array]) -> Array:
     found = better(x1, x2)
-    return where(isnan(x1), x2, where(isnan(x2), x1, found)) if is_inexact(found.dtype) else found
+    return where(isnan(x2), x1, where(isnan(x1), x2, found)) if is_inexact(found.dtype) else found
 
 
 def polyfit(x: Operandish, y: Operandish, deg: int, w: Operandish | None = None) -> Array:

@@ -7,22 +7,22 @@ import numpy as np
 from ostinato.errors import DTypeError
 
 from .control import while_loop
-from .core.array import Array, Operandish, as_array, unify
+from .core.array import Array, Operandish, as_array
 from .core.spec import (
     DType,
     float32,
     float64,
     int32,
     is_inexact,
-    is_integer,
     promote,
     uint8,
     uint64,
 )
 from .core.user_line import misfit
-from .elementary import ldexp
+from .elementary import ldexp, magnitude
 from .elementwise import abs as absolute
 from .elementwise import (
+    alike,
     astype,
     equal,
     floor,
@@ -40,29 +40,24 @@ from .shape import broadcast_arrays
 __all__ = ["bitwise_count", "frexp", "gcd", "lcm"]
 
 
-def _whole(name: str, *xs: Array) -> None:
-    for x in xs:
-        if not is_integer(x.dtype):
-            raise misfit(DTypeError, name, got=x.dtype.name, needed="whole numbers")
-
-
 def gcd(x1: Operandish, x2: Operandish) -> Array:
     """The greatest common divisors, by Euclid's algorithm: one loop for all of them.
 
     >>> ost.gcd([12, 20, 0], 18)
     Array([ 6,  2, 18], dtype=int64)
     """
-    x, y = unify(x1, x2)
-    _whole("gcd", x, y)
-    kind = promote(x.dtype, y.dtype)
-    a, b = broadcast_arrays(absolute(astype(x, kind)), absolute(astype(y, kind)))
+    x, y = alike("gcd", x1, x2)
+    return astype(_common(magnitude(x), magnitude(y)), x.dtype)
 
+
+def _common(x: Array, y: Array) -> Array:
     def step(pair: tuple[Array, Array]) -> tuple[Array, Array]:
         a, b = pair
         ends = equal(b, 0)
         return where(ends, a, b), where(ends, 0, remainder(a, where(ends, 1, b)))
 
-    return while_loop(lambda pair: any_of(not_equal(pair[1], 0)), step, (a, b))[0]
+    pair = tuple(broadcast_arrays(x, y))
+    return while_loop(lambda pair: any_of(not_equal(pair[1], 0)), step, pair)[0]
 
 
 def lcm(x1: Operandish, x2: Operandish) -> Array:
@@ -71,10 +66,10 @@ def lcm(x1: Operandish, x2: Operandish) -> Array:
     >>> ost.lcm([4, 6, 0], 10)
     Array([20, 30,  0], dtype=int64)
     """
-    x, y = unify(x1, x2)
-    _whole("lcm", x, y)
-    common = gcd(x, y)
-    return absolute(floor_divide(x, where(equal(common, 0), 1, common)) * y)
+    x, y = alike("lcm", x1, x2)
+    a, b = magnitude(x), magnitude(y)
+    common = _common(a, b)
+    return astype(floor_divide(a, where(equal(common, 0), 1, common)) * b, x.dtype)
 
 
 def bitwise_count(x: Operandish) -> Array:
@@ -84,8 +79,9 @@ def bitwise_count(x: Operandish) -> Array:
     Array([0, 3, 1], dtype=uint8)
     """
     v = as_array(x)
-    _whole("bitwise_count", v)
-    n = astype(absolute(v), uint64)
+    if v.dtype.kind not in "biu":
+        raise misfit(DTypeError, "bitwise_count", got=v.dtype.name, needed="whole numbers")
+    n = astype(magnitude(v), uint64)
     for bits, mask in ((1, 0x5555555555555555), (2, 0x3333333333333333), (4, 0x0F0F0F0F0F0F0F0F)):
         few = np.uint64(mask)
         n = (n & few) + ((n >> np.uint64(bits)) & few)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -354,8 +353,7 @@ def _whole(x: Value, dtype: DType) -> Value:
 
 
 def divided(a: Value, b: Value) -> tuple[Value, Value]:
-    """The quotient rounded down and the rest, which has the sign of b, to NumPy's bits; but a quotient
-    of infinities is the usual one."""
+    """The quotient rounded down and the rest, which has the sign of b, to NumPy's bits."""
     if a.dtype.kind == "f":
         return _divided_floats(a, b)
     if a.dtype.kind == "b":
@@ -382,8 +380,7 @@ def _divided_floats(a: Value, b: Value) -> tuple[Value, Value]:
     down = where(quotient - down > 0.5, down + 1.0, down)
     down = where(quotient == 0, copysign(a.like(0.0), plain), down)
     found = where(other, rest + b, where(rest == 0, copysign(a.like(0.0), b), rest))
-    infinite = (abs(plain) == math.inf) | (abs(b) == math.inf)
-    return where(infinite, plain, down), where(b == 0, rest, found)
+    return where(b == 0, plain, down), where(b == 0, rest, found)
 
 
 # -- pieces --------------------------------------------------------------------------------

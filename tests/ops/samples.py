@@ -220,14 +220,6 @@ for _name, (_mine, _theirs) in UNARY.items():
             sample(_name, _mine, _theirs, _x)
 
 
-def floor_quotient(x: Any, y: Any) -> Any:
-    """The standard's floor(x / y), where NumPy's gives NaN and -1 for infinities."""
-    made = np.floor_divide(x, y)
-    if made.dtype.kind in "iu":
-        return made
-    return np.where(np.isinf(x) | np.isinf(y), np.divide(x, y), made).astype(made.dtype)
-
-
 BINARY: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     name: (getattr(ost, name), getattr(np, name))
     for name in (
@@ -237,7 +229,6 @@ BINARY: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
         *("logical_xor", "bitwise_and", "bitwise_or", "bitwise_xor"),
     )
 }
-BINARY["floor_divide"] = (ost.floor_divide, floor_quotient)
 for _name, (_mine, _theirs) in BINARY.items():
     for _x, _y in binary_data():
         if knows(_theirs, _x, _y):

@@ -197,8 +197,6 @@ REFERENCES: dict[str, Any] = {
     "atan2": np.arctan2,
     "atanh": np.arctanh,
     "erf": np.vectorize(math.erf, "d"),
-    # the standard's floor(x / y), where NumPy gives NaN and -1
-    "floor_divide": lambda x, y: np.where(np.isinf(x) | np.isinf(y), x / y, x // y),
     "pow": np.power,
     "rsqrt": lambda x: 1 / np.sqrt(x),
     "sigmoid": lambda x: np.where(x < 0, np.exp(x), 1) / (1 + np.exp(-np.abs(x))),

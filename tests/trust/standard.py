@@ -51,8 +51,7 @@ UNARY = {
 }
 _QUOTIENT = """nan any:nan  any nan:nan  oo oo:nan  0 0:nan
     +0 >0:+0  -0 >0:-0  +0 <0:-0  -0 <0:+0  >0 +0:inf  >0 -0:-inf  <0 +0:-inf  <0 -0:inf
-    inf f+:inf  inf f-:-inf  -inf f+:-inf  -inf f-:inf
-    f+ inf:+0  f+ -inf:-0  f- inf:-0  f- -inf:+0  f+ f+:positive  f- f-:positive"""
+    f+ inf:+0  f- -inf:+0  f+ f+:positive  f- f-:positive"""
 BINARY = {
     "add": """nan any:nan  any nan:nan  inf -inf:nan  -inf inf:nan  inf inf:inf  -inf -inf:-inf  inf f:inf
         -inf f:-inf  f inf:inf  f -inf:-inf  -0 -0:-0  -0 +0:+0  +0 -0:+0  +0 +0:+0  0 f!:y  f! 0:x  1.5 -1.5:+0""",
@@ -62,8 +61,11 @@ BINARY = {
         -inf inf:-inf  inf f+:inf  inf f-:-inf  -inf f+:-inf  -inf f-:inf  f+ inf:inf  f+ -inf:-inf  f- inf:-inf
         f- -inf:inf  f+ f+:positive  f- f-:positive  f+ f-:negative  f- f+:negative
         +0 f+:+0  +0 f-:-0  -0 f+:-0  -0 f-:+0  +0 +0:+0  +0 -0:-0  -0 +0:-0  -0 -0:+0""",
-    "divide": _QUOTIENT + "  f+ f-:negative  f- f+:negative",
-    "floor_divide": _QUOTIENT + "  f+ f-:negative  f- f+:negative  -1.5 1:-2  1.5 -1:-2  1.5 2:+0  -1.5 2:-1",
+    "divide": _QUOTIENT + """  f+ f-:negative  f- f+:negative  inf f+:inf  inf f-:-inf  -inf f+:-inf  -inf f-:inf
+        f+ -inf:-0  f- inf:-0""",
+    # the standard allows NaN and -1 for infinities, which Python gives
+    "floor_divide": _QUOTIENT + """  f+ f-:negative  f- f+:negative  -1.5 1:-2  1.5 -1:-2  1.5 2:+0  -1.5 2:-1
+        oo f!:nan  f+ -inf:-1  f- inf:-1""",
     "remainder": """nan any:nan  any nan:nan  oo oo:nan  0 0:nan  0 >0:+0  0 <0:-0  f! 0:nan  oo 0:nan  oo f!:nan
         f+ inf:x  f+ -inf:y  f- inf:y  f- -inf:x  1.5 1:0.5  -1.5 1:0.5  1.5 -1:-0.5  -1.5 -1:-0.5  2 2:+0
         -2 2:+0  2 -2:-0  -2 -2:-0""",

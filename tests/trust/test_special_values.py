@@ -411,9 +411,9 @@ def test_dlpack():
     assert "versioned" not in repr(plain)
     for options in ({}, {"copy": False}, {"copy": True}, {"dl_device": (1, 0)}):
         assert "versioned" in repr(x.__dlpack__(max_version=(1, 0), **options))
-    for options in ({"copy": False}, {"dl_device": (2, 0)}):
-        with pytest.raises(BufferError):
-            x.__dlpack__(**options)
+    assert "versioned" not in repr(x.__dlpack__(copy=False))  # who cannot be told must not write
+    with pytest.raises(BufferError):
+        x.__dlpack__(dl_device=(2, 0))
     assert "dltensor" in repr(ost.ones(3, dtype=ost.bfloat16).__dlpack__())
     lent, copied = np.from_dlpack(x, copy=False), np.from_dlpack(x, copy=True)
     assert not lent.flags.writeable
@@ -430,13 +430,13 @@ OUTSIDE: list[tuple[str, Any, int]] = [
     ("uint64", operator.add, 2**64),
     ("int8", operator.and_, 255),
     ("int8", operator.lshift, 300),
-    ("int8", operator.lt, 300),
-    ("uint16", operator.eq, -1),
+    ("uint16", operator.pow, 1 << 16),
 ]
 
 
 def test_numbers_that_a_dtype_has_not():
-    """Whole numbers outside of an array's dtype are refused on both sides; others become infinite."""
+    """Whole numbers outside of an array's dtype are refused on both sides, where that is the result's; others
+    become infinite."""
     for name, f, number in OUTSIDE:
         x = ost.ones(2, dtype=name)
         for call in (lambda: f(x, number), lambda: f(number, x), lambda: ost.compile(f)(x, number)):  # noqa: B023
