@@ -84,7 +84,8 @@ def _moments(xp: Any, out: State, a: State, b: State) -> None:
     weight = xp.where(n == 0, 0.0, bn / xp.maximum(n, 1))
     delta = bm - am
     mean = am + xp.where(xp.isfinite(am), delta * weight.astype(am.dtype), bm)
-    square = as_ + bs + (delta * xp.conj(delta)).real * (an * weight).astype(as_.dtype)
+    apart = xp.where((an == 0) | (bn == 0), 0, delta)  # whose square may be infinite
+    square = as_ + bs + (apart * xp.conj(apart)).real * (an * weight).astype(as_.dtype)
     for target, value in zip(out, (n, mean, square), strict=True):
         xp.copyto(target, value)
 

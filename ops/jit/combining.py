@@ -152,7 +152,8 @@ def chan(
     """Mean and squared deviations of n and m rows together, of `inner` elements each."""
     share = m / (n + m)
     off = its - mean
-    return moved(mean, off, share, its), square + squares + off * off * (n * share * inner)
+    apart = where(n * m == 0, 0, off)  # whose square may be infinite
+    return moved(mean, off, share, its), square + squares + apart * apart * (n * share * inner)
 
 
 def moved(mean: Value, off: Value, share: Value, more: Value) -> Value:

@@ -269,6 +269,22 @@ def test_nan_and_infinity() -> None:
         np.testing.assert_array_equal(np.isnan(total), np.isnan((x * 2).sum(0)))
 
 
+@pytest.mark.parametrize("dtype", ["f4", "f8", "c8", "c16"])
+def test_the_square_of_a_large_mean_is_no_part_of_a_variance(dtype: str) -> None:
+    """It is infinite, and so NaN beside the rows of a worker, or of a kernel's beginning, that has none."""
+    large = 1e30 if np.dtype(dtype).itemsize < 16 and dtype != "f8" else 1e200
+    for workers, rows in ((1, 5000), (3, 1), (3, 2), (3, 4), (3, 5000)):
+        with sessions.use((workers,)):
+            x = ost.asarray(np.full((rows, 3), large, dtype), split=0)
+            wide = ost.asarray(np.full((min(rows, 4), 9000), large, dtype), split=0)
+            for y in (
+                ost.var(x, axis=0),
+                ost.compile(lambda x: ost.std(x * 1, axis=0))(x),
+                ost.var(wide),
+            ):
+                assert not np.isnan(np.asarray(y)).any(), (workers, rows)
+
+
 @pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize("rows", [50, 5000, 200_000])
 def test_a_mean_beside_a_variance_may_be_infinite(rows: int, workers: int) -> None:
