@@ -57,7 +57,8 @@ def fabs(x: Operandish) -> Array:
     >>> ost.fabs([-1, 2])
     Array([1., 2.], dtype=float64)
     """
-    return absolute(floating(*_real("fabs", x), like="fabs"))
+    (v,) = _real("fabs", x)
+    return absolute(floating(v, like="fabs"))
 
 
 def _real(name: str, *given: Operandish) -> list[Array]:
@@ -156,7 +157,8 @@ def modf(x: Operandish) -> tuple[Array, Array]:
     >>> ost.modf([2.5, -2.5])
     (Array([ 0.5, -0.5], dtype=float64), Array([ 2., -2.], dtype=float64))
     """
-    v = floating(*_real("modf", x))
+    (given,) = _real("modf", x)
+    v = floating(given, like="sqrt")
     whole = trunc(v)
     return copysign(where(isinf(v), 0, v - whole), v), whole
 

@@ -11,9 +11,7 @@ from .core.array import Array, Operandish, as_array
 from .core.spec import (
     DType,
     float32,
-    float64,
     int32,
-    is_inexact,
     promote,
     uint8,
     uint64,
@@ -25,6 +23,7 @@ from .elementwise import (
     alike,
     astype,
     equal,
+    floating,
     floor,
     floor_divide,
     isfinite,
@@ -97,7 +96,7 @@ def frexp(x: Operandish) -> tuple[Array, Array]:
     v = as_array(x)
     if v.dtype.kind == "c":
         raise misfit(DTypeError, "frexp", got=v.dtype.name, needed="real numbers")
-    kind: DType = v.dtype if is_inexact(v.dtype) else float64
+    kind: DType = floating(v, like="sqrt").dtype
     v = astype(v, promote(kind, float32))
     counts = logical_and(isfinite(v), not_equal(v, 0))
     size = where(counts, absolute(v), 1)

@@ -280,6 +280,12 @@ def test_numbers_of_python_take_the_dtype_that_they_meet() -> None:
                 wanted = getattr(np, name)(np.ones(3, dtype), y).dtype
                 found = getattr(ost, name)(ost.ones(3, dtype=dtype), y).dtype
                 assert found == wanted, (name, dtype)
+        for dtype, name in itertools.product(
+            ("?", "i1", "i2", "i4", "u1"), ("modf", "frexp", "fabs", "rint", "deg2rad")
+        ):
+            made = getattr(ost, name)(ost.ones(3, dtype=dtype))
+            wanted = getattr(np, name)(np.ones(3, dtype))
+            assert [y.dtype for y in flat(made)] == [y.dtype for y in flat(wanted)], (name, dtype)
 
 
 def test_values_at_lines_own_places() -> None:
