@@ -47,7 +47,7 @@ def gone(processes: Iterable[int]) -> bool:
 
 
 def job(*arguments: str) -> Any:
-    """What a scenario of jobs.py says that is one process."""
+    """What a scenario of runtime/jobs.py says that is one process."""
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OSTINATO_CACHE": "off"}
     run = subprocess.run(
         [sys.executable, "-m", "tests.runtime.jobs", *arguments],
