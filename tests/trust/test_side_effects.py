@@ -17,6 +17,8 @@ import ostinato as ost
 from ostinato.errors import AssignmentError, StaleWarning
 from tests.sessions import use
 
+from .conftest import Tally
+
 Steps = tuple[Callable[[Any], Any], Callable[[], Any]]  # a function with state, and that state
 Compile = Callable[[Any], Any]
 
@@ -301,7 +303,7 @@ TRACED_AGAIN = {  # whose traces depend on what they write; all others are trace
 
 @pytest.mark.parametrize("case", CASES, ids=lambda f: f.__name__.strip("_"))
 @pytest.mark.filterwarnings("ignore::ostinato.errors.StaleWarning")
-def test_state_is_as_without_compiling(case: Callable[[Compile], Steps]) -> None:
+def test_state_is_as_without_compiling(case: Callable[[Compile], Steps], tally: Tally) -> None:
     functions: list[Any] = []
 
     def compiled(function: Any) -> Any:
@@ -314,6 +316,7 @@ def test_state_is_as_without_compiling(case: Callable[[Compile], Steps]) -> None
         x = ost.asarray([1.0, 2.0, 3.0 * k])
         wanted = plain(step(x)), plain(state())
         assert (plain(again(x)), plain(found())) == wanted, f"call {k}"
+    tally("calls with state", 5)
     if case.__name__ not in TRACED_AGAIN:
         assert len(functions[0].misses) == 1
 

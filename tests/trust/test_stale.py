@@ -6,12 +6,14 @@ function run as it is, before and after."""
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import enum
 import functools
 import gc
 import importlib
 import itertools
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -22,7 +24,7 @@ import weakref
 from collections import ChainMap, OrderedDict, UserDict, defaultdict, deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import pytest
@@ -550,6 +552,57 @@ def _class_replaced(v: Any) -> Way:
     return (lambda x: holder(x)), put
 
 
+def _remembered(v: Any) -> Way:
+    """What a function under `lru_cache` read, which does not run again."""
+    holder = Holder(v)
+
+    def inner() -> Any:
+        return holder.v
+
+    @functools.lru_cache
+    def found() -> Any:
+        return inner()
+
+    def put(value: Any) -> None:
+        holder.v = value
+        found.cache_clear()
+
+    found()
+    return (lambda x: use_value(x, found())), put
+
+
+def _by_globals(v: Any) -> Way:
+    space: dict[str, Any] = {"use_value": use_value, "late": v}
+    exec("def f(x):\n return use_value(x, globals()['late'])", space)
+    return space["f"], lambda value: space.update(late=value)
+
+
+def _by_made_globals(v: Any) -> Way:
+    space: dict[str, Any] = {"use_value": use_value, "v7": v, "number": 7}
+    exec("def f(x):\n return use_value(x, globals()[f'v{number}'])", space)
+    return space["f"], lambda value: space.update(v7=value)
+
+
+def _loaded_module(v: Any) -> Way:
+    module: Any = types.ModuleType("their_module_7")
+    module.v = v
+    sys.modules["their_module_7"] = module
+    return (
+        lambda x: use_value(x, sys.modules["their_module_7"].v),
+        lambda value: setattr(module, "v", value),
+    )
+
+
+def _imported_module(v: Any) -> Way:
+    module: Any = types.ModuleType("their_module_8")
+    module.v = v
+    sys.modules["their_module_8"] = module
+    return (
+        lambda x: use_value(x, importlib.import_module("their_module_8").v),
+        lambda value: setattr(module, "v", value),
+    )
+
+
 def _alias(v: Any) -> Way:
     """`target = online`, later another."""
     names = types.SimpleNamespace(online=v, target=v)
@@ -776,6 +829,110 @@ def test_what_cannot_be_watched_is_said_once(make: Any, said: str) -> None:
     assert len(caught) == 1
     assert "test_stale.py" in str(caught[0].message)
     assert caught[0].filename == __file__
+
+
+class Pair(NamedTuple):
+    a: float
+
+    def scaled(self, x: Any) -> Any:
+        return x * self.a
+
+
+class Table(dict[str, float]):
+    factor: Any = 3.0
+
+    def scaled(self, x: Any) -> Any:
+        return x * self["a"] * self.factor
+
+
+class Mixed(Config):
+    factor: Any = 1.0
+
+    def scaled(self, x: Any) -> Any:
+        return self.run(x) * self.factor
+
+
+@pytest.mark.parametrize(
+    ("argument", "name", "value"),
+    [
+        (Pair(2.0), "scaled", lambda self, x: x * 7 * self.a),
+        (Table(a=2.0), "factor", 5.0),
+        (Table(a=2.0), "scaled", lambda self, x: x - self["a"]),
+        (Mixed(2.0), "factor", 4.0),
+        (Mixed(2.0), "run", lambda self, x: x + self.rate),
+        (Mixed(2.0), "v", 3.0),
+    ],
+)
+def test_classes_of_arguments(
+    argument: Any, name: str, value: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whose objects are taken apart when a function is called."""
+    monkeypatch.setattr(Config, "v", 2.0)
+    compiled = ost.compile(lambda x, a: a.scaled(x))
+    same(lambda x, a: a.scaled(x), compiled, argument)
+    monkeypatch.setattr(type(argument), name, value)
+    same(lambda x, a: a.scaled(x), compiled, argument)
+    assert len(compiled.misses) == 2
+
+
+RNG = np.random.default_rng(7)
+OWNER = types.SimpleNamespace(rng=random.Random(7))
+
+
+def by_attribute(x: Any) -> Any:
+    return x * RNG.normal()
+
+
+def by_attribute_of_a_module(x: Any) -> Any:
+    return x * np.random.rand()
+
+
+def by_attribute_of_an_object(x: Any) -> Any:
+    return x * OWNER.rng.gauss(0.0, 1.0)
+
+
+def by_another_name(x: Any) -> Any:
+    draw = OWNER.rng
+    return x * draw.random()
+
+
+def by_the_clock(x: Any) -> Any:
+    return x * time.time()
+
+
+def by_the_calendar(x: Any) -> Any:
+    return x * datetime.datetime.now().year
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (by_attribute, r"RNG\.normal cannot be watched: random numbers"),
+        (by_attribute_of_a_module, r"np\.random\.rand cannot be watched: random numbers"),
+        (by_attribute_of_an_object, r"OWNER\.rng\.gauss cannot be watched: random numbers"),
+        (by_another_name, r"OWNER\.rng cannot be watched: random numbers"),
+        (by_the_clock, r"time\.time cannot be watched: a clock"),
+        (by_the_calendar, r"datetime\.datetime\.now cannot be watched: a clock"),
+    ],
+)
+def test_sources_are_found_by_attribute(function: Any, said: str) -> None:
+    with pytest.warns(StaleWarning, match=said) as caught:
+        ost.compile(function)(ost.asarray(X))
+    assert len(caught) == 1
+    assert caught[0].filename == __file__
+    assert caught[0].lineno in range(
+        function.__code__.co_firstlineno + 1, function.__code__.co_firstlineno + 3
+    )
+
+
+def test_numbers_of_a_seed_that_the_function_says_are_the_same_each_time() -> None:
+    """They are nobody's else; and names of `ost.random` are no sources."""
+
+    def f(x: Any) -> Any:
+        drawn = np.random.default_rng(0).normal(size=3)
+        return x * drawn + ost.random.normal((3,), seed=1) + random.Random(3).random()
+
+    same(f, ost.compile(f))
 
 
 def test_read_only_numbers_are_believed() -> None:
