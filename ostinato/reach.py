@@ -724,7 +724,7 @@ class Reach:
         if not stored and not mutates:
             return []
         return self.snapshot.writes(
-            lambda kind, name: mutates or _last(name) in stored, self.state.places
+            lambda name: mutates or _last(name) in stored, self.state.places
         )
 
     def _is_log(self, write: Write, is_traced: Callable[[Any], bool]) -> bool:

@@ -166,14 +166,14 @@ class Snapshot:
                 before = UNSET
             self.single[place.id] = (place, before, of)
 
-    def writes(self, may: Callable[[str, str], bool], but: Mapping[PlaceId, Any]) -> list[Write]:
-        """What is no longer as it was, where the functions that ran may have written: `may(kind, name)`. Places
-        that are inputs of the trace are left out; they are looked at for themselves."""
+    def writes(self, may: Callable[[str], bool], but: Mapping[PlaceId, Any]) -> list[Write]:
+        """What is no longer as it was, where the functions that ran may have written: `may(name)`. Places that
+        are inputs of the trace are left out; they are looked at for themselves."""
         found: list[Write] = []
         for names, before, path, owner in self.names.values():
             for key in [*before, *(k for k in tuple(names) if k not in before)]:
                 now = names.get(key, UNSET)
-                if now is before.get(key, UNSET) or not may("name", key):
+                if now is before.get(key, UNSET) or not may(key):
                     continue
                 place = Place("item", names, key, f"{path}.{key}" if path else key, owner)
                 if place.id not in but:
@@ -183,14 +183,10 @@ class Snapshot:
                 now = getattr(of, place.key)
             except (AttributeError, ValueError):
                 now = UNSET
-            if (
-                now is not old
-                and place.id not in but
-                and may("name", place.name.rpartition(".")[2])
-            ):
+            if now is not old and place.id not in but and may(place.name):
                 found.append(Write("set", place, now))
         for x, copy, path, at in self.contents.values():
-            if may("contents", path):
+            if may(path):
                 found += [w for w in _changes(x, copy, path, at) if w.place.id not in but]
         return found
 
