@@ -48,7 +48,14 @@ def ostinato_case(function: Function, operands: Sequence[Numbers]) -> Case:
     return case(run, given, ostinato_end, np.asarray)
 
 
-class Ostinato:
+class Updates:
+    """Updates of arrays that do not change: by `at`."""
+
+    def put(self, x: Any, key: Any, values: Any) -> Any:
+        return x.at[key].set(values)
+
+
+class Ostinato(Updates):
     """With the functions of networks among the others."""
 
     def __init__(self, ost: Any) -> None:
@@ -68,12 +75,14 @@ def jax_case(function: Function, operands: Sequence[Numbers]) -> Case:
     import jax  # type: ignore[import-not-found, unused-ignore]
     import jax.numpy as jnp  # type: ignore[import-not-found, unused-ignore]
 
+    if any(x.dtype in (np.float64, np.complex128) for x in operands):  # else they are rounded
+        jax.config.update("jax_enable_x64", True)
     given = [jax.device_put(x) for x in operands]
     run = jax.jit(functools.partial(function, Jax(jnp)))
     return case(run, given, jax.block_until_ready, np.asarray)
 
 
-class Jax:
+class Jax(Updates):
     """The few names that jax.numpy has elsewhere."""
 
     def __init__(self, jnp: Any) -> None:
@@ -200,6 +209,11 @@ class NumPy:
         for _ in range(count):
             state = step(state)
         return state
+
+    def put(self, x: Any, key: Any, values: Any) -> Any:
+        """In place: the state is the loop's own."""
+        x[key] = values
+        return x
 
     def until(self, on: Function, step: Function, state: Any, most: int) -> Any:
         for _ in range(most):

@@ -84,6 +84,39 @@ def grid(xp: Any, u: Any) -> Any:
     return xp.turns(100, step, u)
 
 
+# -- updates in place ----------------------------------------------------------------------
+@work("heat on a grid of 350 x 350 by slices, 200 steps", numbers(20, 350, 350).astype(np.float64))
+def heat2d(xp: Any, u: Any) -> Any:
+    inner = (slice(1, -1), slice(1, -1))
+
+    def step(u: Any) -> Any:
+        around = u[2:, 1:-1] + u[:-2, 1:-1] + u[1:-1, 2:] + u[1:-1, :-2]
+        return xp.put(u, inner, u[inner] + 0.1 * (around - 4 * u[inner]))
+
+    return xp.turns(200, step, u + 0)
+
+
+@work("heat in a cube of 64 by slices, 50 steps", numbers(21, 64, 64, 64).astype(np.float64))
+def heat3d(xp: Any, u: Any) -> Any:
+    inner = (slice(1, -1),) * 3
+
+    def step(u: Any) -> Any:
+        around = u[2:, 1:-1, 1:-1] + u[:-2, 1:-1, 1:-1] + u[1:-1, 2:, 1:-1]
+        around = around + u[1:-1, :-2, 1:-1] + u[1:-1, 1:-1, 2:] + u[1:-1, 1:-1, :-2]
+        return xp.put(u, inner, u[inner] + 0.1 * (around - 6 * u[inner]))
+
+    return xp.turns(50, step, u + 0)
+
+
+@work("rows of 800 x 800 that follow from those before", numbers(22, 800, 800).astype(np.float64))
+def rows(xp: Any, s: Any) -> Any:
+    def step(state: Any) -> Any:
+        s, k = state
+        return xp.put(s, k + 1, 0.5 * s[k] + s[k + 1]), k + 1
+
+    return xp.turns(799, step, (s + 0, 0))[0]
+
+
 # -- solvers -------------------------------------------------------------------------------
 @work("conjugate gradients for 100 unknowns, 30 turns", definite(5, 100), numbers(6, 100))
 def gradients(xp: Any, a: Any, b: Any) -> Any:
