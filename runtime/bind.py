@@ -42,6 +42,7 @@ from ostinato.planner.passes.memory import (
     in_part,
     in_place,
     is_joined,
+    is_update,
     replaced,
     written_behind,
 )
@@ -825,7 +826,7 @@ class _Binder:
             self.turn(c, n, s)
             self.depth -= 1
             turns.last = len(self.text)
-        step = _at_once(kw["body"])
+        step = _at_once(program.bodies[k][0])
         if self.is_sequence(record, step):
             self.unwrite(begin)
             last = trips - 1 if kw["reverse"] else -1
@@ -1186,7 +1187,7 @@ class _Binder:
             self.turn(c, n, s)
             self.depth -= 1
             shown.last = len(self.text)
-        step = _at_once(kw["body"])
+        step = _at_once(program.bodies[k][0])
         if asked and self.is_sequence(record, step):
             self.unwrite(begin)
             made = record.repeat_while(asked, self.fixed[test])
@@ -1273,9 +1274,11 @@ def is_server(spec: Spec, rank: int) -> bool:
     return all(split is not None or not place for split, place in pairs)
 
 
-def _at_once(body: Graph) -> int:
+def _at_once(program: Program) -> int:
     """Turns in a slice of time."""
+    body = program.graph
     flops, moved = graph_cost(body)
+    moved -= sum(2 * n.specs[0].nbytes for k, n in enumerate(body.nodes) if is_update(program, k))
     seconds = flops / FLOPS + moved / BYTES + CALL * (1 + len(body.nodes))
     return max(1, int(SLICE / seconds))
 

@@ -18,7 +18,7 @@ from ostinato.ops.core.spec import Shape, Spec, int8
 from ostinato.ops.cpu.loops.schedule import BLOCKS, UNITS, analyse, analyse_in_order, lanes_of
 from ostinato.ops.jit.behind import BEGINS
 from ostinato.ops.jit.loops import SUMS
-from ostinato.ops.jit.stages import label
+from ostinato.ops.jit.stages import GATHERS, label
 
 from .kernels.gemm_epilogue import shape_of
 from .loops.flat import crew_of, nest_kernel
@@ -42,7 +42,17 @@ def _cost(ins: Specs, outs: Specs, p: Params) -> tuple[float, float]:
         for n in body.nodes
         if n.op != "constant"
     )
-    return flops, float(sum(s.nbytes for s in (*ins, *outs)))
+    read = sum(min(x.nbytes, _bytes_read(body, k)) for k, x in enumerate(ins))
+    return flops, float(read + sum(s.nbytes for s in outs))
+
+
+def _bytes_read(body: Graph, k: int) -> int:
+    """Of an operand: no more than what is gathered from it, where that is all that is read of it."""
+    whole = body.specs[k].nbytes
+    readers = [body.nodes[n] for n in body.uses[k]]
+    if k in body.outputs or not all(n.op in GATHERS and n.inputs[0] == k for n in readers):
+        return whole
+    return sum(n.specs[0].nbytes for n in readers)
 
 
 def stages_room(

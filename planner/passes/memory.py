@@ -218,6 +218,17 @@ def is_joined(program: Program, k: int) -> bool:
     return slots[v].kind == "part"
 
 
+def is_update(program: Program, k: int) -> bool:
+    """Whether a node writes over a part of its first operand, and leaves the rest as it is."""
+    node, slots = program.graph.nodes[k], program.slots
+    if not node.inputs or OPS[node.op].overwrite != (0,):
+        return False
+    before, after = slots[node.inputs[0]], slots[program.graph.starts[k]]
+    if before.kind == "input" and after.kind == "output":
+        return (after.at, before.at) in program.reuse
+    return before == after and after.kind in ("arena", "output")
+
+
 def in_part(graph: Graph, v: int, shape_of: Callable[[Spec], Shape]) -> Callable[[Any], Any]:
     """Of a joined array the part in which a value is made."""
     (k,) = graph.uses[v]
