@@ -30,7 +30,7 @@ KINDS = {
     "x.parquet": COLUMNS,
     "x.csv": COLUMNS,
 }
-STAY = ("x.npy", "x.npz")  # open all the time: of these a name is not needed
+STAY = ("x.npy", "x.npz", "x.h5")  # open all the time: of these a name is not needed
 
 
 def made(path: Path, value: np.ndarray[Any, Any]) -> None:

@@ -41,9 +41,9 @@ def block(form: gemm_tiles.Form, a: Any, b: Any, turned_b: bool) -> np.ndarray:
     room, none = lines(form.room(rows, depth)), np.zeros(gemm_tiles.AREA, np.uint8)
     pointer, number = ctypes.c_void_p, ctypes.c_int64
     kinds = {"ptr": pointer, "i64": number, "i1": ctypes.c_bool}
-    call = ctypes.CFUNCTYPE(None, *(kinds[kind] for kind in gemm_tiles.CALLED.split(", ")))
+    given = [kinds[kind] for kind in gemm_tiles.CALLED.split(", ")]
     made = place[above:]
-    call(linked(gemm_tiles._text(form)))(
+    linked(gemm_tiles._text(form)).function(None, *given)(
         *(a.ctypes.data, a.strides[0], rows, b.ctypes.data, b.strides[0], turned_b, columns),
         *(depth, made.ctypes.data, made.strides[0], room.ctypes.data, none.ctypes.data),
     )

@@ -164,7 +164,7 @@ def check_memory(program: Program, base: int = 0) -> None:
                     assert not any(meets(a, b) for a, b in pairs), "a part over an operand"
                 elif meets(place(v), place(out)) and place(v)[1] < place(v)[2]:
                     allowed: Any = OPS[node.op].overwrite
-                    if node.op in memory.LOOPS:
+                    if node.op in memory.CONTROL:
                         allowed = {memory.in_place(node, program.bodies[k])[out - graph.starts[k]]}
                     assert allowed == ANY or i in allowed, (
                         f"{node.op} may not write over operand {i}"

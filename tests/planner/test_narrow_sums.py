@@ -26,6 +26,7 @@ import ostinato as ost
 from ostinato.errors import ArgumentError
 from tests.helpers import on
 from tests.sessions import MESHES
+from tests.trust.forge import packed
 
 BF16 = Precision(wire="bf16")
 TWO = Target((2,), precision=str(BF16))
@@ -241,12 +242,10 @@ def test_files_that_round_otherwise_are_refused() -> None:
         f(ost.asarray(x, split=0))
         plan = f.plan
 
-    from tests.planner.test_file import repacked  # which has a session of one worker
-
     def refused(target: Target, message: str) -> None:
         other = replace(plan, key=replace(plan.key, target=target))
         with pytest.raises(Exception, match=message):
-            decode_plan(repacked(json.loads(encode_plan(other).partition(b"\n")[2])))
+            decode_plan(packed(json.loads(encode_plan(other).partition(b"\n")[2])))
 
     refused(replace(plan.target, precision="as-written"), "addends sent in another dtype")
     refused(replace(plan.target, precision=str(Precision(wire="f16"))), "addends sent in another")

@@ -44,7 +44,7 @@ def test_random_programs(seed: int) -> None:
 def test_random_programs_in_stages(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stages, "ROWS", 1)
     workers, dtype = (1, 2, 3, 1)[seed], (np.float64, np.float32)[seed % 2]
-    assert test_nests.check(seed, workers, dtype, KERNELS) > 0
+    assert test_nests.check(seed, workers, dtype, device=KERNELS) > 0
 
 
 def test_bits_are_those_of_the_cpus_kernels() -> None:
