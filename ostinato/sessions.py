@@ -263,14 +263,15 @@ class Session:
     def launcher(self, plan: Plan) -> Launcher:
         """Runs a plan; errors name the lines of whom the plan was made for."""
         launch = self._launcher(plan.original or plan)
-        if plan.original is None:
+        ran = self.engine.plan_of(plan.id) or plan.original or plan
+        if ran is plan:
             return launch
 
         def launch_at_its_lines(operands: Sequence[Operand]) -> list[Operand]:
             try:
                 return launch(operands)
             except OstinatoError as error:
-                raise plan.at_its_lines(error) from error.__cause__
+                raise plan.at_its_lines(error, ran) from error.__cause__
 
         return launch_at_its_lines
 

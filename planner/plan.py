@@ -277,10 +277,10 @@ class Plan:
             original=self.original or self,
         )
 
-    def at_its_lines(self, error: OstinatoError) -> OstinatoError:
-        """An error of its original's run, with this one's line."""
-        if self.original is not None and error.line:
-            pairs = zip(self.original.traced.lines(), self.traced.lines(), strict=True)
+    def at_its_lines(self, error: OstinatoError, ran: Plan) -> OstinatoError:
+        """An error of a run of the same plan with other lines, with this one's line."""
+        if error.line:
+            pairs = zip(ran.traced.lines(), self.traced.lines(), strict=True)
             for before, today in pairs:
                 before, today = before.partition(" (")[0], today.partition(" (")[0]
                 for line, instead in ((before, today), (short(before), short(today))):

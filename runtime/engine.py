@@ -92,6 +92,10 @@ class Engine(Protocol):
     def forget(self, plan_id: str) -> None:
         """Drop a plan."""
 
+    def plan_of(self, plan_id: str) -> Plan | None:
+        """The plan that it runs by this id, which may be another's with the same graph, as far as that is
+        known here."""
+
     def ran_lately(self, plan_id: str) -> bool:
         """Whether a plan ran since this was asked last, as far as that is known here."""
 
@@ -382,6 +386,10 @@ class LocalEngine:
             found |= loaded.runs != loaded.seen
             loaded.seen = loaded.runs
         return found
+
+    def plan_of(self, plan_id: str) -> Plan | None:
+        loaded = self.loaded(plan_id)
+        return loaded[0].plan if loaded else None
 
     def forget(self, plan_id: str) -> None:
         """Drop a plan that the cache let go."""

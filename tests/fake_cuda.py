@@ -462,7 +462,7 @@ def address_of(x: Any) -> int:
 
 def array_at(address: int, size: int) -> Any:
     """These bytes, which have to be those of one array."""
-    for start, held in [*_given.items()]:
+    for start, held in _given.copy().items():  # others may come and go
         base = held()
         if base is None:
             _given.pop(start, None)  # unless another thread did

@@ -364,6 +364,11 @@ class CrewEngine:
         self.lead.plans[identity] += 1
         self.known.add(identity)
 
+    def plan_of(self, plan_id: str) -> Plan | None:
+        member = self.lead.member
+        loaded = member.worker.plans.get(plan_id) if member is not None else None
+        return loaded.plan if loaded is not None else None
+
     def ran_lately(self, plan_id: str) -> bool:
         member = self.lead.member
         loaded = member.worker.plans.get(plan_id) if member is not None else None

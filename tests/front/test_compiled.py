@@ -23,7 +23,7 @@ from ostinato.errors import (
     TracedValueError,
 )
 from tests.helpers import counts_traces
-from tests.sessions import use
+from tests.sessions import forget_plans, use
 
 
 @pytest.fixture(autouse=True)
@@ -616,3 +616,20 @@ def test_a_plan_is_for_arrays_with_values() -> None:
         TracedValueError, match=r"plan_for .* call it outside of compiled functions"
     ):
         ost.compile(lambda x: f.plan_for(x))(ost.ones(3))
+
+
+def test_errors_name_the_line_of_who_asked_also_where_somebody_else_ran_the_plan(
+    tmp_path: Any,
+) -> None:
+    """Here one from a file, which the cache of plans does not have."""
+    made = ost.compile(lambda a: ost.linalg.inv(a))
+    with use((1,), numerics="fast"):
+        made.plan_for(ost.ones((2, 5, 5))).to_file(tmp_path / "plan")
+        forget_plans()
+        other = ost.Plan.from_file(tmp_path / "plan")
+        with pytest.raises(ost.errors.LinAlgError):
+            np.asarray(ost.run(other, ost.zeros((2, 5, 5))))
+        again = ost.compile(lambda b: ost.linalg.inv(b))  # the line
+        with pytest.raises(ost.errors.LinAlgError) as caught:
+            np.asarray(again(ost.zeros((2, 5, 5))))
+    assert f"test_compiled.py:{again.function.__code__.co_firstlineno})" in str(caught.value)
