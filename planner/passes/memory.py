@@ -304,7 +304,7 @@ class _Assigner:
         self.graph = graph
         self.device = device
         self.own = own
-        self.donated = list(donated) if own is None else list(own.values())
+        self.donated = list(donated if own is None else dict.fromkeys(own.values()))
         self.bodies: dict[int, tuple[Program, ...]] = {}
         self.reuse: list[tuple[int, int]] = []
         self.arena = Arena()
@@ -504,27 +504,25 @@ class _Assigner:
             first = LOOPS[node.op] + node.kw["counts"][0]
             own = {j: first + j for j in range(node.kw["counts"][1])}
         if node.op == "branch" and self.device.is_host:
-            own = self._updated(bodies)
+            return self._sides(bodies)
         return tuple(
-            assign_memory(g, self.device, (), order, own if n == 0 or node.op == "branch" else {})
+            assign_memory(g, self.device, (), order, own if n == 0 else {})
             for n, g in enumerate(bodies)
         )
 
-    def _updated(self, sides: Sequence[Graph]) -> dict[int, int]:
-        """The results of a branch that both sides can write over one operand, and which."""
+    def _sides(self, sides: Sequence[Graph]) -> tuple[Program, ...]:
+        """The programs of a branch. Where both sides can, they write a result over one operand."""
         own = {
-            j: v
+            j: min(both)
             for j in range(len(sides[0].outputs))
-            if (v := min(set.intersection(*(_origins(g, g.outputs[j]) for g in sides)), default=-1))
-            >= 0
+            if (both := set.intersection(*(_origins(g, g.outputs[j]) for g in sides)))
         }
-        while own:
-            made = [set(assign_memory(g, self.device, (), None, own).reuse) for g in sides]
-            left = dict(set.intersection(*made))
+        while True:
+            made = tuple(assign_memory(g, self.device, (), None, own) for g in sides)
+            left = dict(set.intersection(*(set(p.reuse) for p in made)))
             if left == own:
-                break
+                return made
             own = left
-        return own
 
     def _bodies(self, k: int, node: Node) -> list[Graph]:
         graphs = [g for _, g in node.subgraphs()]

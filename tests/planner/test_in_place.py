@@ -168,3 +168,24 @@ def test_sides_that_hand_on_the_same_are_no_results() -> None:
         np.testing.assert_array_equal(np.asarray(b), y * 2 if sign > 0 else y - 1)
     (branch,) = [n for n in f.plan.program.graph.nodes if n.op == "branch"]
     assert [s.shape for s in branch.specs] == [(N,)]
+
+
+def test_two_results_that_begin_as_one_operand() -> None:
+    """Only one of them may be written over it."""
+
+    def twice(x: Any, i: int) -> Any:
+        first = x.at[i].set(5.0)
+        return first, first.at[i + 1].set(7.0)
+
+    @ost.compile
+    def f(x: Any, s: Any) -> Any:
+        return ost.cond(s > 0, lambda: twice(x * 1.0, 0), lambda: twice(x * 1.0, 3))
+
+    x = numbers((N, N))
+    for s, i in ((1.0, 0), (-1.0, 3)):
+        a, b = (np.asarray(y) for y in f(ost.asarray(x), s))
+        first = x.copy()
+        first[i] = 5.0
+        np.testing.assert_array_equal(a, first)
+        first[i + 1] = 7.0
+        np.testing.assert_array_equal(b, first)
