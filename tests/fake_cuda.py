@@ -445,9 +445,15 @@ _memory: dict[int, tuple[Any, _Known]] = {}
 
 
 def base_of(x: Any) -> Any:
-    while isinstance(x.base, np.ndarray):
-        x = x.base
-    return x
+    """The array that has its memory. Views by as_strided, which hold it by way of another object, may say
+    that they reach further (ops/counting.py)."""
+    while True:
+        base = x.base
+        if not isinstance(base, np.ndarray):
+            base = getattr(base, "base", None)
+        if not isinstance(base, np.ndarray):
+            return x
+        x = base
 
 
 _given: dict[int, Any] = {}  # arrays whose addresses somebody asked for, by where they begin
@@ -488,13 +494,17 @@ _owners: dict[int, Any] = {}  # arrays of the device
 def own(x: Any) -> None:
     """An array of the device."""
     base = base_of(x)
+    low, high = np.lib.array_utils.byte_bounds(base)
+    assert not base.nbytes or high - low == base.nbytes, "who asks for others' memory would find it"
     key = id(base)
     _owners[key] = weakref.ref(base, lambda _: _owners.pop(key, None))
 
 
 def _octets(base: Any) -> Any:
-    """Its memory."""
-    row = base.reshape(-1) if base.flags.c_contiguous else base.T.reshape(-1)
+    """Its memory, in the order of addresses."""
+    axes = sorted(range(base.ndim), key=lambda k: -base.strides[k])
+    row = base.transpose(axes).reshape(-1)
+    assert np.may_share_memory(row, base), "a copy: what is written to it is lost"
     return row.view(np.uint8)
 
 

@@ -18,7 +18,7 @@ from ostinato.runtime.messages.communicator import fold
 from ostinato.errors import CommunicatorError
 from tests import fake_cuda, fake_nccl
 from tests.cuda_host import COMPILER
-from tests.fake_xp import xp
+from tests.fake_xp import from_host, to_host, xp
 from tests.runtime import cases
 from tests.runtime import test_communicator as tests
 from tests.runtime.gpu_team import team
@@ -123,6 +123,25 @@ def test_one_that_fails_before_they_meet_keeps_nobody() -> None:
             CommunicatorError, match=r"worker 2 cannot talk to other.*no memory for it"
         ):
             team(3, work)
+
+
+def test_an_array_that_claims_more_than_it_has_gets_no_messages(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Numbers that are counted lie in one element, and have strides for many (ops/counting.py): behind it
+    lie other arrays, whose messages were lost."""
+    monkeypatch.setattr(fake_cuda, "_owners", {})
+    first = xp.zeros(1)
+    counted = xp.lib.stride_tricks.as_strided(first, (1000, 3), (40, 8))
+    assert fake_cuda.base_of(counted._memory) is first._memory
+    (owner,) = fake_cuda._owners.values()
+    assert owner() is first._memory
+
+
+def test_memory_is_found_however_an_array_lies() -> None:
+    x = from_host(np.zeros((2, 3, 4)).transpose(1, 0, 2))
+    fake_cuda.at(x.data.ptr, x.nbytes).view("f8")[...] = np.arange(24)
+    np.testing.assert_array_equal(to_host(x), np.arange(24).reshape(2, 3, 4).transpose(1, 0, 2))
 
 
 # -- what the fake finds ------------------------------------------------------------------------------
