@@ -19,7 +19,7 @@ from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.layout import Layout, Mesh, bounds_of_many
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Spec
-from ostinato.ops.core.traffic import held, moved, traffic
+from ostinato.ops.core.traffic import held, moved
 
 from .layouts.costs import REPEATED, move_legs, repeats
 from .machine import MACHINES, Machine, known
@@ -241,7 +241,7 @@ def bytes_sent(node: Node, ins: Sequence[Spec]) -> int:
             parts = held(here, has.shape)
             total += share * parts * (group - 1) // group * has.dtype.itemsize
         else:
-            total += traffic(here, there, has.shape).moved * has.dtype.itemsize
+            total += moved(here, there, has.shape) * has.dtype.itemsize
     return total
 
 

@@ -2,7 +2,6 @@
 
     has: split 0 of 4, float32[8, 6]     needed       8 * 6            by all workers
     needs: split 1 of 4                  there        4 of 2 * 2, 2, 1, 1 elements
-                                         received     8 * 2 - 2 * 2    the most by one worker
 
 A worker's part is a product over the dimensions, and its interval of one dimension depends on its
 coordinates along the mesh axes that split it. So what all workers need is a product over groups of
@@ -18,69 +17,33 @@ dimensions that share no mesh axis, and so is what they have of it. Within a gro
   common, of which there are no more than parts before and after. Blocks: those parts that have some.
 
 So `moved` takes tens of microseconds on 65,536 workers, up to half a millisecond where axes of many
-parts cross over or windows of another stride drift along them. `traffic` also tells who moves most:
-as fast for parts of parts; of windows, blocks and axes that cross over there is no such rule, and arrays
-over the coordinates of the axes that a group shares are made, which takes milliseconds. So it does for
-another mesh, over all workers."""
+parts cross over or windows of another stride drift along them, and milliseconds for another mesh, where
+arrays over all workers are made."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from .exchange import meeting, pieces_from
+from .exchange import meeting
 from .layout import (
     BLOCKS,
     Layout,
     Shape,
     Window,
-    all_coords,
     bounds_of_many,
     coords_of_many,
     every_bounds,
-    grid_bounds,
     parts_over_edges,
-    volume,
 )
 
-Pairs = tuple[tuple[int, int], ...]  # (more, less): of which the difference may be largest
-# Of each dimension, the extents of what a worker has and needs, and of the parts to which it gives,
-# with their numbers; and how many workers are in each case.
-Cases = dict[tuple[tuple[int, int, tuple[tuple[int, int], ...]], ...], int]
+# Of each dimension, the extents of what a worker has and needs; and how many workers are in each case.
+Cases = dict[tuple[tuple[int, int], ...], int]
 Array = np.ndarray[Any, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Traffic:
-    """In elements."""
-
-    needed: int  # by all workers together
-    there: int  # what they have of it
-    received: int  # by the worker that gets most
-    sent: int  # by the worker that gives most
-    messages: int  # of the worker that gets or gives most of them
-
-    @property
-    def moved(self) -> int:
-        """What crosses between workers."""
-        return self.needed - self.there
-
-
-@dataclass(frozen=True, slots=True)
-class _Group:
-    """The same of some dimensions; for each worker's share, what it has of it itself is apart."""
-
-    needed: int
-    there: int
-    gets: Pairs
-    gives: Pairs
-    comes: Pairs  # messages, its own among them
-    goes: Pairs
 
 
 # -- questions -----------------------------------------------------------------------------------
@@ -170,7 +133,7 @@ def there_already(has: Layout, needs: Layout, shape: Shape) -> int:
     if 0 in shape:
         return 0
     if has.mesh != needs.mesh:
-        return traffic(has, needs, shape).there
+        return _on_two_meshes(has, needs, shape)
     total = 1
     for dims, axes in _grouped(has, needs, len(shape)):
         if not dims:  # replicas before and after
@@ -183,8 +146,8 @@ def there_already(has: Layout, needs: Layout, shape: Shape) -> int:
         elif len(dims) == 1 and outer == inner and not has.blocks and not needs.blocks and window:
             total *= _in_windows([has.mesh[a] for a in outer], shape[d], window)
         else:
-            group = _by_sizes(has, needs, shape, dims, axes, sums=True)
-            total *= group.there if group else _overlaps(has, needs, shape, dims, axes)
+            found = _by_sizes(has, needs, shape, dims, axes)
+            total *= _overlaps(has, needs, shape, dims, axes) if found is None else found
     return total
 
 
@@ -197,35 +160,6 @@ def scatters(here: Layout, needs: Layout, axis: int) -> bool:
         and here.blocks in (needs.blocks, False)
         # a dimension that two axes split must be split by the outer axis first
         and not any(s == split for s in here.splits)
-    )
-
-
-@lru_cache(65536)
-def traffic(has: Layout, needs: Layout, shape: Shape) -> Traffic:
-    """What an exchange moves; neither layout has addends, nor `has` overlapping parts."""
-    assert not has.partial_axes
-    assert not needs.partial_axes
-    assert not has.windows
-    assert has.workers == needs.workers
-    if 0 in shape:
-        return Traffic(0, 0, 0, 0, 0)
-    if has.mesh != needs.mesh:
-        return _on_two_meshes(has, needs, shape)
-    groups = []
-    needed = there = 1
-    for dims, axes in _grouped(has, needs, len(shape)):
-        if dims:
-            group = _by_sizes(has, needs, shape, dims, axes)
-            group = group or _apart(has, needs, shape, dims, axes)
-            groups.append(group or _listed(has, needs, shape, dims, axes))
-        else:  # replicas before and after
-            needed, there = (x * math.prod([has.mesh[a] for a in axes]) for x in (needed, there))
-    return Traffic(
-        needed * math.prod([g.needed for g in groups]),
-        there * math.prod([g.there for g in groups]),
-        _most([g.gets for g in groups]),
-        _most([g.gives for g in groups]),
-        max(_most([g.comes for g in groups]), _most([g.goes for g in groups])),
     )
 
 
@@ -250,76 +184,36 @@ def _grouped(has: Layout, needs: Layout, ndim: int) -> list[tuple[list[int], lis
     return list(found.values())
 
 
-def _best(pairs: Iterable[tuple[int, int]]) -> Pairs:
-    """Those of which none has both more and less to take away."""
-    kept: list[tuple[int, int]] = []
-    for more, less in sorted(set(pairs), key=lambda p: (-p[0], p[1])):
-        if not kept or less < kept[-1][1]:
-            kept.append((more, less))
-    return tuple(kept)
-
-
-def _most(groups: Sequence[Pairs]) -> int:
-    """The largest difference of products, of one pair of each group."""
-    found: Pairs = ((1, 1),)
-    for pairs in groups:
-        found = _best([(a * c, b * d) for a, b in found for c, d in pairs])
-    return max(more - less for more, less in found)
-
-
 # -- parts of parts ------------------------------------------------------------------------------
 def _by_sizes(
-    has: Layout,
-    needs: Layout,
-    shape: Shape,
-    dims: Sequence[int],
-    axes: Sequence[int],
-    sums: bool = False,
-) -> _Group | None:
-    """A group where one of the two parts of each dimension is always within the other; None if it is
-    not such a group. `sums`: nobody asks who moves most."""
+    has: Layout, needs: Layout, shape: Shape, dims: Sequence[int], axes: Sequence[int]
+) -> int | None:
+    """What workers have of what they need, all together, in a group where one of the two parts of each
+    dimension is always within the other; None if it is not such a group."""
     if has.blocks or needs.blocks:
         return None
     place = {d: k for k, d in enumerate(dims)}
-    before: list[int] = []  # per dimension: into how many parts what a worker needs was cut
     for d in dims:
         outer, inner = has.axes(d), needs.axes(d)
         if needs.window(d) is not None or outer[: len(inner)] != inner[: len(outer)]:
             return None
-        before.append(math.prod([has.mesh[a] for a in outer[len(inner) :]]))
     roles: list[tuple[int | None, int | None, int]] = []  # axes: what they cut before and after
-    alike = 1  # workers that need the same, whom one worker serves
     for a in axes:
         i, j, n = has.splits[a], needs.splits[a], has.mesh[a]
         k = place[i] if isinstance(i, int) else None
         m = place[j] if isinstance(j, int) else None
-        alike *= n if m is None else 1
         if roles and roles[-1][:2] == (k, m):  # parts of parts are as many as large as of one cut
             n *= roles.pop()[2]
         roles.append((k, m, n))
-    cases: Cases = {
-        tuple([(shape[d], shape[d], () if sums else ((shape[d], 1),)) for d in dims]): 1
-    }
+    cases: Cases = {tuple([(shape[d], shape[d]) for d in dims]): 1}
     for k, m, n in roles:
         cases = _cut(cases, k, m, n)
-    needed = there = 0
-    pairs: list[list[tuple[int, int]]] = [[], [], [], []]
-    for case, workers in cases.items():
-        total = own = gives = comes = goes = 1
-        for (mine, wanted, given), parts in zip(case, before, strict=True):
-            total *= wanted
-            own *= min(mine, wanted)
-            gives *= sum([n * count for n, count in given])
-            comes *= min(wanted, parts)
-            goes *= sum([count for n, count in given if n])
-        needed += total * workers
-        there += own * workers
-        if sums:
-            continue
-        most = total, gives * alike, comes, goes * alike
-        for found, more, less in zip(pairs, most, (own, own, own > 0, own > 0), strict=True):
-            found.append((more, int(less)))
-    return _Group(needed, there, *map(_best, pairs))
+    return sum(
+        [
+            workers * math.prod([min(*extents) for extents in case])
+            for case, workers in cases.items()
+        ]
+    )
 
 
 def _cut(cases: Cases, k: int | None, m: int | None, n: int) -> Cases:
@@ -332,88 +226,19 @@ def _cut(cases: Cases, k: int | None, m: int | None, n: int) -> Cases:
             ends.add(case[k][0] % n)
         if m is not None:
             ends.add(case[m][1] % n)
-            ends.update([size % n for size, _ in case[m][2]])
         lo = 0
         for hi in sorted(ends - {0}):
             made = list(case)
             if k is not None:
-                mine, wanted, given = case[k]
-                mine = mine // n + (lo < mine % n)
-                made[k] = (mine, mine if k == m else wanted, ((mine, 1),) if given else ())
-            if m is not None and m != k:
-                mine, wanted, given = case[m]
-                extents: dict[int, int] = {}
-                for size, count in given:
-                    q, r = divmod(size, n)
-                    if k is None:  # others who give have the others
-                        extents[q + (lo < r)] = extents.get(q + (lo < r), 0) + count
-                    else:
-                        extents[q] = extents.get(q, 0) + count * (n - r)
-                        extents[q + 1] = extents.get(q + 1, 0) + count * r
-                made[m] = (mine, wanted // n + (lo < wanted % n), tuple(extents.items()))
+                mine, wanted = made[k]
+                made[k] = mine // n + (lo < mine % n), wanted
+            if m is not None:
+                mine, wanted = made[m]
+                made[m] = mine, wanted // n + (lo < wanted % n)
             then = tuple(made)
             after[then] = after.get(then, 0) + workers * (hi - lo)
             lo = hi
     return after
-
-
-# -- one dimension, cut by other axes -------------------------------------------------------------
-def _apart(
-    has: Layout, needs: Layout, shape: Shape, dims: Sequence[int], axes: Sequence[int]
-) -> _Group | None:
-    """A dimension of its own that other axes cut than before; None if it is not such a group."""
-    d = dims[0]
-    size, outer, inner = shape[d], has.axes(d), needs.axes(d)
-    if len(dims) > 1 or {*outer} & {*inner} or has.blocks or needs.blocks or needs.window(d):
-        return None
-    before = math.prod([has.mesh[a] for a in outer])
-    lo, hi = every_bounds(needs, size, d)
-    met = _parts_met(has, size, d, lo, hi)
-    alone = met < before  # one of the holders has nothing of it
-    gets = [(int((hi - lo)[alone].max()), 0)] if alone.any() else []
-    comes = [(int(met[alone].max()), 0)] if alone.any() else []
-    if not alone.all():
-        lo, hi = lo[~alone], hi[~alone]
-        first, end = every_bounds(has, size, d)
-        common = np.minimum(end.reshape(-1, 1), hi) - np.maximum(first.reshape(-1, 1), lo)
-        gets += zip((hi - lo).tolist(), common.min(0).tolist(), strict=True)
-        comes.append((before, 1))
-    both = min(has.largest(shape)[d], needs.largest(shape)[d])  # of the first ones
-    return _Group(
-        size * before, size, _best(gets), ((both * before, both),), _best(comes), ((before, 1),)
-    )
-
-
-def _parts_met(layout: Layout, size: int, dim: int, lo: Any, hi: Any) -> Any:
-    """How many parts of a dimension have some of each interval."""
-    axes = layout.axes(dim)
-    some = lo < hi
-    if not axes:
-        return np.asarray(some, np.int64)
-    count, last = size, hi - 1
-    if layout.blocks:
-        grid = np.array(grid_bounds(size))
-        count = len(grid) - 1
-        lo, last = (np.searchsorted(grid, x, "right") - 1 for x in (lo, last))
-    if count <= math.prod([layout.mesh[a] for a in axes]):  # one or none each
-        found = last - lo + 1
-    else:
-        found = _part_of(layout, axes, count, last) - _part_of(layout, axes, count, lo) + 1
-    return np.where(some, found, 0)
-
-
-def _part_of(layout: Layout, axes: Sequence[int], count: int, x: Any) -> Any:
-    """Which part has each place, in order."""
-    index: Any = np.zeros_like(x)
-    extent: Any = np.int64(count)
-    for a in axes:
-        n = layout.mesh[a]
-        each, more = np.divmod(extent, n)
-        large = more * (each + 1)
-        k = np.where(x < large, x // (each + 1), more + (x - large) // np.maximum(each, 1))
-        index, x = index * n + k, x - k * each - np.minimum(k, more)
-        extent = each + (k < more)
-    return index
 
 
 # -- what is there already ----------------------------------------------------------------------
@@ -572,146 +397,13 @@ def _pairs(has: Layout, needs: Layout, size: int, dim: int) -> tuple[Array, Arra
     return found[0], found[1], np.diff(starts, append=size)
 
 
-# -- in arrays -----------------------------------------------------------------------------------
-def _listed(
-    has: Layout, needs: Layout, shape: Shape, dims: Sequence[int], axes: Sequence[int]
-) -> _Group:
-    """Any group, worker by worker along its mesh axes."""
-    coords = all_coords(has.mesh, axes)
-    parts = [
-        (bounds_of_many(has, shape[d], d, coords), bounds_of_many(needs, shape[d], d, coords))
-        for d in dims
-    ]
-    alike = {a for a in axes if has.splits[a] is None}
-    total, own, comes = _along(has, shape, dims, parts)
-    gives: Any = np.int64(1)
-    goes: Any = np.int64(1)
-    for d, (mine, _) in zip(dims, parts, strict=True):
-        given, met = _given(needs, shape[d], d, mine, coords, alike)
-        gives, goes = gives * given, goes * met
-    others = math.prod([has.mesh[a] for a in axes if needs.splits[a] is None])
-    return _group([has.mesh[a] for a in axes], total, own, gives * others, comes, goes * others)
-
-
-def _on_two_meshes(has: Layout, needs: Layout, shape: Shape) -> Traffic:
-    """All workers, one by one in arrays; where replicas give, all messages too, one by one."""
+def _on_two_meshes(has: Layout, needs: Layout, shape: Shape) -> int:
+    """What workers have of what they need, all together, in arrays over the workers."""
     ranks = np.arange(has.workers)
     mine, theirs = coords_of_many(has.mesh, ranks), coords_of_many(needs.mesh, ranks)
-    dims = range(len(shape))
-    parts = [
-        (bounds_of_many(has, shape[d], d, mine), bounds_of_many(needs, shape[d], d, theirs))
-        for d in dims
-    ]
-    total, own, comes = _along(has, shape, dims, parts)
-    gives: Any = np.int64(1)
-    goes: Any = np.int64(1)
-    if None in has.splits:
-        given = [
-            [p for p in pieces_from(has, needs, shape, r) if p.target != r] for r in ranks.tolist()
-        ]
-        gives = own + np.array([sum(volume(p.box) for p in pieces) for pieces in given])
-        goes = (own > 0) + np.array([len(pieces) for pieces in given])
-    else:
-        for d in dims:
-            more, met = _given(needs, shape[d], d, parts[d][0], theirs, set())
-            gives, goes = gives * more, goes * met
-        others = math.prod([n for n, s in zip(needs.mesh, needs.splits, strict=True) if s is None])
-        gives, goes = gives * others, goes * others
-    group = _group([has.workers], total, own, gives, comes, goes)
-    return Traffic(
-        group.needed,
-        group.there,
-        _most([group.gets]),
-        _most([group.gives]),
-        max(_most([group.comes]), _most([group.goes])),
-    )
-
-
-def _along(
-    has: Layout, shape: Shape, dims: Iterable[int], parts: Sequence[Any]
-) -> tuple[Any, Any, Any]:
-    """What workers need, what they have of it, and from how many parts it is."""
-    total: Any = np.int64(1)
-    own: Any = np.int64(1)
-    comes: Any = np.int64(1)
-    for d, ((first, end), (lo, hi)) in zip(dims, parts, strict=True):
-        total = total * (hi - lo)
+    own: Any = np.ones(has.workers, np.int64)
+    for d, size in enumerate(shape):
+        first, end = bounds_of_many(has, size, d, mine)
+        lo, hi = bounds_of_many(needs, size, d, theirs)
         own = own * np.maximum(0, np.minimum(end, hi) - np.maximum(first, lo))
-        comes = comes * _parts_met(has, shape[d], d, lo, hi)
-    return total, own, comes
-
-
-def _group(
-    extents: Sequence[int], total: Any, own: Any, gives: Any, comes: Any, goes: Any
-) -> _Group:
-    total, own, gives, comes, goes = (
-        np.broadcast_to(x, extents).ravel() for x in (total, own, gives, comes, goes)
-    )
-    is_there = (own > 0).astype(np.int64)
-    return _Group(
-        int(total.sum()),
-        int(own.sum()),
-        *(
-            _front(*pair)
-            for pair in ((total, own), (gives, own), (comes, is_there), (goes, is_there))
-        ),
-    )
-
-
-def _front(more: Array, less: Array) -> Pairs:
-    """`_best` of arrays."""
-    found = []
-    while more.size:
-        most = more.max()
-        least = less[more == most].min()
-        found.append((int(most), int(least)))
-        kept = less < least
-        more, less = more[kept], less[kept]
-    return tuple(found)
-
-
-def _given(
-    needs: Layout,
-    size: int,
-    dim: int,
-    mine: tuple[Any, Any],
-    coords: Sequence[Any],
-    alike: set[int],
-) -> tuple[Any, Any]:
-    """How much of its interval each worker gives to all that need it, itself included, and to how many
-    parts; `alike`: axes along which those lie as it does."""
-    axes = needs.axes(dim)
-    if not axes:
-        return mine[1] - mine[0], np.asarray(mine[0] < mine[1], np.int64)
-    fixed = [a for a in axes if a in alike]
-    lo, hi = bounds_of_many(needs, size, dim, all_coords(needs.mesh, axes))
-    order = [k for k, a in enumerate(axes) if a in alike]
-    order += [k for k, a in enumerate(axes) if a not in alike]
-    rows = math.prod([needs.mesh[a] for a in fixed])
-    lo, hi = (np.transpose(x, order).reshape(rows, -1) for x in (lo, hi))
-    row: Any = 0
-    for a in fixed:
-        row = row * needs.mesh[a] + coords[a]
-    if lo.shape[1] == 1:  # one part for each
-        lo, hi = lo[row, 0], hi[row, 0]
-        common = np.maximum(0, np.minimum(mine[1], hi) - np.maximum(mine[0], lo))
-        return common, (common > 0).astype(np.int64)
-    row, first, end = np.broadcast_arrays(row, *mine)
-    given, met = np.zeros(row.shape, np.int64), np.zeros(row.shape, np.int64)
-    for k in range(rows):
-        here = row == k
-        some = lo[k] < hi[k]
-        starts, ends = np.sort(lo[k][some]), np.sort(hi[k][some])
-        given[here] = _before(starts, ends, end[here]) - _before(starts, ends, first[here])
-        met[here] = np.searchsorted(starts, end[here]) - np.searchsorted(ends, first[here], "right")
-    return given, np.where(first < end, met, 0)
-
-
-def _before(starts: Array, ends: Array, x: Array) -> Any:
-    """How much of all intervals lies before each place."""
-
-    def gone(edges: Array) -> Any:
-        k = np.searchsorted(edges, x)
-        return k * x - np.concatenate([[0], np.cumsum(edges)])[k]
-
-    return gone(starts) - gone(ends)
+    return int(own.sum())
