@@ -67,6 +67,15 @@ class Ostinato(Updates):
     def turns(self, count: int, step: Function, state: Any) -> Any:
         return self.ost.repeat(count, step, state)
 
+    def rounds(self, start: Any, stop: Any, step: Function, state: Any) -> Any:
+        ost = self.ost
+        if isinstance(start, int) and isinstance(stop, int):
+            numbers = ost.arange(start, stop)
+            return ost.scan(lambda s, k: (step(k, s), None), state, numbers)[0]
+        return ost.while_loop(
+            lambda s: s[0] < stop, lambda s: (s[0] + 1, step(*s)), (ost.asarray(start), state)
+        )[1]
+
     def until(self, on: Function, step: Function, state: Any, most: int) -> Any:
         return self.ost.while_loop(on, step, state, most=most)
 
@@ -107,6 +116,11 @@ class Jax(Updates):
         import jax
 
         return jax.lax.fori_loop(0, count, lambda _, s: step(s), state)
+
+    def rounds(self, start: Any, stop: Any, step: Function, state: Any) -> Any:
+        import jax
+
+        return jax.lax.fori_loop(start, stop, step, state)
 
     def until(self, on: Function, step: Function, state: Any, most: int) -> Any:
         import jax
@@ -208,6 +222,11 @@ class NumPy:
     def turns(self, count: int, step: Function, state: Any) -> Any:
         for _ in range(count):
             state = step(state)
+        return state
+
+    def rounds(self, start: int, stop: int, step: Function, state: Any) -> Any:
+        for k in range(start, stop):
+            state = step(k, state)
         return state
 
     def put(self, x: Any, key: Any, values: Any) -> Any:

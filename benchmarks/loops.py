@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from .kernels import workload
+from . import in_place
 from .libraries import Function
 from .workload import Numbers, Workload
 
@@ -17,20 +17,7 @@ WORKLOADS: list[Workload] = []
 
 
 def work(about: str, *operands: Numbers, tolerance: float = 1e-3) -> Callable[[Function], Function]:
-    """Adds a function to the suite."""
-
-    def add(function: Function) -> Function:
-        WORKLOADS.append(
-            workload(
-                *(function.__name__, about, function, lambda: operands, 0),
-                tolerance=tolerance,
-                only=("ostinato", "jax", "numpy"),
-                seconds=4.0,
-            )
-        )
-        return function
-
-    return add
+    return in_place.work(WORKLOADS, about, *operands, tolerance=tolerance)
 
 
 def numbers(seed: int, *shape: int) -> Numbers:
@@ -242,3 +229,6 @@ def path(xp: Any, seen: Any, moves: Any) -> Any:
         return xp.max(ways, axis=0) + v, ways.argmax(0)
 
     return xp.scan(step, seen[0], seen)[1]
+
+
+WORKLOADS += in_place.WORKLOADS

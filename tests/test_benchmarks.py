@@ -22,6 +22,7 @@ from benchmarks import (
     compiling,
     errors,
     everyday,
+    in_place,
     kernels,
     layouts,
     machine,
@@ -201,6 +202,18 @@ def test_small_workloads_give_what_is_expected(monkeypatch, suite, scale):
             importlib.reload(suite)
             for session in list(sessions._everybodys):  # as a benchmark's process ends them
                 session.close()
+
+
+def test_loops_give_what_numpys_give():
+    """Some of those that update in place, each as the runner compares it."""
+    with sessions.using(None):
+        for workload in some(in_place.WORKLOADS, 3):
+            found = workload.cases["ostinato"]()
+            note = agree(summary(found.answer()), summary(workload.expect()), workload.tolerance)
+            assert note == "", workload.name
+            assert found.note().startswith("first call ")
+        for session in list(sessions._everybodys):
+            session.close()
 
 
 def test_special_functions_of_floats_have_the_errors_that_are_told(monkeypatch):
