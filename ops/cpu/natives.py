@@ -19,6 +19,7 @@ from ostinato.ops.linalg.factorizations import SINGULAR
 from .fused import stages, stages_room, stages_ways
 from .jit.llvm import why_not
 from .kernels import fft
+from .kernels.banded import banded_kernel
 from .kernels.distances import pair_distances
 from .kernels.gather_scatter import adding_along, adding_rows, inside, putting, taking, taking_along
 from .kernels.gemm import QUICK, any_product, product, ways
@@ -254,6 +255,7 @@ def register(cpu: Device) -> None:
         cpu.runs(name, epilogue_native, **facts)
     cpu.runs("fused_nest", stages, ways=stages_ways, scratch=stages_room)
     cpu.runs("solve", _solve)
+    cpu.runs("solve_banded", banded_kernel, least=COMPILED)
     cpu.runs("pair_distances", pair_distances)
     cpu.runs("cumulative_sum", partial(_running, False), least=COMPILED)
     cpu.runs("cumulative_prod", partial(_running, True), least=COMPILED)

@@ -323,20 +323,26 @@ def solve_triangular(
     a: Operandish,
     b: Operandish,
     /,
-    *,
+    trans: Literal[0, 1, 2, "N", "T", "C"] = 0,
     lower: bool = False,
-    transpose: bool = False,
     unit_diagonal: bool = False,
+    *,
+    transpose: bool = False,
 ) -> Array:
-    """x of a x = b, of which only one triangle of a is read; with `transpose`, of aᵀ x = b.
+    """x of a x = b, of which only one triangle of a is read. SciPy's `trans`: of aᵀ x = b with 1 or "T", as
+    with `transpose`; of aᴴ x = b with 2 or "C".
 
     >>> ost.linalg.solve_triangular([[2.0, 0.0], [1.0, 1.0]], [2.0, 3.0], lower=True)
     Array([1., 2.], dtype=float64)
     """
     a, b, vector = _sides("solve_triangular", a, b)
-    upper = not lower
-    if transpose:
-        a, upper = matrix_transpose(a), not upper
+    turns = {0: 0, 1: 1, 2: 2, "N": 0, "T": 1, "C": 2}
+    if isinstance(trans, bool) or trans not in turns:
+        got, needed = f"trans={trans!r}", "0, 1, 2, 'N', 'T' or 'C'"
+        raise misfit(ArgumentError, "solve_triangular", got=got, needed=needed)
+    turn, upper = turns[trans] or int(transpose), not lower
+    if turn:
+        a, upper = adjoint(a) if turn == 2 else matrix_transpose(a), not upper
     x = apply("solve_triangular", a, b, upper=upper, unit=bool(unit_diagonal))
     return squeeze(x, -1) if vector else x
 

@@ -1153,8 +1153,36 @@ def one_by_one(function: Callable[..., Any], x: Array) -> Array:
     return (made if x.dtype.kind == "c" else made.real).astype(x.dtype)
 
 
+def solved_bands(*xs: Any, lower: int, axis: int, transposed: bool) -> Any:
+    """By a whole matrix for each system."""
+    *bands, b = (np.moveaxis(x, axis, 0) for x in xs)
+    made, n = np.empty_like(b), len(b)
+    for place in np.ndindex(b.shape[1:]):
+        a = np.zeros((n, n), b.dtype)
+        for o, x in zip(range(-lower, len(bands) - lower), bands, strict=True):
+            for i in range(max(0, -o), min(n, n - o)):
+                a[i, i + o] = x[(i, *place)]
+        at = (slice(None), *place)
+        made[at] = np.linalg.solve(a.T if transposed else a, b[at])
+    return np.moveaxis(made, 0, axis)
+
+
 _KINDS = ("float64", "float32", "complex128", "complex64")
 for _kind in _KINDS:
+    for _lower, _upper, _axis in ((1, 1, 0), (2, 0, 1), (1, 3, -2)):
+        for _shape in ((5,), (6, 7), (1, 9), (2, 4, 3)) if _axis != 1 else ((6, 5), (3, 1)):
+            _facts = {"lower": _lower, "axis": max(0, _axis + (_axis < 0) * len(_shape))}
+            _facts["transposed"] = _axis == 0
+            sample(
+                "solve_banded",
+                partial(apply, "solve_banded", **_facts),
+                partial(solved_bands, **_facts),
+                *(
+                    normal(*_shape, dtype=_kind) + 5 * (k == _lower)
+                    for k in range(_lower + _upper + 1)
+                ),
+                normal(*_shape, dtype=_kind),
+            )
     for _shape in ((4, 4), (1, 1), (0, 0), (2, 3, 3)):
         _x = normal(*_shape, dtype=_kind)
         _h = hermitian(_x)

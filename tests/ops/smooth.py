@@ -297,6 +297,20 @@ for _x in _square:
             _x,
             normal(*_x.shape[:-1], 2, dtype=_x.dtype.name),
         )
+for _kind in ("float64", COMPLEX):
+    _right = normal(4, 2, dtype=_kind)
+    smooth(
+        "solve_banded",
+        lambda dl, d, du, b: ost.linalg.solve_tridiagonal(dl, d + 4, du, b),
+        *(normal(k, dtype=_kind) for k in (3, 4, 4)),
+        _right,
+    )
+    smooth(
+        "solve_banded",
+        lambda ab, b: ost.linalg.solve_banded((0, 2), ab / 9 + 1, b),
+        normal(3, 4, dtype=_kind),
+        _right,
+    )
 smooth("solve", ost.linalg.solve, normal(4, 4), normal(4, 2))
 smooth("solve", ost.linalg.solve, normal(3, 3, dtype=COMPLEX), normal(3, dtype=COMPLEX))
 smooth("solve", ost.linalg.solve, normal(2, 3, 3), normal(3, 2))

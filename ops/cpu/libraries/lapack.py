@@ -11,7 +11,7 @@ says what it does in terms of C order, and nothing is transposed."""
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -136,6 +136,18 @@ def getrf(a: Any, swaps: Any) -> int:
     of the first pivot that is zero; 0 if there is none. Row k was swapped with row swaps[k] - 1."""
     n, m = a.shape
     return _call(f"{letter(a)}getrf", m, n, a, _step(a), swaps)
+
+
+def gbsv(diagonals: Sequence[Any], lower: int, b: Any) -> Any:
+    """x of a x = b, for diagonals from the lowest on, element i of each in row i. NaN if a is singular."""
+    n, upper = len(b), len(diagonals) - 1 - lower
+    ab = np.zeros((n, 2 * lower + upper + 1), b.dtype)  # columns in order
+    for o, x in zip(range(-lower, upper + 1), diagonals, strict=True):
+        rows = np.arange(max(0, -o), n - max(0, o))
+        ab[rows + o, lower + upper - o] = x[rows]
+    x, swaps = b.T.copy(), np.empty(n, integer())
+    info = _call(f"{letter(b)}gbsv", n, lower, upper, len(x), ab, ab.shape[1], swaps, x, max(1, n))
+    return (np.full_like(x, np.nan) if info else x).T
 
 
 def solving(n: int, columns: int, dtype: Any, otherwise: str) -> Callable[..., None]:
