@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ostinato.planner.fusion.fold_products import fold_products
 from ostinato.planner.fusion.narrow_operands import narrow
+from ostinato.planner.fusion.rolls import slice_rolls
 from ostinato.planner.passes.order import order
 
 from .fuse import fuse
@@ -12,7 +13,17 @@ from .slices import slice_first
 from .symmetric import halve
 from .turning import turn_late
 
-PASSES = (fold_products, narrow, slice_first, turn_late, fuse, order, halve, mark_staying)
+PASSES = (
+    fold_products,
+    narrow,
+    slice_rolls,
+    slice_first,
+    turn_late,
+    fuse,
+    order,
+    halve,
+    mark_staying,
+)
 FUSE = fuse  # makes kernels that have several ways, of which timing takes one
 NEED_ROOM = (halve,)  # what is left out where memory is short
 CACHE = 1 << 22  # bytes of a turn that stay in cache until they are read
