@@ -19,6 +19,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -467,9 +468,8 @@ class _Binder:
         if node.op == "constant" or is_joined(program, k) or (op.pieces and ins == outs):
             return  # there is nothing to do, or to copy
         if not op.joins and (box := replaced(graph, k)) is not None:
-            slabs = around(box, self.shape(node.specs[0]))
-            copy = self.name("h", partial(_copy_parts, slabs))
-            self.write(f"{copy}({outs[0]}, {ins[0]})", row)
+            for slab in around(box, self.shape(node.specs[0])):
+                self.copy_part(ins[0], outs[0], slab, row)
             return
         if (
             self.record is not None
@@ -627,6 +627,17 @@ class _Binder:
         if self.record is not None and like is not None:
             self.record.view(made, source, self.shown[source], like)
         return made
+
+    def copy_part(self, source: str, target: str, box: tuple[slice, ...], row: Row) -> None:
+        x, y = (self.seen(name, itemgetter(box), row) for name in (source, target))
+        before, after, kernel = self.lies(x), self.lies(y), None
+        if self.record is not None and before is not None and after is not None:
+            kernel = self.device.copying_part(before, after, self.threads)
+        if self.record is None or kernel is None:
+            self.write(f"copyto({y}, {x})", row)
+            return
+        self.write(f"{self.name('g', kernel)}({x}, {y})", row)
+        self.record.call(kernel, (x, y), after)
 
     def part(self, program: Program, v: int, outs: Sequence[str], base: int) -> str:
         """Where a value is made in what it will be joined to."""
@@ -1235,11 +1246,6 @@ class _Binder:
             self.program(side, ins[1:], outs, base + program.bases[k])
             self.depth -= 1
         self.depth = depth
-
-
-def _copy_parts(parts: Sequence[tuple[slice, ...]], out: Any, x: Any) -> None:
-    for part in parts:
-        out[part] = x[part]
 
 
 def neighbours(node: Node, rank: int, workers: int) -> tuple[int | None, int | None]:

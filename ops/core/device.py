@@ -269,6 +269,10 @@ class Device:
         called in a loop."""
         return None
 
+    def copying_part(self, source: Any, target: Any, threads: int) -> Function | None:
+        """A function of arrays that lie so, which copies one to the other in loops."""
+        return None
+
     def looking_kernel(self, node: Node, specs: Specs, scratch: Sequence[Any]) -> Function | None:
         """The same for arrays that may lie in another way each time; None where the op's own kernel is
         as good, which looks, too."""

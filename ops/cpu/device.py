@@ -21,7 +21,7 @@ from .jit.llvm import together
 from .kernels.gemm import in_order
 from .libraries import lapack
 from .libraries.onednn import can_widen, library
-from .loops.copies import in_pieces, in_rows
+from .loops.copies import copying, in_pieces, in_rows
 from .loops.record import Record
 
 LINE = LIMITS.line
@@ -76,6 +76,9 @@ class Cpu(Device):
 
     def recorder(self, fixed: Mapping[str, Any]) -> Record:
         return Record(fixed)
+
+    def copying_part(self, source: Any, target: Any, threads: int) -> Function | None:
+        return copying(source.shape, source.itemsize, source.strides, target.strides, threads)
 
     # -- kernels ---------------------------------------------------------------------------
     def kernel(

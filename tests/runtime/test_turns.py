@@ -142,6 +142,12 @@ def relaxed(u: Any) -> Any:
     return ost.pad((u[2:, 1:-1] + u[:-2, 1:-1] + u[1:-1, 2:] + u[1:-1, :-2]) * 0.25, 1)
 
 
+def inside(u: Any) -> Any:
+    around = u[2:, 1:-1] + u[:-2, 1:-1] + u[1:-1, 2:] + u[1:-1, :-2]
+    u = u.at[1:-1, 1:-1].set(around / 4)
+    return u.at[0].set(u[1]).at[:, -1].set(u[:, -2])
+
+
 def filtered(xs: Any) -> Any:
     def turn(s: Any, x: Any) -> Any:
         s = 0.9 * s + 0.1 * x
@@ -178,6 +184,8 @@ ones = np.ones(())
 LOOPS: dict[str, tuple[Any, list[Any]]] = {
     "lorenz": (lambda *s: ost.repeat(2000, lorenz, s), [ones, ones, ones]),
     "stencil": (lambda u: ost.repeat(2000, relaxed, u), [np.eye(20)]),
+    "inside": (lambda u: ost.repeat(2000, inside, u), [np.eye(20)]),
+    "inside, complex": (lambda u: ost.repeat(2000, inside, u), [np.eye(20) * 1j]),
     "power": (
         lambda a, v: ost.repeat(2000, lambda v: (a @ v) / ost.sqrt(ost.sum(v * v)), v),
         [np.eye(20) * 0.5, np.ones(20)],

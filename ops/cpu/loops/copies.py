@@ -39,6 +39,8 @@ def copying(
     """The function of two arrays that lie so, which copies the first one's elements, of so many bytes;
     None for those that no register holds. They stay in the last cache if they are no larger than such a
     part of it."""
+    if item == 16:  # complex numbers of doubles
+        return copying((*shape, 2), 8, (*source, 8), (*target, 8), threads, share)
     if item not in _WORDS or why_not():
         return None
     builder = Builder([Spec(shape, _WORDS[item])])
