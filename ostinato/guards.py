@@ -71,7 +71,7 @@ _READ: dict[str, Callable[[Any, Any], Any]] = {
     "attr": getattr,
     "call": lambda of, key: of(),
     "len": lambda of, key: len(of),
-    "keys": lambda of, key: list(of),
+    "keys": lambda of, key: tuple(of),
     "each": lambda of, key: tuple(of),
     "bytes": lambda of, key: (of.dtype.str, of.shape, of.tobytes()),
 }
@@ -80,7 +80,7 @@ _TEXT = {  # {o}: what it is read of, {k}: the key, {v}: what stood there
     "attr": "{o}.{key} is {v}",
     "call": "{o}() is {v}",
     "len": "len({o}) == {v}",
-    "keys": "[*{o}] == {v}",
+    "keys": "(*{o},) == {v}",
     "each": "same({o}, {v})",
     "bytes": "written({o}, {v})",
 }

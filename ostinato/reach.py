@@ -626,7 +626,7 @@ class Reach:
             inner = [(f"{path}[{k!r:.40}]", k, v) for k, v in items.items()]
             plain = len(inner) <= FEW and all(type(k) in _ATOMS for k in items)
             if plain and all(type(k) is str for k in items):
-                self._guard("keys", x, None, list(items), path)
+                self._guard("keys", x, None, tuple(items), path)
             else:
                 self._guard("each", x, None, tuple(items), path)
                 if not plain:

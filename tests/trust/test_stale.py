@@ -30,6 +30,7 @@ import numpy as np
 import pytest
 
 import ostinato as ost
+from ostinato import tracing
 from ostinato.errors import StaleResultError, StaleWarning, TracedValueError
 from tests.sessions import use
 
@@ -52,6 +53,14 @@ def same(function: Callable[..., Any], compiled: Callable[..., Any], *more: Any)
         got = np.asarray(compiled(x, *more))
         np.testing.assert_array_equal(got, wanted)
         assert got.dtype == wanted.dtype
+
+
+def test_a_table_that_nobody_writes_is_traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    table, traces, run = {"scale": 2.0, "shift": 1.0}, list[None](), tracing._run
+    monkeypatch.setattr(tracing, "_run", lambda *given: (traces.append(None), run(*given))[1])
+    f = ost.compile(lambda x, name: x * table[name])
+    f(ost.asarray(X), "scale")
+    assert len(traces) == 1
 
 
 # -- values, and ways to read them ---------------------------------------------------------
