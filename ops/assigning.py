@@ -26,7 +26,7 @@ from .core.array import Array, Operandish, another, as_array, export, in_dtype, 
 from .core.spec import DType, DTypeLike, Shape, is_inexact
 from .core.user_line import misfit
 from .elementwise import where
-from .indexing import fits, getitem, is_mask, is_number, is_places, updated
+from .indexing import fits, getitem, is_mask, is_number, is_places, shape_of, updated
 from .shape import broadcast_to, reshape
 
 __all__ = ["astype", "conj"]
@@ -70,8 +70,7 @@ def assigned(x: Array, key: Any, values: Operandish) -> Array:
         if isinstance(k, Array) and k.dtype.kind == "b":  # whose picks are to be known
             array.reader.known(k, "x[mask] = values", shape=True)
     places = tuple(items)
-    target = _shape(x, places)
-    made = updated(x, places, _stretched(v, target), "set")
+    made = updated(x, places, _stretched(v, shape_of(x, places)), "set")
     return another(made) if made is values or made is x else made
 
 
@@ -134,10 +133,6 @@ def _listed(k: Any) -> Any:
     """A list of bools is a mask."""
     mask = isinstance(k, list) and np.asarray(k).dtype == bool
     return np.asarray(k) if mask else k
-
-
-def _shape(x: Array, key: Any) -> Shape:
-    return getitem(array.apply("full", shape=x.shape, value=0, dtype=x.dtype), key).shape
 
 
 def _stretched(v: Array, target: Shape) -> Array:

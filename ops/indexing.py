@@ -13,8 +13,8 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import EllipsisType
-from typing import Any
+from types import EllipsisType, NoneType
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -39,6 +39,7 @@ from .shape import (
     moveaxis,
     reshape,
     slice_axes,
+    sliced,
     squeeze,
     zero_of,
 )
@@ -509,6 +510,52 @@ op(
 
 
 # -- keys ----------------------------------------------------------------------------------
+_WHOLE = frozenset((int, NoneType))
+
+
+class _Plain(NamedTuple):
+    """A key of numbers, slices and new axes alone, as most are."""
+
+    parts: list[tuple[int, int, int]]  # of each axis: start, size, step
+    drop: tuple[int, ...]  # axes of which it takes one element
+    new: tuple[int, ...]  # axes of the result that are new
+
+    @property
+    def shape(self) -> Shape:
+        """Of what it picks."""
+        sizes = [n for d, (_, n, _) in enumerate(self.parts) if d not in self.drop]
+        for d in self.new:
+            sizes.insert(d, 1)
+        return tuple(sizes)
+
+
+def _plain(shape: Shape, key: Any) -> _Plain | None:
+    """The key, if it is of this kind and inside of the shape. None of the user's code runs for it."""
+    items = list(key) if key.__class__ is tuple else [key]
+    dots = [n for n, k in enumerate(items) if k is Ellipsis]
+    rest = len(shape) - sum([k is not None for k in items]) + len(dots)
+    if len(dots) > 1 or rest < 0:
+        return None
+    at = dots[0] if dots else len(items)
+    items[at : at + len(dots)] = [slice(None)] * rest
+    parts, drop, new = list[tuple[int, int, int]](), list[int](), list[int]()
+    for k in items:
+        if k is None:
+            new.append(len(parts) - len(drop) + len(new))
+            continue
+        size, kind = shape[len(parts)], k.__class__
+        if kind is slice and {k.start.__class__, k.stop.__class__, k.step.__class__} <= _WHOLE:
+            start, stop, step = k.indices(size)
+            count = len(range(start, stop, step))
+            parts.append((start, count, step if count > 1 else 1))
+        elif kind is int and -size <= k < size:
+            drop.append(len(parts))
+            parts.append((k % size, 1, 1))
+        else:
+            return None
+    return _Plain(parts, tuple(drop), tuple(new))
+
+
 @dataclass(slots=True)
 class _Axis:
     """What a key does to one axis: a slice, a number, or an array of places."""
@@ -654,7 +701,13 @@ def _with_axes(x: Array, key: Any) -> tuple[Array, Any]:
 @export
 def getitem(x: Operandish, key: Any) -> Array:
     """x[key]"""
-    x, key = _with_axes(as_array(x), key)
+    x = as_array(x)
+    plain = _plain(x.shape, key)
+    if plain is not None:
+        x = sliced(x, plain.parts)
+        x = apply("squeeze", x, axes=plain.drop) if plain.drop else x
+        return apply("expand_dims", x, axes=plain.new) if plain.new else x
+    x, key = _with_axes(x, key)
     entries, together = _parse(x, key)
     axes = [e for e in entries if e is not None]
     x = slice_axes(x, {d: e.part for d, e in enumerate(axes) if e.part is not None})
@@ -738,23 +791,17 @@ def updated(x: Array, key: Any, values: Operandish, mode: str) -> Array:
     masks = is_places(key) and is_mask(key)
     if masks and np.shape(key) in ((), x.shape) and v.shape in ((), x.shape):
         return where(key, _combine(x, v, mode), x)  # needs no list of places
+    plain = _plain(x.shape, key)
+    if plain is not None:
+        return _with_parts(x, plain.parts, broadcast_to(v, fits(v, plain.shape)), mode)
     shape, (x, key) = x.shape, _with_axes(x, key)
     if x.shape != shape:
         return reshape(updated(x, key, v, mode), shape)
     entries, _ = _parse(x, key)
     axes = [e for e in entries if e is not None]
-    target = _shape_of(x, key)
-    v = broadcast_to(v, fits(v, target))
+    v = broadcast_to(v, fits(v, shape_of(x, key)))
     if all(e.places is None for e in axes):
-        v = reshape(v, [e.part[1] for e in axes if e.part is not None])
-        starts, _, steps = (
-            zip(*(e.part for e in axes if e.part is not None), strict=True)
-            if axes
-            else ((), (), ())
-        )
-        if not axes:
-            return _combine(x, v, mode)
-        return apply("update_slice", x, v, starts=starts, steps=steps, mode=mode)
+        return _with_parts(x, [e.part for e in axes if e.part is not None], v, mode)
     places = [d for d, e in enumerate(axes) if e.places is not None]
     full = all(
         e.places is not None or e.part == (0, n, 1) for e, n in zip(axes, x.shape, strict=True)
@@ -769,6 +816,20 @@ def updated(x: Array, key: Any, values: Operandish, mode: str) -> Array:
         "put", reshape(x, (-1,)), numbers[key].ravel(), reshape(v, (-1,)), axis=0, mode=mode
     )
     return reshape(flat, x.shape)
+
+
+def _with_parts(x: Array, parts: Sequence[tuple[int, int, int]], v: Array, mode: str) -> Array:
+    """The array where these parts of its axes are set to values, or combined with them."""
+    if not parts:
+        return _combine(x, v, mode)
+    starts, sizes, steps = zip(*parts, strict=True)
+    return apply("update_slice", x, reshape(v, sizes), starts=starts, steps=steps, mode=mode)
+
+
+def shape_of(x: Array, key: Any) -> Shape:
+    """The shape of what a key picks."""
+    plain = _plain(x.shape, key)
+    return plain.shape if plain is not None else _shape_of(x, key)
 
 
 def _shape_of(x: Array, key: Any) -> Shape:

@@ -612,9 +612,14 @@ def slice_axes(x: Array, parts: dict[int, tuple[int, int, int]]) -> Array:
     full = [(0, n, 1) for n in x.shape]
     for axis, part in parts.items():
         full[axis] = part
-    if all(p == (0, n, 1) for p, n in zip(full, x.shape, strict=True)):
+    return sliced(x, full)
+
+
+def sliced(x: Array, parts: Sequence[tuple[int, int, int]]) -> Array:
+    """These parts (start, size, step) of its axes, each inside its axis."""
+    if all(p == (0, n, 1) for p, n in zip(parts, x.shape, strict=True)):
         return x
-    starts, sizes, steps = (tuple(p[k] for p in full) for k in range(3))
+    starts, sizes, steps = zip(*parts, strict=True)
     return apply("slice", x, starts=starts, sizes=sizes, steps=steps)
 
 

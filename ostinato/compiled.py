@@ -33,6 +33,7 @@ from ostinato.errors import (
 from ostinato.ops.core import activity, array
 from ostinato.ops.core.array import FREE, Array, Host, Operand, from_operand
 from ostinato.ops.core.exact import exact
+from ostinato.ops.core.garbage import seldom_collected
 from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.spec import copied
 from ostinato.ops.core.tracebacks import shorten
@@ -617,9 +618,10 @@ class CompiledFunction(Generic[P, R]):
     # -- tracing ---------------------------------------------------------------------------
     def _make(self, call: Call, change: Change | None, places: Sequence[Place]) -> Entry:
         start = time.perf_counter()
-        with activity.task("trace", f"tracing {self.name}"):
-            found, guards = traced(self, call, places)
-        entry, source = self._planned(call, found, guards)
+        with seldom_collected():
+            with activity.task("trace", f"tracing {self.name}"):
+                found, guards = traced(self, call, places)
+            entry, source = self._planned(call, found, guards)
         target = self._target(call.session.target)
         parts = {
             **call.parts,

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 from ostinato.ops.core import activity
 from ostinato.ops.core.device import Device, Repeater
+from ostinato.ops.core.garbage import seldom_collected
 from ostinato.ops.core.notes import Notes
 from ostinato.ops.core.signals import Living
 from ostinato.ops.core.spec import Spec, is_own, left, no_memory
@@ -257,19 +258,20 @@ class Worker:
         """In this arena, and with what repeats its runs."""
         replay = None if timed else loaded.replay
         assert loaded.talks is not None
-        bound = bind(
-            loaded.plan.program,
-            self.rank,
-            loaded.talks,
-            self.device,
-            self.arena,
-            f"<plan {loaded.plan.id}>",
-            self.threads,
-            timed or self.tape is not None,
-            self.tape.row if self.tape is not None else None,
-            self.notes,
-            replay.parts if replay is not None else None,
-        )
+        with seldom_collected():
+            bound = bind(
+                loaded.plan.program,
+                self.rank,
+                loaded.talks,
+                self.device,
+                self.arena,
+                f"<plan {loaded.plan.id}>",
+                self.threads,
+                timed or self.tape is not None,
+                self.tape.row if self.tape is not None else None,
+                self.notes,
+                replay.parts if replay is not None else None,
+            )
         if replay is not None:
             replay.renew(bound)
         return bound

@@ -85,6 +85,8 @@ class Keys(tuple[Any, ...]):
 def plain(value: Any) -> Any:
     """A parameter as Python's own number: NumPy's scalars and enumerations are other kinds of it."""
     kind = value.__class__
+    if kind is int or kind is str:
+        return value
     if kind is tuple:
         return tuple(map(plain, value))
     if isinstance(value, np.generic):

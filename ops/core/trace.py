@@ -120,6 +120,7 @@ def collect(
     ]
     builder = Builder(specs)
     values: dict[int, tuple[int, ...]] = {}
+    lines: dict[str, str] = {}  # as people read them
 
     def value(term: Term, k: int) -> int:
         key = keys[term, k]
@@ -127,13 +128,11 @@ def collect(
 
     for term in order:
         assert term.op is not None
-        values[id(term)] = builder.add(
-            term.op.name,
-            [value(t, j) for t, j in term.inputs],
-            term.params,
-            term.specs,
-            short(term.line),
-        )
+        line = lines.get(term.line)
+        if line is None:
+            line = lines[term.line] = short(term.line)
+        inputs = [value(t, j) for t, j in term.inputs]
+        values[id(term)] = builder.add(term.op.name, inputs, term.params, term.specs, line)
     return Collected(builder.graph([value(t, k) for t, k in roots]), captured, held, order)
 
 
