@@ -73,6 +73,8 @@ SLICE = 2e-3  # seconds of turns after which others may have the interpreter
 CONSTANT = 1 << 12  # bytes of what is made once for all turns
 MOST_GOING = 1000  # spans of one row that wait to be counted
 SHORT = 10  # of so many turns each is short enough for what Python does to matter
+MANY = 256  # operations of a program, from which stretches of it are left to machine code ...
+FEW = 16  # ... that have so many calls
 _OUT_BY_NAME = ("maximum", "minimum")  # NumPy wants to be sure that `out` is no third operand
 
 
@@ -201,7 +203,9 @@ def bind(
         binder.names["talk"] = communicator
         binder.write("t0 = t1 = mark(); c0 = talk.talking")
     with device.together():
-        if parts is None:
+        if parts is None and device.is_host and not timed and len(graph.nodes) >= MANY:
+            binder.in_stretches(program, ins, outs)
+        elif parts is None:
             binder.program(program, ins, outs, 0)
         else:
             binder.in_parts(program, ins, outs, parts)
@@ -217,6 +221,16 @@ def bind(
     return Bound(
         call, source, binder.rows, binder.lines, binder.stays, binder.map, binder.conditional
     )
+
+
+@dataclass(slots=True)
+class _Stretch:
+    """Nodes whose calls machine code may do."""
+
+    record: Recorder
+    first: int  # of the nodes
+    begun: int  # lines before it
+    seconds: float = 0.0  # that it takes, about
 
 
 class _Binder:
@@ -257,6 +271,7 @@ class _Binder:
         self.fixed: dict[str, Any] = {}  # names that are the same array in every run
         self.shown: dict[str, Any] = {}  # the others: arrays that lie like them, without memory
         self.looks: dict[str, tuple[int, Look | None]] = {}  # at operands: which one, and how
+        self.looked: dict[str, tuple[str, str]] = {}  # of these, by which look, at what
         self.stays: list[Staying] = []
         self.count = 0
         self.ufuncs: dict[str, str] = {}
@@ -353,6 +368,65 @@ class _Binder:
         for k in range(len(graph.nodes)):
             self.name_results(program, k, names, outs, base)
             self.lines_of(program, k, names, base, in_order)
+
+    def in_stretches(self, program: Program, ins: Sequence[str], outs: Sequence[str]) -> None:
+        """The whole program. Machine code does stretches of it, of calls one after the other that take
+        some milliseconds at the most: as of a loop of Python's, each of whose iterations is recorded."""
+        graph = program.graph
+        in_order = contiguous(graph)
+        names: list[str] = list(ins)
+        stretch: _Stretch | None = None
+        for k, node in enumerate(graph.nodes):
+            op = OPS[node.op]
+            apart = node.op in CONTROL or op.notes or op.factors or collective_of(node.op, node.kw)
+            if stretch is not None and (apart or stretch.seconds > SLICE):
+                self.end_stretch(program, stretch, k, names)
+                stretch = None
+            if stretch is None and not apart:
+                self.record, self.looked = self.device.recorder(self.fixed), {}
+                stretch = _Stretch(self.record, k, len(self.text))
+            before, stays = len(self.text), len(self.stays)
+            self.name_results(program, k, names, outs, 0)
+            self.lines_of(program, k, names, 0, in_order)
+            if stretch is None:
+                continue
+            record = stretch.record
+            if record.lines == record.known and len(self.stays) == stays:
+                stretch.seconds += Span(0, 0, graph, node).seconds
+                continue
+            if record.count < FEW:
+                stretch = self.record = None
+                continue
+            self.unwrite(before)  # what machine code does not do stands behind what it does
+            del names[graph.starts[k] :], self.stays[stays:]
+            self.end_stretch(program, stretch, k, names)
+            stretch = None
+            self.name_results(program, k, names, outs, 0)
+            self.lines_of(program, k, names, 0, in_order)
+        if stretch is not None:
+            self.end_stretch(program, stretch, len(graph.nodes), names)
+
+    def end_stretch(
+        self, program: Program, stretch: _Stretch, k: int, names: Sequence[str]
+    ) -> None:
+        """Leave it to machine code, if it has enough calls; looks that later ones have stay."""
+        graph, record, self.record = program.graph, stretch.record, None
+        if record.count < FEW:
+            return
+        self.unwrite(stretch.begun)
+        row = Row(graph.nodes[stretch.first], self.depth)
+        made = range(graph.starts[stretch.first], len(names))
+        read = {names[v] for v in made if graph.uses[v] and graph.uses[v][-1] >= k}
+        for name, (_, source) in reversed(self.looked.items()):
+            if name in read:
+                read.add(source)
+        for name, (look, source) in self.looked.items():
+            if name in read:
+                self.write(f"{name} = {look}({source})", row)
+        begun = len(self.text)
+        run = self.name("q", record.repeat(None, -1).run)
+        self.write(f"{run}({', '.join(('0', '1', *record.outside))})", row)
+        self.map.spans.append(Span(begun + 1, begun + 1, graph, row.node))
 
     def in_parts(
         self, program: Program, ins: Sequence[str], outs: Sequence[str], parts: Parts
@@ -622,7 +696,8 @@ class _Binder:
         if source in self.looks:
             which, before = self.looks[source]
             self.looks[made] = which, _in_turn(before, look)
-        self.write(f"{made} = {self.name('w', look)}({source})", row)
+        self.looked[made] = self.name("w", look), source
+        self.write(f"{made} = {self.looked[made][0]}({source})", row)
         like = self.shown.get(made)
         if self.record is not None and like is not None:
             self.record.view(made, source, self.shown[source], like)

@@ -12,6 +12,7 @@ product. This belongs to this machine: plan files hold the graph without it."""
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Container, Sequence
 from functools import lru_cache, partial
 
@@ -65,6 +66,7 @@ from .symmetric import squared_by
 
 WORTH = 16384  # elements times operations that are worth kernels
 BESIDE = 2048  # and that are worth one more, in a plan that has some, or has large reductions
+OFTEN = 16  # kernels of one form, from which they are worth it, however small
 CALL = 64  # elements that a call in a loop counts as, at the least
 LARGE = 4096  # elements, where the bits must not depend on what is beside
 NARROWEST = 16  # columns of a product in blocks of rows
@@ -289,19 +291,38 @@ def _worthy_groups(
     """Without small ones, whose operations then stand by themselves. `beside`: there are others."""
     alone = alone | _library_functions(graph, target)
     groups = _groups(graph, target, alone)
-    some = beside or any(_is_worth(g, target, WORTH, turns) for g in groups)
+    often = _often(graph, target, groups)
+    some = beside or bool(often) or any(_is_worth(g, target, WORTH, turns) for g in groups)
     least = min(BESIDE, WORTH) if some else WORTH
     if turns > 1 and sum(_work(math.prod(g.space[0]), turns) * g.work for g in groups) >= WORTH:
         least = 1  # as a turn needs no Python only if all of it are kernels
     while small := [
         k
         for g in groups
-        if not (_is_worth(g, target, least, turns) or _makes_parts(graph, target, g))
+        if not (g in often or _is_worth(g, target, least, turns) or _makes_parts(graph, target, g))
         for k in g.members
     ]:
         alone.update(small)
         groups = _groups(graph, target, alone)
+        often = _often(graph, target, groups)
     return groups
+
+
+def _often(graph: Graph, target: Target, groups: Sequence[Group]) -> set[Group]:
+    """Those of which there are many of one form, as in a loop of Python's, each of whose iterations was
+    recorded: machine code is made once for all of them, and does them one after the other."""
+    if len(groups) < OFTEN or target.numerics == "any-workers":
+        return set()
+    forms = {g: _form(graph, g) for g in groups if g.work and not g.product}
+    count = Counter(forms.values())
+    return {g for g, form in forms.items() if count[form] >= OFTEN}
+
+
+def _form(graph: Graph, group: Group) -> tuple[object, ...]:
+    """What kernels that are made by one text have in common, about."""
+    nodes = [graph.nodes[k] for k in group.members]
+    ranks = [(s.dtype, s.ndim) for n in nodes for s in n.specs]
+    return (*[(n.op, n.key) for n in nodes], *ranks, len(group.operands))
 
 
 def _makes_parts(graph: Graph, target: Target, group: Group) -> bool:

@@ -197,6 +197,13 @@ def _keeps_all(old: DType, new: DType) -> bool:
 
 
 # -- arithmetic ----------------------------------------------------------------------------
+@on("matmul")
+def _product(s: _State, node: Node) -> Sequence[int] | None:
+    """Of no terms, as the first of a factorization's."""
+    nothing = s.spec(node.inputs[0]).shape[-1] == 0
+    return _full(s, np.zeros((), node.specs[0].dtype).item(), node) if nothing else None
+
+
 @on("negative", "conj", "bitwise_invert", "logical_not")
 def _twice(s: _State, node: Node) -> Sequence[int] | None:
     before = s.maker(node.inputs[0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -43,9 +44,13 @@ def copying(
         return copying((*shape, 2), 8, (*source, 8), (*target, 8), threads, share)
     if item not in _WORDS or why_not():
         return None
+    return native_kernel(_copied(shape, item), shape, [source, target], threads, share=share)
+
+
+@lru_cache(256)
+def _copied(shape: Shape, item: int) -> Graph:
     builder = Builder([Spec(shape, _WORDS[item])])
-    body = builder.graph([builder.call("astype", 0, dtype=_WORDS[item])])
-    return native_kernel(body, shape, [source, target], threads, share=share)
+    return builder.graph([builder.call("astype", 0, dtype=_WORDS[item])])
 
 
 def in_rows(

@@ -773,6 +773,20 @@ def native_kernel(
     `shape` is that of the elements on this worker, `strides` are of all operands and results, in
     bytes along each axis of the shape (0 along what a result is reduced over: the last `axes` of
     them). None if they lie so that rows are no single loop."""
+    made = _told(body, tuple(shape), tuple(map(tuple, strides)), threads, axes, share)
+    return None if made is None else function_of(made[0], np.array(made[1], np.int64))
+
+
+@lru_cache(256)
+def _told(
+    body: Graph,
+    shape: Shape,
+    strides: tuple[tuple[int, ...], ...],
+    threads: int,
+    axes: int,
+    share: int,
+) -> tuple[str, list[int]] | None:
+    """A kernel's text, and what it is told."""
     loops = loops_of(shape, strides, axes)
     if loops is None:
         return None
@@ -796,7 +810,7 @@ def native_kernel(
     meta += loops.tiled[1:] if loops.tiled is not None else ()
     if last == 0 and axes:
         meta += [0] * (turns * sum(1 + (s.dtype.kind == "c") for s in body.out_specs))
-    return function_of(text, np.array(meta, np.int64))
+    return text, meta
 
 
 @dataclass(frozen=True, slots=True)
