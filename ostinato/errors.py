@@ -25,6 +25,7 @@
 
     StaleWarning (UserWarning): something that a compiled function reads and that cannot be watched
     AssignmentWarning (UserWarning): an assignment that NumPy would have written through to another array
+    TraceWarning (UserWarning): a trace that is long, or is made for each value, and need not be
     PrecisionWarning (UserWarning): results that were less exact than precision="auto" was to keep
 
 A message is one sentence in four parts: what (the operation and the user's own line), got, needed,
@@ -143,6 +144,10 @@ class StaleWarning(UserWarning):
 
 class AssignmentWarning(UserWarning):
     """An assignment to what was taken from another array by indexing, which does not change that one."""
+
+
+class TraceWarning(UserWarning):
+    """A trace records iterations of a Python loop one by one, thousands, or is made for each new value."""
 
 
 class PrecisionWarning(UserWarning):

@@ -1,0 +1,59 @@
+"""Tells who wrote a loop of Python's whose iterations a trace recorded one by one, thousands of them: each
+takes part of a millisecond to plan, and most loops can be written so that one iteration is recorded."""
+
+from __future__ import annotations
+
+import ast
+import linecache
+import warnings
+from collections import Counter
+from collections.abc import Iterable
+from functools import lru_cache
+
+from ostinato.errors import TraceWarning
+from ostinato.ops.core.array import Term
+from ostinato.ops.core.user_line import short
+
+MANY = 4000  # operations of one line of the user's
+_told: set[tuple[str, int]] = set()
+
+
+def tell_of_loops(name: str, terms: Iterable[Term]) -> None:
+    """Warn, once at each line, of a line that recorded so many operations of a function's trace."""
+    count = Counter([t.line for t in terms])
+    for line, n in count.most_common():
+        if n < MANY:
+            break
+        path, number = place(line)
+        if loop := loop_around(path, number):  # else one of our functions may have made them
+            where = short(f"{path}:{loop}")
+            message = (
+                f"{name} ({where}): got a loop whose iterations were recorded one by one, with "
+                f"{n:,} operations in line {number} alone, each of which takes time to plan; write it "
+                "with ost.repeat or ost.scan, which record one iteration"
+            )
+            tell(message, path, loop)
+
+
+def tell(message: str, path: str, number: int) -> None:
+    """A TraceWarning at a line, once."""
+    if (path, number) not in _told:
+        _told.add((path, number))
+        warnings.warn_explicit(f"{message}.", TraceWarning, path, number)
+
+
+def place(line: str) -> tuple[str, int]:
+    """The file and the number of a line, as operations have it."""
+    path, _, number = line.rpartition(":")
+    return path, int(number.partition(" ")[0] or 0) if number else 0
+
+
+@lru_cache(64)
+def loop_around(path: str, number: int) -> int:
+    """The line at which the innermost loop begins whose body has this one; 0 if none is known."""
+    try:
+        module = ast.parse("".join(linecache.getlines(path)))
+    except (SyntaxError, ValueError):
+        return 0
+    loops = [n for n in ast.walk(module) if isinstance(n, (ast.For, ast.While))]
+    return max((n.lineno for n in loops if n.lineno <= number <= (n.end_lineno or 0)), default=0)
