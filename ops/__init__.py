@@ -8,6 +8,7 @@ from . import (  # noqa: F401  (registers the operations)
     array_function,
     assigning,
     bits,
+    boxes,
     callback,
     collective,
     contraction,

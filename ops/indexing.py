@@ -11,7 +11,7 @@ read at once; while tracing that is an error which names the static alternative.
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from types import EllipsisType, NoneType
 from typing import Any, NamedTuple
@@ -23,6 +23,7 @@ from ostinato.errors import ArgumentError, BoundsError, DTypeError, ShapeError
 from .batching import Mapped, given_axis
 from .core import array
 from .core.array import Array, Operandish, apply, as_array, export, unify, unmasked
+from .core.bounds import outside
 from .core.device import device_of
 from .core.index import LETTERS, Indices, along, pointwise
 from .core.notes import noted
@@ -31,7 +32,9 @@ from .core.registry import Params, Piece, Place, Specs, op, stream_cost
 from .core.spec import Shape, Spec, bool_, int64, is_inexact, is_integer
 from .core.user_line import misfit
 from .elementwise import astype, equal, less, maximum, minimum, where
+from .extents import distance
 from .shape import (
+    COMBINES,
     MODES,
     axis_of,
     broadcast_to,
@@ -52,7 +55,7 @@ __all__ = [
 MOVE = stream_cost(0)
 
 
-def _in_bounds(indices: Any, size: int) -> None:
+def in_bounds(indices: Any, size: int) -> None:
     """NumPy's own check, for kernels that run NumPy without it. Devices note what they see."""
     if noted(indices, size):
         return
@@ -68,17 +71,13 @@ def _check(low: int, high: int, size: int) -> None:
         raise IndexError(outside(bad, size))
 
 
-def outside(place: int, size: int) -> str:
-    return f"index {place} is out of bounds for an axis with {size} elements"
-
-
 def _from_front(indices: Any, size: int) -> Any:
     """Places counted from the first, in a dtype that can hold any extent."""
     return indices.astype(np.int64, copy=False) % max(size, 1)
 
 
 def _in_bounds_kernel(xp: Any, out: Any, i: Any, *, size: int, name: str) -> None:
-    _in_bounds(i, size)
+    in_bounds(i, size)
     out[...] = True
 
 
@@ -100,7 +99,7 @@ def _take_places_rule(i: Spec, *, size: int, checks: bool) -> Spec:
 
 
 def _take_places_kernel(xp: Any, out: Any, i: Any, *, size: int, checks: bool) -> None:
-    _in_bounds(i, size)
+    in_bounds(i, size)
     out[...] = 0 if checks else _from_front(i, size)
 
 
@@ -144,7 +143,7 @@ def _take_indices(ins: Specs, outs: Specs, p: Params) -> Indices:
 
 def _take_kernel(xp: Any, out: Any, x: Any, i: Any, *, axis: int, at: Place) -> None:
     size = at.in_shapes[0][axis]
-    _in_bounds(i, size)
+    in_bounds(i, size)
     lo, hi = at.ins[0][axis]
     if hi - lo == size:
         if x.size:
@@ -160,7 +159,7 @@ def _take_kernel(xp: Any, out: Any, x: Any, i: Any, *, axis: int, at: Place) -> 
 
 
 def _take_pieces(ins: Sequence[Shape], *, axis: int) -> list[Piece] | None:
-    return None if ins[1] else [Piece(0, place=1, axis=axis, picks=True)]
+    return None if ins[1] else [Piece(0, places=(1,), axes=(axis,), bounds=("index",), picks=True)]
 
 
 def _take_grad(g: Array, y: Array, x: Array, i: Array, *, axis: int) -> Sequence[Array | None]:
@@ -254,10 +253,6 @@ def _put_indices(ins: Specs, outs: Specs, p: Params) -> Indices:
     return Indices((x, (None,) * len(i), tuple(None if c in own else c for c in v)), (x,))
 
 
-def _at_ufunc(xp: Any, mode: str) -> Any:
-    return {"add": xp.add, "multiply": xp.multiply, "min": xp.minimum, "max": xp.maximum}[mode]
-
-
 def _combine_at(xp: Any, combine: Any, out: Any, key: tuple[Any, ...], values: Any) -> None:
     """`combine.at`. CuPy has it for few functions and dtypes; for others what goes to one place is
     combined before: those in order, two and two, until each place stands once."""
@@ -293,7 +288,7 @@ def _put_kernel(
     if out is not x:
         xp.copyto(out, x)
     size = at.in_shapes[0][axis]
-    _in_bounds(i, size)
+    in_bounds(i, size)
     lo, hi = at.outs[0][axis]
     place = _from_front(i.reshape(-1), size)
     values = v.reshape((*v.shape[:axis], place.size, *v.shape[axis + i.ndim :]))
@@ -309,13 +304,14 @@ def _put_kernel(
             values = values.take(last[place].astype(np.int64, copy=False), axis)
         out[key] = values
     else:
-        _combine_at(xp, _at_ufunc(xp, mode), out, key, values)
+        _combine_at(xp, getattr(xp, COMBINES[mode]), out, key, values)
 
 
 def _put_pieces(ins: Sequence[Shape], *, axis: int, mode: str) -> list[Piece] | None:
-    if ins[1] or mode not in ("set", "add"):
+    if ins[1]:
         return None
-    return [Piece(0), Piece(2, place=1, axis=axis, adds=mode == "add")]
+    how = COMBINES.get(mode, "")
+    return [Piece(0), Piece(2, places=(1,), axes=(axis,), bounds=("index",), combine=how)]
 
 
 def _put_grad(
@@ -439,7 +435,7 @@ def _along_rule(x: Spec, i: Spec, *, axis: int) -> Spec:
 
 
 def _take_along_kernel(xp: Any, out: Any, x: Any, i: Any, *, axis: int) -> None:
-    _in_bounds(i, x.shape[axis])
+    in_bounds(i, x.shape[axis])
     xp.copyto(out, xp.take_along_axis(x, i, axis=axis))
 
 
@@ -563,6 +559,8 @@ class _Axis:
     part: tuple[int, int, int] | None = None
     drop: bool = False
     places: Array | None = None
+    begin: Array | None = None  # of a number or a slice that is known only as it runs
+    extent: int = 1  # of all from its beginning to its end
 
 
 def _parse(x: Array, key: Any) -> tuple[list[_Axis | None], bool]:
@@ -581,7 +579,9 @@ def _parse(x: Array, key: Any) -> tuple[list[_Axis | None], bool]:
         )
     fill = [slice(None)] * (x.ndim - wanted)
     items = items[: dots[0]] + fill + items[dots[0] + 1 :] if dots else items + fill
-    advanced = any(is_places(k) for k in items)
+    arrays = [k for k in items if is_places(k)]
+    numbers = all(np.ndim(k) == 0 and not is_mask(k) for k in arrays)
+    advanced = not numbers
     found: list[_Axis | None] = []
     axis = 0
     runs, inside = 0, False
@@ -591,7 +591,10 @@ def _parse(x: Array, key: Any) -> tuple[list[_Axis | None], bool]:
             inside = False
             continue
         size = x.shape[axis] if axis < x.ndim else 0
-        if isinstance(k, slice):
+        if isinstance(k, slice) and _is_unknown(k):
+            found.append(_moving(k, size))
+            inside = False
+        elif isinstance(k, slice):
             start, stop, step = k.indices(size)
             count = len(range(start, stop, step))
             found.append(_Axis((start, count, step if count > 1 else 1)))
@@ -600,6 +603,9 @@ def _parse(x: Array, key: Any) -> tuple[list[_Axis | None], bool]:
             runs, inside = runs + (not inside), True
             here = x.shape[axis : axis + _consumes(k)]
             found.extend(_Axis(places=places) for places in _places(k, here))
+        elif numbers and is_places(k):
+            (begin,) = _places(k, x.shape[axis : axis + 1])
+            found.append(_Axis((0, 1, 1), drop=True, begin=begin))
         elif is_number(k):
             n = operator.index(k)
             if not -size <= n < size:
@@ -621,6 +627,27 @@ def _parse(x: Array, key: Any) -> tuple[list[_Axis | None], bool]:
             )
         axis += _consumes(k)
     return found, runs <= 1
+
+
+def _is_unknown(k: slice) -> bool:
+    """Whether a slice begins or ends where is known only as it runs."""
+    traced = [b for b in (k.start, k.stop, k.step) if isinstance(b, Array) and b._is_traced]
+    return any(not array.reader.is_given(b) for b in traced)
+
+
+def _moving(k: slice, size: int) -> _Axis:
+    """Such a slice, if its ends are so far from each other as can be seen."""
+    ends = (k.start, k.stop)
+    step = 1 if k.step is None else k.step
+    known = all(b is None or is_number(b) or isinstance(b, Array) for b in ends)
+    far = distance(*ends) if known and None not in ends and is_number(step) and step > 0 else None
+    if far is None:
+        wanted = next(b for b in (*ends, step) if isinstance(b, Array) and b._is_traced)
+        array.reader.known(wanted, "x[start:stop]")
+    assert far is not None
+    count = len(range(0, far, step))
+    begin = k.start if isinstance(k.start, Array) else k.stop - far
+    return _Axis((0, count, step), begin=begin, extent=max(far, 0))
 
 
 def is_number(k: Any) -> bool:
@@ -710,9 +737,10 @@ def getitem(x: Operandish, key: Any) -> Array:
     x, key = _with_axes(x, key)
     entries, together = _parse(x, key)
     axes = [e for e in entries if e is not None]
-    x = slice_axes(x, {d: e.part for d, e in enumerate(axes) if e.part is not None})
-    drop = tuple(d for d, e in enumerate(axes) if e.drop)
-    x = squeeze(x, drop) if drop else x
+    known = {d: e.part for d, e in enumerate(axes) if e.part is not None and e.begin is None}
+    x = slice_axes(x, known)
+    drop = tuple(d for d, e in enumerate(axes) if e.drop and e.begin is None)
+    x = _box(squeeze(x, drop) if drop else x, [e for d, e in enumerate(axes) if d not in drop])
     kept = [e for e in entries if e is None or not e.drop]
     x_axes = [e for e in kept if e is not None]
     advanced = [d for d, e in enumerate(x_axes) if e.places is not None]
@@ -739,6 +767,36 @@ def getitem(x: Operandish, key: Any) -> Array:
             target = [t + count for t in target]
         y = expand_dims(y, axis=tuple(target))
     return y
+
+
+def _box(x: Array, axes: Sequence[_Axis]) -> Array:
+    """What begins along some axes where is known only as it runs."""
+    moving = {d: e for d, e in enumerate(axes) if e.begin is not None}
+    if not moving:
+        return x
+    if len(moving) == 1:
+        ((d, e),) = moving.items()
+        if e.drop and e.begin is not None:
+            return apply("take", x, e.begin, axis=d)
+    x = apply(
+        "dynamic_slice",
+        x,
+        *_begins(moving.values()),
+        axes=tuple(moving),
+        sizes=tuple(e.extent for e in moving.values()),
+        bounds=_bounds(moving.values()),
+    )
+    x = slice_axes(x, {d: e.part for d, e in moving.items() if e.part is not None})
+    drop = tuple(d for d, e in moving.items() if e.drop)
+    return squeeze(x, drop) if drop else x
+
+
+def _begins(moving: Iterable[_Axis]) -> list[Array]:
+    return [astype(e.begin, int64) for e in moving if e.begin is not None]
+
+
+def _bounds(moving: Iterable[_Axis]) -> tuple[str, ...]:
+    return tuple("index" if e.drop else "slice" for e in moving)
 
 
 def _gather(x: Array, places: list[Array], axes: list[int], first: int) -> tuple[Array, int]:
@@ -787,7 +845,7 @@ def flat_index(places: Sequence[Array], sizes: Shape) -> Array:
 @export
 def updated(x: Array, key: Any, values: Operandish, mode: str) -> Array:
     assert mode in MODES
-    v = _values(x, values)
+    v = updated_values(x, values)
     masks = is_places(key) and is_mask(key)
     if masks and np.shape(key) in ((), x.shape) and v.shape in ((), x.shape):
         return where(key, _combine(x, v, mode), x)  # needs no list of places
@@ -800,16 +858,26 @@ def updated(x: Array, key: Any, values: Operandish, mode: str) -> Array:
     entries, _ = _parse(x, key)
     axes = [e for e in entries if e is not None]
     v = broadcast_to(v, fits(v, shape_of(x, key)))
-    if all(e.places is None for e in axes):
-        return _with_parts(x, [e.part for e in axes if e.part is not None], v, mode)
-    places = [d for d, e in enumerate(axes) if e.places is not None]
+    parts = [e.part for e in axes if e.part is not None]
+    moving = {d: e for d, e in enumerate(axes) if e.begin is not None}
+    places = [d for d, e in enumerate(axes) if e.places is not None or (e.drop and d in moving)]
     full = all(
-        e.places is not None or e.part == (0, n, 1) for e, n in zip(axes, x.shape, strict=True)
+        d in places or e.part == (0, n, 1)
+        for d, (e, n) in enumerate(zip(axes, x.shape, strict=True))
     )
-    if len(places) == 1 and full and None not in entries:
+    if len(places) == 1 and full and None not in entries and len(moving) < 2:
         i = axes[places[0]].places
+        i = axes[places[0]].begin if i is None else i
         assert i is not None
         return apply("put", x, i, v, axis=places[0], mode=mode)
+    if len(parts) == len(axes) and not (moving and any(step != 1 for _, _, step in parts)):
+        if not moving:
+            return _with_parts(x, parts, v, mode)
+        v = reshape(v, [count for _, count, _ in parts])
+        starts = tuple(start for start, _, _ in parts)
+        facts = {"axes": tuple(moving), "starts": starts, "bounds": _bounds(moving.values())}
+        given = _begins(moving.values())
+        return apply("dynamic_update_slice", x, v, *given, mode=mode, **facts)
     # any other key: the same key applied to the numbers of the elements says which they are
     numbers = reshape(apply("iota", shape=(x.size,), axis=0, dtype=int64), x.shape)
     flat = apply(
@@ -836,14 +904,15 @@ def _shape_of(x: Array, key: Any) -> Shape:
     return getitem(apply("full", shape=x.shape, value=0, dtype=x.dtype), key).shape
 
 
-def _values(x: Array, values: Operandish) -> Array:
+def updated_values(x: Array, values: Operandish, what: str = "x.at[...]") -> Array:
+    """Values in an array's dtype, if it can hold them."""
     v = unify(x, values)[1]
     if (v.dtype.kind == "c" and x.dtype.kind != "c") or (
         is_inexact(v.dtype) and not is_inexact(x.dtype)
     ):
         raise misfit(
             DTypeError,
-            "x.at[...]",
+            what,
             got=f"values of dtype {v.dtype.name} for an array of {x.dtype.name}",
             needed="values that the array's dtype can hold",
             do=f"convert one of them, e.g. x.astype(ost.{v.dtype.name})",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -635,17 +635,30 @@ def flip(x: Operandish, /, axis: int | Sequence[int] | None = None) -> Array:
     return slice_axes(x, {a: (x.shape[a] - 1, x.shape[a], -1) for a in axes if x.shape[a] > 1})
 
 
+def _shifts(shift: Any) -> tuple[Any, ...]:
+    """Numbers, or arrays of one number where a function is traced."""
+    if isinstance(shift, (list, tuple)):
+        return tuple([k for s in shift for k in _shifts(s)])
+    if isinstance(shift, Array) and shift._is_traced and not shift.shape:
+        return (shift,)
+    return listed(shift, "roll")
+
+
 @export
 def roll(
-    x: Operandish, /, shift: int | Sequence[int], axis: int | Sequence[int] | None = None
+    x: Operandish,
+    /,
+    shift: int | Array | Sequence[int | Array],
+    axis: int | Sequence[int] | None = None,
 ) -> Array:
-    """Shifted along axes; what leaves at one end enters at the other.
+    """Shifted along axes; what leaves at one end enters at the other. By how much may be found out as
+    it runs.
 
     >>> ost.roll([1, 2, 3], 1)
     Array([3, 1, 2], dtype=int64)
     """
     given = x = as_array(x)
-    shifts = listed(shift, "roll")
+    shifts = _shifts(shift)
     if axis is None:
         return reshape(roll(reshape(x, (-1,)), sum(shifts), axis=0), x.shape)
     axes = listed(axis, "roll")
@@ -659,7 +672,10 @@ def roll(
         d = axis_of(a, x.ndim, "roll")
         n = x.shape[d]
         by = s % n if n else 0
-        if by:
+        if isinstance(by, Array):
+            key = (*(slice(None),) * d, slice(n - by, n - by + n))
+            x = concat([x, x], axis=d)[key]
+        elif by:
             x = concat(
                 [slice_axes(x, {d: (n - by, by, 1)}), slice_axes(x, {d: (0, n - by, 1)})], axis=d
             )
@@ -962,7 +978,7 @@ def take(x: Array, indices: Any, *, axis: int) -> Array:
 
 # -- updates -------------------------------------------------------------------------------
 MODES = ("set", "add", "multiply", "min", "max")
-_UFUNC = {"add": "add", "multiply": "multiply", "min": "minimum", "max": "maximum"}
+COMBINES = {"add": "add", "multiply": "multiply", "min": "minimum", "max": "maximum"}
 
 
 def _update_indices(ins: Specs, outs: Specs, p: Params) -> Indices:
@@ -980,7 +996,7 @@ def _update_indices(ins: Specs, outs: Specs, p: Params) -> Indices:
     return Indices((tuple(labels), tuple(dims)), (tuple(labels),))
 
 
-def _update_kernel(
+def update_box(
     xp: Any, out: Any, x: Any, v: Any, *, starts: Shape, steps: Shape, mode: str, at: Place
 ) -> None:
     if out is not x:
@@ -1006,38 +1022,47 @@ def _update_kernel(
     if mode == "set":
         xp.copyto(place, values, casting="unsafe")
     else:
-        getattr(xp, _UFUNC[mode])(place, values, out=place, casting="unsafe")
+        getattr(xp, COMBINES[mode])(place, values, out=place, casting="unsafe")
 
 
-def _update_pieces(
-    ins: Sequence[Shape], *, starts: Shape, steps: Shape, mode: str
-) -> list[Piece] | None:
-    if mode != "set":
-        return None
+def _update_pieces(ins: Sequence[Shape], *, starts: Shape, steps: Shape, mode: str) -> list[Piece]:
     ends = [a + step * n for a, step, n in zip(starts, steps, ins[1], strict=True)]
     at = [slice(a, z if z >= 0 else None, s) for a, z, s in zip(starts, ends, steps, strict=True)]
-    return [Piece(0), Piece(1, tuple(at))]
+    return [Piece(0), Piece(1, tuple(at), combine=COMBINES.get(mode, ""))]
 
 
 def _update_grad(
     g: Array, y: Array, x: Array, v: Array, *, starts: Shape, steps: Shape, mode: str
 ) -> Sequence[Array | None]:
     parts = {d: (starts[d], v.shape[d], steps[d]) for d in range(v.ndim)}
-    at_v = slice_axes(g, parts)
-    here = slice_axes(x, parts)
 
     def put(values: Array) -> Array:
         return apply("update_slice", g, values, starts=starts, steps=steps, mode="set")
 
+    return grad_of_update(mode, g, y, x, v, lambda of: slice_axes(of, parts), put)
+
+
+def grad_of_update(
+    mode: str,
+    g: Array,
+    y: Array,
+    x: Array,
+    v: Array,
+    part: Callable[[Array], Array],
+    put: Callable[[Array], Array],
+) -> tuple[Array, Array]:
+    """To an array and values, of which each element went to a place of its own: `part` is what lies there,
+    `put` the gradient of the result with something there."""
+    at_v = part(g)
     match mode:
         case "set":
             return put(zero_of(at_v)), at_v
         case "add":
             return g, at_v
         case "multiply":
-            return put(at_v * v), at_v * here
-    won = slice_axes(y, parts)
-    by_x, by_v = astype(here == won, g.dtype), astype(v == won, g.dtype)
+            return put(at_v * v), at_v * part(x)
+    won = part(y)
+    by_x, by_v = astype(part(x) == won, g.dtype), astype(v == won, g.dtype)
     share = at_v / (by_x + by_v)
     return put(share * by_x), share * by_v
 
@@ -1054,7 +1079,7 @@ op(
     infer=_update_rule,
     takes={"starts": STARTS, "steps": STEPS, "mode": one_of(*MODES)},
     indices=_update_indices,
-    kernel=_update_kernel,
+    kernel=update_box,
     pieces=_update_pieces,
     as_joined=joined_rows.updated,
     grad=_update_grad,

@@ -37,6 +37,7 @@ from ostinato.ops import special as special
 from ostinato.ops.aliases import *
 from ostinato.ops.arrangement import *
 from ostinato.ops.assigning import *
+from ostinato.ops.boxes import *
 from ostinato.ops.contraction import *
 from ostinato.ops.control import *
 from ostinato.ops.core.array import Array as Array

@@ -32,7 +32,7 @@ from ostinato.ops.core.array import (
 )
 from ostinato.ops.core.device import described
 from ostinato.ops.core.graph import Graph
-from ostinato.ops.core.spec import Spec, lent
+from ostinato.ops.core.spec import Spec, is_integer, lent
 from ostinato.ops.core.trace import Ref, collect
 from ostinato.ops.core.tracebacks import shorten
 from ostinato.ops.core.tree import flatten
@@ -181,6 +181,10 @@ class _Reader:
             shorten(error)
             raise
 
+    def is_given(self, x: Array) -> bool:
+        """Whether it depends on lifted numbers alone, with whose values its function can be traced again."""
+        return x._term is not None and _numbers(placeholders(x._term)) is not None
+
     def place(self, x: Array) -> Spec:
         if x._operand is None:
             self.settle([x])
@@ -285,10 +289,8 @@ def _refusal(
 ) -> BaseException:
     """Why a value is not there; or what would give it, if it depends on lifted numbers alone."""
     trace = next(iter(traces))
-    if len(traces) == 1 and isinstance(trace, CompileTrace):
-        numbers = {term.number for term in owners}
-        if numbers <= trace.lifted.keys():
-            return NeedsValue(trace, numbers)
+    if (numbers := _numbers(owners)) is not None:
+        return NeedsValue(*numbers)
     got = f"{x.spec.bare} while {trace.name} is traced, where values are not known yet"
     if shape:
         return misfit(
@@ -303,8 +305,18 @@ def _refusal(
         what,
         got=got,
         needed="operations on arrays only",
-        do="use ost.where or ost.cond for `if`, ost.while_loop for loops, or compute it outside",
+        do=_TRACED.get(what, f"{_TABLE * is_integer(x.dtype)}{_INSTEAD}"),
     )
+
+
+def _numbers(owners: Sequence[Term]) -> tuple[CompileTrace, set[int]] | None:
+    """The lifted numbers that these are, and who traces; None if they are something else."""
+    traces = {t for term in owners for t in term.traces}
+    numbers = {term.number for term in owners}
+    for trace in traces:
+        if len(traces) == 1 and isinstance(trace, CompileTrace) and numbers <= trace.lifted.keys():
+            return trace, numbers
+    return None
 
 
 def _still(pending: Sequence[Array]) -> list[Ref]:
@@ -322,6 +334,12 @@ def _still(pending: Sequence[Array]) -> list[Ref]:
     return roots
 
 
+_INSTEAD = "use ost.where or ost.cond for `if`, ost.while_loop for loops, or compute it outside"
+_TABLE = "to index a NumPy array by it, write ost.asarray(B)[:, o]; "
+_TRACED = {
+    "x[start:stop]": "use ost.dynamic_slice(x, starts, sizes) with sizes that are known, or a stop that "
+    "is start + a fixed number",
+}
 _STATIC = {
     "bincount": "pass length=, e.g. ost.bincount(x, length=n)",
     **dict.fromkeys(

@@ -26,7 +26,7 @@ from ostinato.ops.core.notes import Notes
 from ostinato.ops.core.signals import Living
 from ostinato.ops.core.spec import Spec, is_own, left, no_memory
 from ostinato.ops.cpu.threads import most_threads
-from ostinato.ops.indexing import outside
+from ostinato.ops.core.bounds import outside
 from ostinato.planner.plan import Plan
 from ostinato.planner.title import title
 

@@ -60,19 +60,21 @@ class Piece(NamedTuple):
     operand: int  # -1 for none
     at: tuple[slice, ...] = ()
     value: Any = 0
-    place: int = -1  # the operand that says at which place along an axis ...
-    axis: int = 0
+    places: tuple[int, ...] = ()  # the operands that say where it begins along axes ...
+    axes: tuple[int, ...] = ()
+    bounds: tuple[str, ...] = ()  # (places.py says which places are inside)
     picks: bool = False  # ... of the operand, or else of the result
-    adds: bool = False  # the operand to what is there
+    combine: str = ""  # the op that makes one of what is there and the operand
 
     @property
     def is_whole(self) -> bool:
         """Whether the operand is all of the result."""
-        return self.operand >= 0 and self.place < 0 and not self.at
+        return self.operand >= 0 and not self.places and not self.at and not self.combine
 
-    def of(self, operands: Sequence[Any]) -> list[Any]:
-        """What of these it is made of."""
-        return [operands[k] for k in (self.operand, self.place) if k >= 0]
+    def given(self, operands: Sequence[Any], result: Any) -> list[Any]:
+        """The arrays of its kernel, of operands and its place in the result."""
+        before = [operands[k] for k in (self.operand, *self.places) if k >= 0]
+        return [*before, *[result] * (1 + (bool(self.combine) and not self.places))]
 
 
 def stream_cost(flops_each: float) -> Callable[[Specs, Specs, Params], Cost]:

@@ -163,7 +163,13 @@ def replaced(graph: Graph, k: int) -> tuple[slice, ...] | None:
     if not OPS[made.op].writes_parts or draws or len(made.specs) > 1 or graph.uses[v] != (k,):
         return None
     parts = op.pieces([before.shape, value.shape], **node.kw)
-    if parts is None or len(parts) != 2 or not parts[0].is_whole or parts[1].place >= 0:
+    if (
+        parts is None
+        or len(parts) != 2
+        or not parts[0].is_whole
+        or parts[1].places
+        or parts[1].combine
+    ):
         return None
     at = parts[1].at
     in_rows = value.shape[-1] * value.dtype.itemsize >= RUN

@@ -702,6 +702,52 @@ for _mode, _kind, _i in (
         normal(2, 2, dtype=_kind),
     )
 
+# -- boxes that begin where numbers say ---------------------------------------------------------
+_BOXES: tuple[tuple[Any, ...], ...] = (  # shape, begins, axes, their bounds, and extents
+    ((5, 4), (4, -2), (0, 1), ("index", "index"), (1, 1)),
+    ((5, 4, 3), (1, 2), (0, 2), ("slice", "clip"), (3, 2)),
+    ((5, 4), (-4, 9), (0, 1), ("slice", "clip"), (2, 3)),
+    ((5, 4), (-9,), (1,), ("clip",), (2,)),
+    ((5, 4), (0,), (0,), ("slice",), (0,)),
+)
+for _shape, _begins, _axes, _how, _sizes in _BOXES:
+    _x, _at = normal(*_shape), [np.int64(i) for i in _begins]
+    _cut, _inner = [slice(None)] * len(_shape), [slice(1, 3)] * len(_shape)
+    for _i, _a, _n in zip(_begins, _axes, _sizes, strict=True):
+        _first = min(max(_i + _shape[_a] if _i < 0 else _i, 0), _shape[_a] - _n)
+        _cut[_a] = _inner[_a] = slice(_first, _first + _n)
+    sample(
+        "dynamic_slice",
+        lambda x, *i, a=_axes, n=_sizes, how=_how: apply(
+            "dynamic_slice", x, *i, axes=a, sizes=n, bounds=how
+        ),
+        lambda x, *i, cut=tuple(_cut): x[cut],
+        *(_x, *_at),
+    )
+    _starts = tuple(0 if d in _axes else 1 for d in range(_x.ndim))
+    for _mode in MODES:
+        sample(
+            "dynamic_update_slice",
+            lambda x, v, *i, a=_axes, s=_starts, m=_mode, how=_how: apply(
+                "dynamic_update_slice", x, v, *i, axes=a, starts=s, mode=m, bounds=how
+            ),
+            lambda x, v, *i, cut=tuple(_inner), m=_mode: changed(x, v, key=cut, mode=m),
+            *(_x, normal(*_x[tuple(_inner)].shape), *_at),
+        )
+for _kind in ("int8", "bfloat16", "bool", "complex64"):
+    alike(
+        "dynamic_slice",
+        lambda xp, x, i, j: x[i, j],
+        normal(3, 4, dtype=_kind),
+        *map(np.int64, (2, -1)),
+    )
+    sample(
+        "dynamic_update_slice",
+        lambda x, v, i, j: x.at[i, j].set(v),
+        lambda x, v, i, j: changed(x, v, key=(i, j), mode="set"),
+        *(normal(3, 4, dtype=_kind), normal(1, dtype=_kind)[0], np.int64(2), np.int64(-1)),
+    )
+
 # -- Fourier transforms ----------------------------------------------------------------------
 for _x, _axis, _norm in (
     (normal(5, 3), 0, None),

@@ -183,6 +183,21 @@ for _axis in (0, 1):
                 normal(4, 4),
                 normal(*((3, 4) if _axis == 0 else (4, 3))),
             )
+for _mode in MODES:
+    smooth(
+        "dynamic_update_slice",
+        lambda x, v, m=_mode: getattr(x.at[ost.asarray(1), 1:3, ost.asarray(-1)], m)(v * v),
+        normal(3, 4, 2),
+        normal(2),
+    )
+smooth("dynamic_slice", lambda x: x[ost.asarray(1), :, ost.asarray(-1)] * x[0], normal(3, 4, 4))
+smooth("dynamic_slice", lambda x: ost.dynamic_slice(x, (3, ost.asarray(1)), (2, 2)), normal(4, 4))
+smooth(
+    "dynamic_update_slice",
+    lambda x, v: ost.dynamic_update_slice(x, v, [ost.asarray(9), ost.asarray(-3)]),
+    normal(4, 4),
+    normal(3, 2),
+)
 smooth("put", lambda x, v: x.at[_PLACES].set(v), normal(4, 3), normal(2, 2, 3))
 smooth("put", lambda x, v: x.at[_PLACES].multiply(v), normal(4), normal(2, 2))
 _LINES = _rng.integers(0, 3, (4, 2))

@@ -82,10 +82,11 @@ def test_at_a_place_that_is_found_out_as_it_runs(
         return np.array(k, np.int64)
 
     rng, size = np.random.default_rng(axis), shape[axis]
+    where: Any = {"places": (1,), "axes": (axis,), "bounds": ("index",)}
     x = rng.integers(0, 9, shape).astype(dtype)
     v = np.array(rng.integers(0, 9, x.take(0, axis).shape)).astype(dtype)
     picked = np.zeros(v.shape, dtype)
-    pick = in_pieces([Piece(0, place=1, axis=axis, picks=True)], [x, number(0), picked], 1, True)
+    pick = in_pieces([Piece(0, picks=True, **where)], [x, number(0), picked], 1, True)
     assert pick is not None
     for k in range(-size, size):
         pick(x, number(k), picked)
@@ -94,7 +95,7 @@ def test_at_a_place_that_is_found_out_as_it_runs(
             wanted, found = x.copy(), np.zeros(shape, dtype)
             key = (*(slice(None),) * axis, k)
             wanted[key] = v + wanted[key] * adds if adds else v
-            pieces = [Piece(0), Piece(2, place=1, axis=axis, adds=adds)]
+            pieces = [Piece(0), Piece(2, combine="add" * adds, **where)]
             put = in_pieces(pieces, [x, number(0), v, found], 1, True)
             assert put is not None
             put(x, number(k), v, found)

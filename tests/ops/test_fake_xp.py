@@ -151,6 +151,7 @@ _BOUNDS, _SINGULAR = "places out of bounds are an error", "a singular matrix is 
 _STATUS = "CuPy looks whether the factorization succeeded"
 WAITS = {
     **dict.fromkeys(("take", "take_along_axis", "take_places", "put", "in_bounds"), _BOUNDS),
+    **dict.fromkeys(("dynamic_slice", "dynamic_update_slice"), _BOUNDS),
     **dict.fromkeys(("solve", "solve_triangular"), _SINGULAR),
     **dict.fromkeys(("cholesky", "det", "slogdet", "eigh", "svd", "pinv", "lstsq"), _STATUS),
     **dict.fromkeys(("qr", "qr_of_parts", "reflectors"), _STATUS),

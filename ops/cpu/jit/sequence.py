@@ -1,8 +1,8 @@
 """Calls of kernels turn after turn, without Python in between.
 
 Kernels are functions of Python that read of their arrays no more than the type and where the elements
-begin. So machine code can call them with stand-ins that have these two: `at_place` puts one where an index
-says, and the turns of `sequence` have them for all arrays: they are filled in at the start, and
+begin. So machine code can call them with stand-ins that have these two: `at_places` puts one where indices
+say, and the turns of `sequence` have them for all arrays: they are filled in at the start, and
 those of arrays that move on are moved in each turn. Values that are carried are written where the next
 turn reads them: calls have three sets of stand-ins, for the first turn, and for odd and even ones."""
 
@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from ostinato.ops.core.bounds import inside, outside
 from ostinato.ops.core.device import Repeated
 
 from .code import address_of, symbol
@@ -76,15 +77,41 @@ def sequence(
     return Repeated(function_of(_TEXT, np.array(facts, np.int64), held), state)
 
 
-def at_place(
-    kernel: Callable[..., None], size: int, step: int, source: bool, again: bool = False
+class Where(NamedTuple):
+    """Which places along an axis are inside, and how far each is from the next, in bytes."""
+
+    size: int
+    step: int
+    back: int  # places below this are counted from the end
+    last: int
+    clips: bool
+    words: bytes  # of the error, if one is outside
+
+    @classmethod
+    def of(cls, size: int, extent: int, step: int, bounds: str) -> Where:
+        back, last = inside(size, extent, bounds)
+        return cls(
+            size,
+            step,
+            back,
+            last,
+            bounds == "clip",
+            outside("%lld", "%lld", extent, bounds).encode(),
+        )
+
+
+def at_places(
+    kernel: Callable[..., None], where: Sequence[Where], source: bool, again: bool = False
 ) -> Callable[..., None]:
-    """`run(x, index, out)`: what `kernel(x, out)` does, where x, the `source`, or else out, begins one step
-    further for each place that the index says; it has to be inside. `again`: `kernel(x, out, out)`."""
+    """`run(x, *indices, out)`: what `kernel(x, out)` does, where x, the `source`, or else out, begins further
+    by as many steps as the indices say. `again`: `kernel(x, out, out)`."""
     symbol("PyErr_Format", address_of(ctypes.pythonapi, "PyErr_Format"))
     symbol("index_error", IndexError)
-    facts = [1, 0, size, step, 0 if source else 2, 3 if again else 2, id(kernel)]
-    return function_of(TABLES + CALLS + _PLACE, np.array(facts, np.int64), kernel)
+    words = [ctypes.create_string_buffer(w.words) for w in where]
+    facts = [1, 0, len(where), 0 if source else 1 + len(where), 3 if again else 2, id(kernel)]
+    for w, text in zip(where, words, strict=True):
+        facts += [*w[:5], ctypes.addressof(text)]
+    return function_of(TABLES + CALLS + _PLACES, np.array(facts, np.int64), (kernel, words))
 
 
 class Step(NamedTuple):
@@ -152,53 +179,74 @@ bad:
 }
 """
 
-_PLACE = """
+_PLACES = """
 declare ptr @PyErr_Format(ptr, ptr, ...)
 @index_error = external global i8
-@outside = private constant [59 x i8] c"index %lld is out of bounds for an axis with %lld elements\\00"
 
 define ptr @run(ptr %self, ptr %args, i64 %given) {
 entry:
   %meta = call ptr @array(ptr %self, i64 2)
-  %right = call i1 @are_arrays(ptr %args, i64 %given, i64 3)
+  %many = call i64 @fact(ptr %meta, i64 2)
+  %which = call i64 @fact(ptr %meta, i64 3)
+  %count = call i64 @fact(ptr %meta, i64 4)
+  %kernel = call ptr @array(ptr %meta, i64 5)
+  %end = add i64 %many, 1
+  %arrays_given = add i64 %many, 2
+  %right = call i1 @are_arrays(ptr %args, i64 %given, i64 %arrays_given)
   br i1 %right, label %known, label %wrong
 wrong:
   ret ptr null
 known:
-  %size = call i64 @fact(ptr %meta, i64 2)
-  %step = call i64 @fact(ptr %meta, i64 3)
-  %which = call i64 @fact(ptr %meta, i64 4)
-  %count = call i64 @fact(ptr %meta, i64 5)
-  %kernel = call ptr @array(ptr %meta, i64 6)
-  %index = call ptr @array(ptr %args, i64 1)
-  %index_at = call ptr @array(ptr %index, i64 2)
-  %place = load i64, ptr %index_at
-  %least = sub i64 0, %size
-  %low = icmp slt i64 %place, %least
-  %high = icmp sge i64 %place, %size
-  %out = or i1 %low, %high
-  br i1 %out, label %bad, label %inside
-bad:
-  %said = call ptr (ptr, ptr, ...) @PyErr_Format(ptr @index_error, ptr @outside, i64 %place, i64 %size)
-  ret ptr null
-inside:
-  %back = icmp slt i64 %place, 0
-  %added = add i64 %place, %size
-  %front = select i1 %back, i64 %added, i64 %place
-  %far = mul i64 %front, %step
   %moving = call ptr @array(ptr %args, i64 %which)
   %begin = call i64 @fact(ptr %moving, i64 2)
-  %there = add i64 %begin, %far
+  br label %next
+next:
+  %k = phi i64 [0, %known], [%k1, %inside]
+  %there = phi i64 [%begin, %known], [%onward, %inside]
+  %more = icmp slt i64 %k, %many
+  br i1 %more, label %look, label %call
+look:
+  %k1 = add i64 %k, 1
+  %index = call ptr @array(ptr %args, i64 %k1)
+  %index_at = call ptr @array(ptr %index, i64 2)
+  %place = load i64, ptr %index_at
+  %down = mul i64 %k, 6
+  %about = getelementptr i64, ptr %meta, i64 %down
+  %size = call i64 @fact(ptr %about, i64 6)
+  %step = call i64 @fact(ptr %about, i64 7)
+  %back = call i64 @fact(ptr %about, i64 8)
+  %last = call i64 @fact(ptr %about, i64 9)
+  %clips = call i64 @fact(ptr %about, i64 10)
+  %words = call ptr @array(ptr %about, i64 11)
+  %from_end = icmp slt i64 %place, %back
+  %added = add i64 %place, %size
+  %front = select i1 %from_end, i64 %added, i64 %place
+  %low = icmp slt i64 %front, 0
+  %high = icmp sgt i64 %front, %last
+  %out = or i1 %low, %high
+  %strict = icmp eq i64 %clips, 0
+  %fails = and i1 %out, %strict
+  br i1 %fails, label %bad, label %inside
+bad:
+  %said = call ptr (ptr, ptr, ...) @PyErr_Format(ptr @index_error, ptr %words, i64 %place, i64 %size)
+  ret ptr null
+inside:
+  %least = select i1 %low, i64 0, i64 %front
+  %most = select i1 %high, i64 %last, i64 %least
+  %far = mul i64 %most, %step
+  %onward = add i64 %there, %far
+  br label %next
+call:
   %stand = alloca [3 x i64]
   %stand_type = getelementptr i64, ptr %stand, i64 1
   store ptr @array_type, ptr %stand_type
   %stand_data = getelementptr i64, ptr %stand, i64 2
   store i64 %there, ptr %stand_data
   %first = call ptr @array(ptr %args, i64 0)
-  %last = call ptr @array(ptr %args, i64 2)
+  %result = call ptr @array(ptr %args, i64 %end)
   %is_source = icmp eq i64 %which, 0
   %source = select i1 %is_source, ptr %stand, ptr %first
-  %target = select i1 %is_source, ptr %last, ptr %stand
+  %target = select i1 %is_source, ptr %result, ptr %stand
   %arrays = alloca [3 x ptr]
   store ptr %source, ptr %arrays
   %second_at = getelementptr ptr, ptr %arrays, i64 1

@@ -12,7 +12,7 @@ from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.registry import Piece
 from ostinato.ops.core.spec import DType, Shape, Spec
 from ostinato.ops.cpu.jit.llvm import why_not
-from ostinato.ops.cpu.jit.sequence import at_place
+from ostinato.ops.cpu.jit.sequence import Where, at_places
 from ostinato.ops.cpu.limits import LIMITS
 from ostinato.ops.cpu.loops.flat import SHARE, native_kernel
 from ostinato.ops.jit.loops import loops_over, strides_over
@@ -95,7 +95,7 @@ class Pieces:
         *xs, out = arrays
         for kernel, piece in self.parts:
             if not (piece.is_whole and xs[piece.operand] is out):  # else it is there
-                kernel(*piece.of(xs), out[piece.at])
+                kernel(*piece.given(xs, out[piece.at]))
 
 
 def in_pieces(
@@ -113,13 +113,13 @@ def in_pieces(
         to = out[piece.at]
         if piece.operand < 0:
             kernel = _filling(to, piece.value, threads)
-        elif piece.place >= 0:
-            kernel = _at_index(piece, xs[piece.operand], xs[piece.place], to, threads)
+        elif piece.places:
+            kernel = _at_places(piece, xs, to, threads)
         else:
             x = xs[piece.operand]
             if x.size != to.size or (x.shape != to.shape and not to.flags.c_contiguous):
                 return None
-            kernel = copying(x.shape, x.itemsize, x.strides, to.reshape(x.shape).strides, threads)
+            kernel = _onto(piece, x, to.reshape(x.shape), threads)
         if kernel is None:
             return None
         if to.size:
@@ -128,24 +128,38 @@ def in_pieces(
     return parts[0][0] if whole else Pieces(parts)
 
 
-def _at_index(piece: Piece, x: Any, index: Any, out: Any, threads: int) -> Copy | None:
-    """The function of an array, one place along an axis, and the result, that lie so."""
-    whole = x if piece.picks else out
-    size, step = whole.shape[piece.axis], whole.strides[piece.axis]
-    if index.ndim or index.dtype != np.int64 or not size:
+def _at_places(piece: Piece, xs: Sequence[Any], out: Any, threads: int) -> Copy | None:
+    """The function of an array, places along axes, and the result, that lie so."""
+    x = xs[piece.operand]
+    whole, part = (x, out) if piece.picks else (out, x)
+    indices = [xs[k] for k in piece.places]
+    if any(i.ndim or i.dtype != np.int64 for i in indices) or not whole.size:
         return None
-    first = whole[(*(slice(None),) * piece.axis, 0)]
-    source, target = (first, out) if piece.picks else (x, first)
-    if source.shape != target.shape:
+    keeps = part.ndim == whole.ndim  # else what numbers say has no axis
+    extents = [part.shape[a] if keeps else 1 for a in piece.axes]
+    cut: list[Any] = [slice(None)] * whole.ndim
+    for a, n in zip(piece.axes, extents, strict=True):
+        cut[a] = slice(0, n) if keeps else 0
+    first = whole[tuple(cut)]
+    if first.shape != part.shape:
         return None
-    if piece.adds:
-        builder = Builder([Spec(x.shape, x.dtype)] * 2)
-        body = builder.graph([builder.call("add", 0, 1)])
-        lies = [source.strides, target.strides, target.strides]
-        kernel = native_kernel(body, x.shape, lies, threads) if x.dtype.kind in "iuf" else None
-    else:
-        kernel = copying(source.shape, x.itemsize, source.strides, target.strides, threads)
-    return None if kernel is None else at_place(kernel, size, step, piece.picks, piece.adds)
+    kernel = _onto(piece, *((first, out) if piece.picks else (x, first)), threads)
+    where = [
+        Where.of(whole.shape[a], n, whole.strides[a], how)
+        for a, n, how in zip(piece.axes, extents, piece.bounds, strict=True)
+    ]
+    return None if kernel is None else at_places(kernel, where, piece.picks, bool(piece.combine))
+
+
+def _onto(piece: Piece, x: Any, out: Any, threads: int) -> Copy | None:
+    """The function of arrays that lie so, which brings one to where it goes in the other."""
+    if not piece.combine:
+        return copying(x.shape, x.itemsize, x.strides, out.strides, threads)
+    if x.dtype.kind not in "iuf":
+        return None
+    builder = Builder([Spec(x.shape, x.dtype)] * 2)
+    body = builder.graph([builder.call(piece.combine, 1, 0)])
+    return native_kernel(body, x.shape, [x.strides, out.strides, out.strides], threads)
 
 
 def _filling(out: Any, value: Any, threads: int) -> Copy | None:

@@ -45,7 +45,7 @@ class Record(Recorder):
                 if piece.is_whole and arrays[piece.operand] == arrays[-1]:
                     continue  # it is there
                 there = moved(spots[-1], distance(out, out[piece.at]))
-                self.calls.append((part, [*piece.of(spots), there]))
+                self.calls.append((part, piece.given(spots, there)))
 
     def view(self, name: str, source: str, whole: Any, part: Any) -> None:
         self.known += 1
