@@ -21,6 +21,7 @@ from . import (  # noqa: F401  (registers the operations)
     elementary,
     elementwise,
     fft,
+    flow,
     gradient,
     histograms,
     indexing,

@@ -60,6 +60,7 @@ from ostinato.ops.core.tree import tree_map as tree_map
 from ostinato.ops.creation import *
 from ostinato.ops.elementary import *
 from ostinato.ops.elementwise import *
+from ostinato.ops.flow import *
 from ostinato.ops.histograms import *
 from ostinato.ops.indexing import *
 from ostinato.ops.masks import *

@@ -321,7 +321,6 @@ OURS = {  # what is no name is what to write
     "store": "save",
     "sub": "subtract",
     "swapdims": "swapaxes",
-    "switch": "cond",
     "symeig": "linalg.eigh",
     "t": "x.T",
     "take_along_dim": "take_along_axis",
