@@ -79,9 +79,21 @@ def _reduced(function: Callable[..., Array]) -> Callable[..., Array]:
     return lambda a, axis=None, keepdims=False: function(a, axis, keepdims=keepdims)
 
 
+def _true(function: Callable[..., Array]) -> Callable[..., Array]:
+    return lambda a, axis=None, keepdims=False, where=None: function(
+        a, axis, keepdims=keepdims, where=where
+    )
+
+
+def _extreme(function: Callable[..., Array]) -> Callable[..., Array]:
+    return lambda a, axis=None, keepdims=False, initial=None, where=None: function(
+        a, axis, keepdims=keepdims, initial=initial, where=where
+    )
+
+
 def _summed(function: Callable[..., Array]) -> Callable[..., Array]:
-    return lambda a, axis=None, dtype=None, keepdims=False: function(
-        a, axis, dtype=dtype, keepdims=keepdims
+    return lambda a, axis=None, dtype=None, keepdims=False, initial=None, where=None: function(
+        a, axis, dtype=dtype, keepdims=keepdims, initial=initial, where=where
     )
 
 
@@ -103,11 +115,14 @@ def _in(x: Any, dtype: Any, what: str) -> Array:
 
 
 def _spread(function: Callable[..., Array]) -> Callable[..., Array]:
-    return lambda a, axis=None, dtype=None, ddof=0, keepdims=False, correction=None: function(
-        _in(a, dtype, function.__name__),
-        axis,
-        correction=ddof if correction is None else correction,
-        keepdims=keepdims,
+    return lambda a, axis=None, dtype=None, ddof=0, keepdims=False, where=None, correction=None: (
+        function(
+            _in(a, dtype, function.__name__),
+            axis,
+            correction=ddof if correction is None else correction,
+            keepdims=keepdims,
+            where=where,
+        )
     )
 
 
@@ -239,7 +254,8 @@ MEANT: dict[str, Callable[..., Any]] = {
         for name in module.__all__
         if name not in OTHERWISE and hasattr(np, name)
     },
-    **{name: _reduced(getattr(reduction, name)) for name in ("all", "any", "max", "min")},
+    **{name: _true(getattr(reduction, name)) for name in ("all", "any")},
+    **{name: _extreme(getattr(reduction, name)) for name in ("max", "min")},
     **{name: _reduced(getattr(reduction, name)) for name in ("argmax", "argmin", "count_nonzero")},
     "setdiff1d": _difference,
     "intersect1d": lambda ar1, ar2: sets.intersect1d(as_array(ar1), as_array(ar2)),
@@ -254,12 +270,12 @@ MEANT: dict[str, Callable[..., Any]] = {
     "vander": lambda x, N=None, increasing=False: numerical.vander(
         _double(x) if is_inexact(as_array(x).dtype) else x, N, increasing
     ),
-    "amax": _reduced(reduction.max),
-    "amin": _reduced(reduction.min),
+    "amax": _extreme(reduction.max),
+    "amin": _extreme(reduction.min),
     "sum": _summed(reduction.sum),
     "prod": _summed(reduction.prod),
-    "mean": lambda a, axis=None, dtype=None, keepdims=False: reduction.mean(
-        _in(a, dtype, "mean"), axis, keepdims=keepdims
+    "mean": lambda a, axis=None, dtype=None, keepdims=False, where=None: reduction.mean(
+        _in(a, dtype, "mean"), axis, keepdims=keepdims, where=where
     ),
     "var": _spread(reduction.var),
     "std": _spread(reduction.std),
@@ -506,7 +522,7 @@ def of_ufunc(ufunc: Any, method: str, inputs: Sequence[Any], options: dict[str, 
         return _alike(ufunc, (first, second), plain(spread, second))
     ours = REDUCED.get(name)
     if ours is not None:
-        names = ("array", "axis", "dtype", "out", "keepdims")
+        names = ("array", "axis", "dtype", "out", "keepdims", "initial", "where")
         named = dict(zip(names, inputs, strict=False)) | options
         named = {n: v for n, v in named.items() if v is not None or n == "axis"}
         if named.keys() <= {"array", *_parameters(name)}:

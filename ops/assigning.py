@@ -5,7 +5,7 @@ Values themselves do not change, so whoever has the old one keeps it: other Arra
 before (none aliases), pending operations. Where nobody has it, plans write the new one over it.
 
     x[key] = v      update_slice, put     the elements at a key
-    x[mask] = v     where                 if v is the same for all that a mask picks
+    x[mask] = v     where                 if v is the same for all that a mask picks, or picked by it
     x += v          astype(x + v)
 
 What NumPy makes copies of are Arrays of their own here; `astype` and `conj` of elementwise.py, which all
@@ -25,8 +25,9 @@ from .core import array
 from .core.array import Array, Operandish, another, as_array, export, in_dtype, weak_kind
 from .core.spec import DType, DTypeLike, Shape, is_inexact
 from .core.user_line import misfit
-from .elementwise import where
-from .indexing import fits, getitem, is_mask, is_number, is_places, shape_of, updated
+from .indexing import fits, getitem, shape_of, updated
+from .picked import Picked
+from .picking import under_mask
 from .shape import broadcast_to, reshape
 
 __all__ = ["astype", "conj"]
@@ -63,7 +64,7 @@ def assigned(x: Array, key: Any, values: Operandish) -> Array:
     """What x stands for after `x[key] = values`."""
     v = _in_dtype(values, x.dtype)
     items = [_listed(k) for k in key] if isinstance(key, tuple) else [_listed(key)]
-    made = _masked(x, items, v)
+    made = under_mask(x, items, v, "set", WHAT)
     if made is not None:
         return made
     for k in items:
@@ -77,7 +78,8 @@ def assigned(x: Array, key: Any, values: Operandish) -> Array:
 @export
 def in_place(x: Array, made: Array, what: str) -> Array:
     """What x stands for after what assigns this to it: in its own shape and dtype."""
-    if made.shape != x.shape:
+    picks = isinstance(x, Picked) and isinstance(made, Picked) and x.goes_with(made)
+    if not picks and made.shape != x.shape:
         raise misfit(
             ShapeError,
             what,
@@ -141,42 +143,3 @@ def _stretched(v: Array, target: Shape) -> Array:
     if extra and all(n == 1 for n in v.shape[:extra]):
         v = reshape(v, v.shape[extra:])
     return broadcast_to(v, fits(v, target, WHAT))
-
-
-def _masked(x: Array, items: list[Any], v: Array) -> Array | None:
-    """What a choice between old and new gives: if the key has one mask, and no other places, and values
-    are the same for all that it picks. This needs no list of places."""
-    picks = [n for n, k in enumerate(items) if is_places(k)]
-    if len(picks) != 1 or not is_mask(items[picks[0]]):
-        return None
-    at = picks[0]
-    mask = as_array(items[at])
-    wanted = [0 if k is None or k is Ellipsis else 1 for k in items]
-    wanted[at] = mask.ndim
-    if sum(wanted) > x.ndim:
-        return None  # which is refused elsewhere
-    rest = x.ndim - sum(wanted)
-    dots = next((n for n, k in enumerate(items) if k is Ellipsis), len(items))
-    axis = sum(wanted[:at]) + (rest if dots < at else 0)
-    if x.shape[axis : axis + mask.ndim] != mask.shape:
-        return None
-    behind = sum(1 for k in items[at + 1 :] if isinstance(k, slice) or k is None)
-    behind += rest if dots > at else 0
-    if v.size == 1:
-        v = reshape(v, ())
-    elif any(map(is_number, items)):
-        return None
-    else:
-        while v.ndim > behind + 1 and v.shape[0] == 1:
-            v = reshape(v, v.shape[1:])
-        if v.ndim > behind:
-            place = v.ndim - behind - 1
-            if v.shape[place] != 1:
-                return None
-            v = reshape(v, (*v.shape[:place], *(1,) * mask.ndim, *v.shape[place + 1 :]))
-    key = (*items[:at], *(slice(None),) * mask.ndim, *items[at + 1 :])
-    old = getitem(x, key)
-    fits(v, old.shape, WHAT)
-    new = where(reshape(mask, mask.shape + (1,) * behind), v, old)
-    whole = all(k is Ellipsis or (isinstance(k, slice) and k == slice(None)) for k in key)
-    return new if whole else updated(x, key, new, "set")

@@ -710,6 +710,7 @@ acosh: Unary = unary(
     Array([0.   , 1.317], dtype=float64)
     """,
     grad=lambda g, y, x: (g / (sqrt(x - 1) * sqrt(x + 1)),),
+    calm=2.0,
     flops=16,
 )
 atanh: Unary = unary(

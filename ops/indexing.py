@@ -729,6 +729,9 @@ def _with_axes(x: Array, key: Any) -> tuple[Array, Any]:
 def getitem(x: Operandish, key: Any) -> Array:
     """x[key]"""
     x = as_array(x)
+    found: Array | None = array.functions["picked"](x, key)
+    if found is not None:
+        return found
     plain = _plain(x.shape, key)
     if plain is not None:
         x = sliced(x, plain.parts)
@@ -846,9 +849,12 @@ def flat_index(places: Sequence[Array], sizes: Shape) -> Array:
 def updated(x: Array, key: Any, values: Operandish, mode: str) -> Array:
     assert mode in MODES
     v = updated_values(x, values)
+    made: Array | None = array.functions["picked_updated"](x, key, v, mode)
+    if made is not None:
+        return made
     masks = is_places(key) and is_mask(key)
     if masks and np.shape(key) in ((), x.shape) and v.shape in ((), x.shape):
-        return where(key, _combine(x, v, mode), x)  # needs no list of places
+        return where(key, combined(x, v, mode), x)  # needs no list of places
     plain = _plain(x.shape, key)
     if plain is not None:
         return _with_parts(x, plain.parts, broadcast_to(v, fits(v, plain.shape)), mode)
@@ -889,7 +895,7 @@ def updated(x: Array, key: Any, values: Operandish, mode: str) -> Array:
 def _with_parts(x: Array, parts: Sequence[tuple[int, int, int]], v: Array, mode: str) -> Array:
     """The array where these parts of its axes are set to values, or combined with them."""
     if not parts:
-        return _combine(x, v, mode)
+        return combined(x, v, mode)
     starts, sizes, steps = zip(*parts, strict=True)
     return apply("update_slice", x, reshape(v, sizes), starts=starts, steps=steps, mode=mode)
 
@@ -936,7 +942,7 @@ def fits(v: Array, target: Shape, what: str = "x.at[...]") -> Shape:
     return target
 
 
-def _combine(x: Array, v: Array, mode: str) -> Array:
+def combined(x: Array, v: Array, mode: str) -> Array:
     match mode:
         case "set":
             return broadcast_to(v, x.shape)

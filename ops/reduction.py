@@ -1,6 +1,7 @@
 """Reductions: `i j -> i`, j combined with a monoid.
 
-The primitives drop the axes that they reduce; `keepdims` puts them back as a view. Sums, means and
+The primitives drop the axes that they reduce; `keepdims` puts them back as a view. What `where` leaves
+out is replaced by what changes nothing. Sums, means and
 products of float16 and bfloat16 are float32 until all is added up. The gradient of min and max is
 shared equally among the elements that attain it."""
 
@@ -40,18 +41,25 @@ from .core.spec import (
 from .core.trace import graph_of
 from .core.user_line import misfit
 from .elementwise import (
+    add,
     as_dtype,
     astype,
+    broadcast,
     conj,
     equal,
     exp,
     floating,
     isfinite,
     log,
+    maximum,
+    minimum,
+    multiply,
     not_equal,
+    real,
     sqrt,
     where,
 )
+from .picked import takes_picks
 from .shape import (
     accumulator,
     add_up,
@@ -165,6 +173,44 @@ def spread(g: Array, x: Array, axes: tuple[int, ...]) -> Array:
     return broadcast_to(expand_dims(g, axis=axes), x.shape)
 
 
+# -- which elements count ------------------------------------------------------------------
+def _mask(x: Array, which: Operandish, name: str) -> Array:
+    """`where=` as an Array of bools that says it for each element."""
+    mask = as_array(which)
+    if mask.dtype != bool_:
+        raise misfit(DTypeError, f"{name}(where=)", got=mask.dtype.name, needed="bools")
+    if broadcast(name, mask.shape, x.shape) != x.shape:
+        raise misfit(
+            ShapeError,
+            f"{name}(where=)",
+            got=f"a mask of shape {mask.shape}",
+            needed=f"one that broadcasts to {x.shape}",
+        )
+    return mask
+
+
+def _only(x: Array, which: Operandish | None, monoid: str) -> Array:
+    """The elements that count, and what changes nothing in the place of others."""
+    if which is None or (x.dtype.kind == "c" and monoid in ("min", "max")):
+        return x  # the latter is refused elsewhere
+    neutral = identity(monoid, x.dtype)
+    return where(_mask(x, which, monoid), x, astype(neutral, x.dtype))
+
+
+def _begun(
+    y: Array, initial: Operandish | None, combine: Callable[[Array, Array], Array], name: str
+) -> Array:
+    """Combined with what it was to begin with."""
+    if initial is None:
+        return y
+    first = as_array(initial)
+    if first.shape:
+        raise misfit(
+            ShapeError, f"{name}(initial=)", got=f"shape {first.shape}", needed="one number"
+        )
+    return combine(y, astype(first, y.dtype))
+
+
 # -- sum, mean, product --------------------------------------------------------------------
 _WIDE = 1024  # elements of the rows that many shorter ones are folded into
 
@@ -212,20 +258,28 @@ def _sum_dtype(x: Spec, dtype: Any) -> DType:
 
 
 @export
+@takes_picks()
 def sum(
-    x: Operandish, /, axis: Axis = None, *, dtype: DTypeLike | None = None, keepdims: bool = False
+    x: Operandish,
+    /,
+    axis: Axis = None,
+    *,
+    dtype: DTypeLike | None = None,
+    keepdims: bool = False,
+    initial: Operandish | None = None,
+    where: Operandish | None = None,
 ) -> Array:
-    """The sum over axes; all of them for None.
+    """The sum over axes, all of them for None, of the elements `where` a mask is True, and `initial`.
 
     >>> ost.sum([[1, 2], [3, 4]], axis=0)
     Array([4, 6], dtype=int64)
     """
     x = as_array(x)
     axes, kind = axes_of(axis, x.ndim, "sum"), _sum_dtype(x.spec, dtype)
-    y = x
+    y = _only(x, where, "sum")
     for some in _in_turn(x.shape, axes):
         y = apply("sum", y, axes=some, dtype=accumulator(kind))
-    return restore(astype(y, kind), axes, keepdims)
+    return restore(_begun(astype(y, kind), initial, add, "sum"), axes, keepdims)
 
 
 def _in_turn(shape: Shape, axes: tuple[int, ...]) -> Sequence[tuple[int, ...]]:
@@ -277,11 +331,25 @@ def _count(x: Array, axes: tuple[int, ...]) -> int:
     return math.prod(x.shape[a] for a in axes)
 
 
+def _number(x: Array, which: Operandish, axes: tuple[int, ...], name: str) -> Array:
+    """How many elements count."""
+    mask = broadcast_to(_mask(x, which, name), x.shape)
+    return apply("sum", mask, axes=axes, dtype=int64)
+
+
 @export
+@takes_picks()
 def mean(
-    x: Operandish, /, axis: Axis = None, *, dtype: DTypeLike | None = None, keepdims: bool = False
+    x: Operandish,
+    /,
+    axis: Axis = None,
+    *,
+    dtype: DTypeLike | None = None,
+    keepdims: bool = False,
+    where: Operandish | None = None,
 ) -> Array:
-    """The mean over axes; all of them for None. Summed in `dtype`, if one is said.
+    """The mean over axes, all of them for None, of the elements `where` a mask is True; NaN of none.
+    Summed in `dtype`, if one is said.
 
     >>> ost.mean([[1.0, 2.0], [3.0, 4.0]], axis=1)
     Array([1.5, 3.5], dtype=float64)
@@ -289,7 +357,10 @@ def mean(
     x = _floating(as_array(x), dtype, "mean")
     axes = axes_of(axis, x.ndim, "mean")
     wide, count = accumulator(x.dtype), _count(x, axes)
-    if wide == x.dtype:
+    if where is not None:
+        total = apply("sum", _only(x, where, "sum"), axes=axes, dtype=wide)
+        y = astype(total / _number(x, where, axes, "mean"), x.dtype)
+    elif wide == x.dtype:
         y = apply("mean", x, axes=axes, count=count)
     else:
         y = astype(apply("sum", x, axes=axes, dtype=wide) / float(count), x.dtype)
@@ -332,22 +403,31 @@ op(
 
 
 @export
+@takes_picks()
 def prod(
-    x: Operandish, /, axis: Axis = None, *, dtype: DTypeLike | None = None, keepdims: bool = False
+    x: Operandish,
+    /,
+    axis: Axis = None,
+    *,
+    dtype: DTypeLike | None = None,
+    keepdims: bool = False,
+    initial: Operandish | None = None,
+    where: Operandish | None = None,
 ) -> Array:
-    """The product over axes; all of them for None.
+    """The product over axes, all of them for None, of the elements `where` a mask is True, and
+    `initial`.
 
     >>> ost.prod([1, 2, 3, 4])
     Array(24, dtype=int64)
     """
     x = as_array(x)
     axes, kind = axes_of(axis, x.ndim, "prod"), _sum_dtype(x.spec, dtype)
-    y = astype(apply("prod", x, axes=axes, dtype=accumulator(kind)), kind)
-    return restore(y, axes, keepdims)
+    y = apply("prod", _only(x, where, "prod"), axes=axes, dtype=accumulator(kind))
+    return restore(_begun(astype(y, kind), initial, multiply, "prod"), axes, keepdims)
 
 
 # -- smallest and largest ------------------------------------------------------------------
-def _extreme(name: str) -> Callable[[Array, tuple[int, ...]], Array]:
+def _extreme(name: str) -> None:
     def kernel(xp: Any, out: Any, x: Any, *, axes: tuple[int, ...]) -> None:
         if x.size:
             getattr(x, name)(axis=axes, out=out)
@@ -380,34 +460,75 @@ def _extreme(name: str) -> Callable[[Array, tuple[int, ...]], Array]:
         grad=grad,
         cost=read_cost(1),
     )
-    return lambda x, axes: apply(name, x, axes=axes)
 
 
-_min, _max = _extreme("min"), _extreme("max")
+_extreme("min")
+_extreme("max")
+
+
+def _extreme_of(
+    name: str,
+    given: Operandish,
+    axis: Axis,
+    keepdims: bool,
+    initial: Operandish | None,
+    which: Operandish | None,
+) -> Array:
+    x = as_array(given)
+    axes = axes_of(axis, x.ndim, name)
+    if which is not None and initial is None:
+        raise misfit(
+            ArgumentError,
+            name,
+            got="where= and no initial=",
+            needed="what nothing has for its " + ("smallest" if name == "min" else "largest"),
+            do=f"pass initial=, e.g. {'ost.inf' if name == 'min' else '-ost.inf'}",
+        )
+    if initial is not None and x.size == 0 and x.dtype.kind != "c":
+        y = broadcast_to(astype(identity(name, x.dtype), x.dtype), _left(x.spec, axes))
+    else:
+        y = apply(name, _only(x, which, name), axes=axes)
+    return restore(_begun(y, initial, minimum if name == "min" else maximum, name), axes, keepdims)
 
 
 @export
-def min(x: Operandish, /, axis: Axis = None, *, keepdims: bool = False) -> Array:
-    """The smallest element along axes; NaN if there is one.
+@takes_picks(highest)
+def min(
+    x: Operandish,
+    /,
+    axis: Axis = None,
+    *,
+    keepdims: bool = False,
+    initial: Operandish | None = None,
+    where: Operandish | None = None,
+) -> Array:
+    """The smallest element along axes, and `initial`; NaN if there is one. With `where`, of the elements
+    where that mask is True; as there may be none, this needs `initial`.
 
     >>> ost.min([[1, 5], [3, 4]], axis=1)
     Array([1, 3], dtype=int64)
     """
-    x = as_array(x)
-    axes = axes_of(axis, x.ndim, "min")
-    return restore(_min(x, axes), axes, keepdims)
+    return _extreme_of("min", x, axis, keepdims, initial, where)
 
 
 @export
-def max(x: Operandish, /, axis: Axis = None, *, keepdims: bool = False) -> Array:
-    """The largest element along axes; NaN if there is one.
+@takes_picks(lowest)
+def max(
+    x: Operandish,
+    /,
+    axis: Axis = None,
+    *,
+    keepdims: bool = False,
+    initial: Operandish | None = None,
+    where: Operandish | None = None,
+) -> Array:
+    """The largest element along axes, and `initial`; NaN if there is one. With `where`, of the elements
+    where that mask is True; as there may be none, this needs `initial`.
 
     >>> ost.max([[1, 5], [3, 4]], axis=1)
     Array([5, 4], dtype=int64)
     """
-    x = as_array(x)
-    axes = axes_of(axis, x.ndim, "max")
-    return restore(_max(x, axes), axes, keepdims)
+    return _extreme_of("max", x, axis, keepdims, initial, where)
 
 
 def _position(name: str, worst: Callable[[DType], Any]) -> Callable[[Array, int], Array]:
@@ -485,7 +606,7 @@ def argmax(x: Operandish, /, axis: int | None = None, *, keepdims: bool = False)
 
 
 # -- truth ---------------------------------------------------------------------------------
-def _truth(name: str) -> Callable[[Array, tuple[int, ...]], Array]:
+def _truth(name: str) -> None:
     def kernel(xp: Any, out: Any, x: Any, *, axes: tuple[int, ...]) -> None:
         getattr(x, name)(axis=axes, out=out)
 
@@ -502,34 +623,55 @@ def _truth(name: str) -> Callable[[Array, tuple[int, ...]], Array]:
         kernel=kernel,
         cost=read_cost(1),
     )
-    return lambda x, axes: apply(name, x if x.dtype.kind == "b" else not_equal(x, 0), axes=axes)
 
 
-_any, _all = _truth("any"), _truth("all")
+_truth("any")
+_truth("all")
 
 
 @export
-def any(x: Operandish, /, axis: Axis = None, out: None = None, *, keepdims: bool = False) -> Array:
-    """Whether some element along axes is true. (`out` is there since xarray hands NumPy's None on.)
+@takes_picks()
+def any(
+    x: Operandish,
+    /,
+    axis: Axis = None,
+    out: None = None,
+    *,
+    keepdims: bool = False,
+    where: Operandish | None = None,
+) -> Array:
+    """Whether some element along axes is true, of those `where` a mask is True. (`out` is there since
+    xarray hands NumPy's None on.)
 
     >>> ost.any([True, False])
     Array(True, dtype=bool)
     """
     x = as_array(x)
     axes = axes_of(axis, x.ndim, "any")
-    return restore(_any(x, axes), axes, keepdims)
+    x = x if x.dtype == bool_ else not_equal(x, 0)
+    return restore(apply("any", _only(x, where, "any"), axes=axes), axes, keepdims)
 
 
 @export
-def all(x: Operandish, /, axis: Axis = None, out: None = None, *, keepdims: bool = False) -> Array:
-    """Whether all elements along axes are true.
+@takes_picks()
+def all(
+    x: Operandish,
+    /,
+    axis: Axis = None,
+    out: None = None,
+    *,
+    keepdims: bool = False,
+    where: Operandish | None = None,
+) -> Array:
+    """Whether all elements along axes are true, of those `where` a mask is True.
 
     >>> ost.all([True, False])
     Array(False, dtype=bool)
     """
     x = as_array(x)
     axes = axes_of(axis, x.ndim, "all")
-    return restore(_all(x, axes), axes, keepdims)
+    x = x if x.dtype == bool_ else not_equal(x, 0)
+    return restore(apply("all", _only(x, where, "all"), axes=axes), axes, keepdims)
 
 
 @export
@@ -667,6 +809,7 @@ op(  # of the elements that moments are made of, where these are made in kernels
 
 
 @export
+@takes_picks()
 def var(
     x: Operandish,
     /,
@@ -676,9 +819,10 @@ def var(
     correction: float = 0.0,
     keepdims: bool = False,
     ddof: float | None = None,
+    where: Operandish | None = None,
 ) -> Array:
-    """The variance over axes; the sum of squares is divided by their number less the correction, which
-    NumPy calls `ddof`. NaN where nothing is left of that number.
+    """The variance over axes, of the elements `where` a mask is True; the sum of squares is divided by
+    their number less the correction, which NumPy calls `ddof`. NaN where nothing is left of that number.
 
     >>> ost.var([1.0, 2.0, 3.0])
     Array(0.6667, dtype=float64)
@@ -686,10 +830,21 @@ def var(
     x = _floating(as_array(x), dtype, "var")
     correction = correction if ddof is None else ddof
     axes = axes_of(axis, x.ndim, "var")
+    if where is not None:
+        return restore(_var_where(x, axes, where, correction), axes, keepdims)
     square = apply_all("moments", astype(x, accumulator(x.dtype)), axes=axes)[2]
     count = float(_count(x, axes) - correction)
     found = square / (count if count > 0 else math.nan)
     return restore(astype(found, real_of(x.dtype)), axes, keepdims)
+
+
+def _var_where(x: Array, axes: tuple[int, ...], which: Operandish, correction: float) -> Array:
+    """The variance of the elements that count."""
+    wide = astype(x, accumulator(x.dtype))
+    off = _only(wide - mean(wide, axes, keepdims=True, where=which), which, "sum")
+    square = apply("sum", real(off * conj(off)), axes=axes, dtype=real_of(wide.dtype))
+    left = _number(x, which, axes, "var") - float(correction)
+    return astype(square / where(left > 0, left, math.nan), real_of(x.dtype))
 
 
 def moments_of(x: Array, axes: tuple[int, ...]) -> tuple[Array, Array]:
@@ -703,6 +858,7 @@ def moments_of(x: Array, axes: tuple[int, ...]) -> tuple[Array, Array]:
 
 
 @export
+@takes_picks()
 def std(
     x: Operandish,
     /,
@@ -712,13 +868,15 @@ def std(
     correction: float = 0.0,
     keepdims: bool = False,
     ddof: float | None = None,
+    where: Operandish | None = None,
 ) -> Array:
     """The standard deviation over axes: the root of `var`.
 
     >>> ost.std([1.0, 2.0, 3.0])
     Array(0.8165, dtype=float64)
     """
-    found = var(x, axis=axis, dtype=dtype, correction=correction, keepdims=keepdims, ddof=ddof)
+    correction = correction if ddof is None else ddof
+    found = var(x, axis, dtype=dtype, correction=correction, keepdims=keepdims, where=where)
     return sqrt(found)
 
 
@@ -731,7 +889,7 @@ def logsumexp(x: Operandish, /, axis: Axis = None, *, keepdims: bool = False) ->
     """
     x = _floating(as_array(x))
     axes = axes_of(axis, x.ndim, "logsumexp")
-    top = stop_gradient(_max(x, axes))
+    top = stop_gradient(apply("max", x, axes=axes))
     top = where(isfinite(top), top, 0)
     return restore(log(sum(exp(x - expand_dims(top, axis=axes)), axis=axes)) + top, axes, keepdims)
 

@@ -121,7 +121,7 @@ def _run(name: str, *xs: Operandish) -> Array:
     return apply(name, *_operands(name, xs))
 
 
-def _many(function: Callable[..., Array], grad: Grad, flops: float = 60) -> None:
+def _many(function: Callable[..., Array], grad: Grad, flops: float = 60, calm: float = 0.5) -> None:
     """Register the operation that a function stands for, with its gradient by each operand."""
     name = function.__name__.lstrip("_")
     count = len(inspect.signature(function).parameters)
@@ -133,6 +133,7 @@ def _many(function: Callable[..., Array], grad: Grad, flops: float = 60) -> None
         scalar=f"{name}({', '.join(f'{{{k}}}' for k in range(count))})",
         cost=stream_cost(flops),
         overwrite=ANY,
+        calm=calm,
     )
 
 
@@ -758,4 +759,4 @@ def zeta(x: Operandish, q: Operandish | None = None) -> Array:
     return where(far, below, above)
 
 
-_many(zeta, _zeta_grad, 900)
+_many(zeta, _zeta_grad, 900, calm=2.0)

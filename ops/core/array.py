@@ -768,6 +768,8 @@ class Array:
     # -- indexing --------------------------------------------------------------------------
     def __getitem__(self, key: Any) -> Array:
         made = _call("getitem", self, key)
+        if made.__class__ is not Array:
+            return made
         term, of = made._term, self._of
         if _current.trace is None and not (term is not None and term.traces) and takes_view(key):
             made._of = weakref.ref(self) if of is None or of() is None else of
@@ -822,7 +824,7 @@ class Array:
 
     def _combine(self, name: str, other: Operandish) -> Array:
         """The operators that assign; numbers, and arrays without axes, are no places."""
-        if self.weak is not None or not self.spec.shape:
+        if self.weak is not None or not self.ndim:
             return NotImplemented
         try:
             made = _binary(name, self, other)
@@ -943,14 +945,39 @@ class Array:
         """
         return _call("resplit", self, split, mesh=mesh)
 
-    def sum(self, axis: Axis = None, *, dtype: Any = None, keepdims: bool = False) -> Array:
-        return _call("sum", self, axis=axis, dtype=dtype, keepdims=keepdims)
+    def sum(
+        self,
+        axis: Axis = None,
+        *,
+        dtype: Any = None,
+        keepdims: bool = False,
+        initial: Operandish | None = None,
+        where: Operandish | None = None,
+    ) -> Array:
+        how = {"dtype": dtype, "keepdims": keepdims, "initial": initial, "where": where}
+        return _call("sum", self, axis, **how)
 
-    def prod(self, axis: Axis = None, *, dtype: Any = None, keepdims: bool = False) -> Array:
-        return _call("prod", self, axis=axis, dtype=dtype, keepdims=keepdims)
+    def prod(
+        self,
+        axis: Axis = None,
+        *,
+        dtype: Any = None,
+        keepdims: bool = False,
+        initial: Operandish | None = None,
+        where: Operandish | None = None,
+    ) -> Array:
+        how = {"dtype": dtype, "keepdims": keepdims, "initial": initial, "where": where}
+        return _call("prod", self, axis, **how)
 
-    def mean(self, axis: Axis = None, *, dtype: Any = None, keepdims: bool = False) -> Array:
-        return _call("mean", self, axis=axis, dtype=dtype, keepdims=keepdims)
+    def mean(
+        self,
+        axis: Axis = None,
+        *,
+        dtype: Any = None,
+        keepdims: bool = False,
+        where: Operandish | None = None,
+    ) -> Array:
+        return _call("mean", self, axis, dtype=dtype, keepdims=keepdims, where=where)
 
     def var(
         self,
@@ -959,9 +986,10 @@ class Array:
         correction: float = 0.0,
         keepdims: bool = False,
         ddof: float | None = None,
+        where: Operandish | None = None,
     ) -> Array:
         correction = correction if ddof is None else ddof  # as NumPy calls it
-        return _call("var", self, axis=axis, correction=correction, keepdims=keepdims)
+        return _call("var", self, axis, correction=correction, keepdims=keepdims, where=where)
 
     def std(
         self,
@@ -970,15 +998,30 @@ class Array:
         correction: float = 0.0,
         keepdims: bool = False,
         ddof: float | None = None,
+        where: Operandish | None = None,
     ) -> Array:
         correction = correction if ddof is None else ddof  # as NumPy calls it
-        return _call("std", self, axis=axis, correction=correction, keepdims=keepdims)
+        return _call("std", self, axis, correction=correction, keepdims=keepdims, where=where)
 
-    def min(self, axis: Axis = None, *, keepdims: bool = False) -> Array:
-        return _call("min", self, axis=axis, keepdims=keepdims)
+    def min(
+        self,
+        axis: Axis = None,
+        *,
+        keepdims: bool = False,
+        initial: Operandish | None = None,
+        where: Operandish | None = None,
+    ) -> Array:
+        return _call("min", self, axis, keepdims=keepdims, initial=initial, where=where)
 
-    def max(self, axis: Axis = None, *, keepdims: bool = False) -> Array:
-        return _call("max", self, axis=axis, keepdims=keepdims)
+    def max(
+        self,
+        axis: Axis = None,
+        *,
+        keepdims: bool = False,
+        initial: Operandish | None = None,
+        where: Operandish | None = None,
+    ) -> Array:
+        return _call("max", self, axis, keepdims=keepdims, initial=initial, where=where)
 
     def argmin(self, axis: int | None = None, *, keepdims: bool = False) -> Array:
         return _call("argmin", self, axis=axis, keepdims=keepdims)
@@ -986,11 +1029,15 @@ class Array:
     def argmax(self, axis: int | None = None, *, keepdims: bool = False) -> Array:
         return _call("argmax", self, axis=axis, keepdims=keepdims)
 
-    def any(self, axis: Axis = None, *, keepdims: bool = False) -> Array:
-        return _call("any", self, axis=axis, keepdims=keepdims)
+    def any(
+        self, axis: Axis = None, *, keepdims: bool = False, where: Operandish | None = None
+    ) -> Array:
+        return _call("any", self, axis, keepdims=keepdims, where=where)
 
-    def all(self, axis: Axis = None, *, keepdims: bool = False) -> Array:
-        return _call("all", self, axis=axis, keepdims=keepdims)
+    def all(
+        self, axis: Axis = None, *, keepdims: bool = False, where: Operandish | None = None
+    ) -> Array:
+        return _call("all", self, axis, keepdims=keepdims, where=where)
 
     def cumsum(self, axis: int | None = None) -> Array:
         return _call("cumulative_sum", self, axis=axis)
@@ -1241,6 +1288,9 @@ def apply_all(name: str, *operands: Array, **params: Any) -> tuple[Array, ...]:
 
 def _apply_all(name: str, operands: Sequence[Array], params: dict[str, Any]) -> tuple[Array, ...]:
     op = lookup(name)
+    for x in operands:
+        if x.__class__ is not Array:  # what a mask picks, whose shape nobody knows (ops/picked.py)
+            return cast("tuple[Array, ...]", functions["of_picks"](op, operands, params))
     line = user_line()
     inferred = op.infer(*[x.spec for x in operands], **params)
     specs = inferred if isinstance(inferred, tuple) else (inferred,)

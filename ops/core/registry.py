@@ -119,6 +119,9 @@ class Op:
     view: Callable[..., Any] | None = None  # (xp, x, at, **params) -> view
     grad: Callable[..., Sequence[Any]] | None = None  # (g, y, *operands, **params) -> Arrays
     scalar: str = ""  # expression of {0}, {1}, ... where elementwise
+    calm: float = (
+        0.5  # operands with which it and its slopes are finite, for elements that do not count
+    )
     cost: Callable[[Specs, Specs, Params], Cost] = field(default_factory=lambda: stream_cost(1))
     placed: bool = False
     writes_parts: bool = False  # its kernel writes as well where a result lies with gaps

@@ -508,7 +508,12 @@ def _root(x: Array, power: float = 0.5) -> Array:
     return where(x == 0, 0 if power > 0 else math.inf, where(x == 0, 1, x) ** power)
 
 
-_SUMS = {1: (-2, _largest), -1: (-2, min), math.inf: (-1, _largest), -math.inf: (-1, min)}
+_SUMS: dict[float, tuple[int, Callable[..., Array]]] = {
+    1: (-2, _largest),
+    -1: (-2, min),
+    math.inf: (-1, _largest),
+    -math.inf: (-1, min),
+}
 
 
 def matrix_norm(x: Operandish, /, *, keepdims: bool = False, ord: Any = "fro") -> Array:

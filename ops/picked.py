@@ -1,0 +1,257 @@
+"""What a mask picks while a function is traced: `x[mask]`, of which nobody knows how many there are.
+
+Most programs do not ask. A Picked has the array that is picked from, and the mask; then
+
+    x[mask] = f(x[mask])     where(mask, f(where(mask, x, 0.5)), x)
+    x[mask].mean()           mean(x, where=mask)
+
+Operations of elements are done on all, with others in the place of those that are not picked (`Op.calm`),
+so that these make no NaN, in gradients neither. Who asks for a shape, or for anything else that depends on
+it, gets the error that names what to do."""
+
+from __future__ import annotations
+
+import functools
+import math
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, cast
+
+from ostinato.errors import DataDependentShapeError
+
+from .core import array
+from .core.array import Array, Axis, Operandish, Term, apply_all, as_array, export, in_dtype
+from .core.exact import exact_items
+from .core.registry import Op
+from .core.spec import DType, Shape, is_inexact
+from .core.user_line import is_ours, misfit, on_behalf, user_line
+from .elementwise import astype, where
+from .shape import axes_of, reshape
+
+P = ParamSpec("P")
+MOST_COMPARED = 1000  # operations that two masks are made of
+
+
+class Picked(Array):
+    """The elements of an array for which a mask is True; the mask's axes begin at `axis`, and become one.
+    Its size, a number that is not known yet, may be used in computations.
+    """
+
+    __slots__ = ("axis", "line", "mask", "whole")
+    axis: int
+    line: str  # of the user, who picked them
+    mask: Array
+    whole: Array
+
+    if not TYPE_CHECKING:
+        spec = property(lambda self: self.refuse())
+        _operand = property(lambda self: self.refuse())
+        _term = property(lambda self: self.refuse())
+        _is_traced = True
+
+    def refuse(self) -> NoReturn:
+        """Raise the error of who asks how many there are."""
+        with on_behalf(self.line):
+            array.reader.known(self.mask, "x[mask]", shape=True)
+        raise AssertionError("a mask that is known")
+
+    @property
+    def dtype(self) -> DType:
+        return self.whole.dtype
+
+    @property
+    def ndim(self) -> int:
+        return self.whole.ndim - self.mask.ndim + 1
+
+    @property
+    def behind(self) -> int:
+        """The axes behind those of the mask."""
+        return self.whole.ndim - self.axis - self.mask.ndim
+
+    @property
+    def size(self) -> int:
+        if is_ours(sys._getframe(1).f_code):
+            self.refuse()
+        return self._count * (self.whole.size // max(self.mask.size, 1))
+
+    @property
+    def shape(self) -> Shape:
+        if is_ours(sys._getframe(1).f_code):
+            self.refuse()
+        before = self.whole.shape[: self.axis]
+        return (*before, self._count, *self.whole.shape[self.axis + self.mask.ndim :])
+
+    @property
+    def _count(self) -> int:
+        """A number for the user's computations; the library's own would decide by it."""
+        count = array.functions["sum"](self.mask)
+        count.weak = int
+        return cast(int, count)
+
+    def __repr__(self) -> str:
+        return f"Array({self.dtype.name}, as many as a mask picks, traced)"
+
+    __str__ = __repr__
+
+    def __copy__(self) -> Array:
+        return pick(self.whole, self.mask, self.axis, self.line)
+
+    def ravel(self) -> Array:
+        return self.__copy__() if self.ndim == 1 else super().ravel()
+
+    flatten = ravel
+
+    def _become(self, made: Array) -> None:
+        if not isinstance(made, Picked):
+            self.refuse()
+        self.whole, self.mask, self.axis = made.whole, made.mask, made.axis
+
+    @property
+    def places(self) -> Array:
+        """The mask, with axes that broadcast to the array's."""
+        return (
+            reshape(self.mask, self.mask.shape + (1,) * self.behind) if self.behind else self.mask
+        )
+
+    def filled(self, value: float) -> Array:
+        """All elements, with a number where they are not picked; 1 among whole numbers."""
+        number = in_dtype(value if is_inexact(self.dtype) else 1, self.dtype)
+        return where(self.places, self.whole, astype(number, self.dtype))
+
+    def goes_with(self, other: Picked) -> bool:
+        """Whether the other one has as many, by the same mask."""
+        return self.behind == other.behind and are_same(self.mask, other.mask)
+
+    def beside(self, x: Array, name: str) -> Array:
+        """Another operand, as it is to stand beside all elements."""
+        if isinstance(x, Picked):
+            if not self.goes_with(x):
+                raise _apart(name, "what two masks pick", "the same mask of both")
+            return x.whole
+        if x.ndim <= self.behind:
+            return x
+        at = x.ndim - self.behind - 1
+        if x.shape[at] != 1:
+            raise _apart(name, f"x[mask] and {x.spec.bare}", "as many of both")
+        return reshape(x, (*x.shape[:at], *(1,) * self.mask.ndim, *x.shape[at + 1 :]))
+
+    def reduced(
+        self,
+        function: Callable[..., Array],
+        nothing: Callable[[DType], Any] | None,
+        axis: Axis,
+        which: Operandish | None = None,
+        keepdims: bool = False,
+        **how: Any,
+    ) -> Array:
+        """A reduction along some of its axes. `nothing`: what there is of no elements in dtypes that have no
+        NaN."""
+        axes = axes_of(axis, self.ndim, function.__name__)
+        width = self.mask.ndim
+        its = range(self.axis, self.axis + width)
+        spread = [a + (width - 1) * (a > self.axis) for a in axes if a != self.axis]
+        mask = (
+            None if which is None else self.beside(as_array(which), f"{function.__name__}(where=)")
+        )
+        how["keepdims"] = keepdims
+        if self.axis not in axes:
+            made = function(self.filled(0.5), tuple(spread), where=mask, **how)
+            before = 0 if keepdims else sum(a < self.axis for a in axes)
+            return pick(made, self.mask, self.axis - before, self.line)
+        mask = self.places if mask is None else self.places & mask
+        fallback = nothing is not None and how.get("initial") is None and self.dtype.kind != "c"
+        if fallback and nothing is not None:
+            how["initial"] = in_dtype(nothing(self.dtype), self.dtype)
+        whole_axes = (*spread, *its)
+        made = function(self.whole, whole_axes, where=mask, **how)
+        if fallback and is_inexact(self.dtype):
+            counted = array.functions["broadcast_to"](mask, self.whole.shape)
+            some = array.functions["any"](counted, whole_axes, keepdims=keepdims)
+            made = where(some, made, astype(math.nan, self.dtype))
+        if keepdims and width > 1:
+            shape = made.shape
+            made = reshape(made, (*shape[: self.axis], 1, *shape[self.axis + width :]))
+        return made
+
+
+def pick(whole: Array, mask: Array, axis: int, line: str = "") -> Picked:
+    """What a mask picks of an array."""
+    made: Picked = object.__new__(Picked)
+    made.whole, made.mask, made.axis, made.line = whole, mask, axis, line or user_line()
+    made._k, made._began, made._of, made.weak = 0, array._traces, None, None
+    return made
+
+
+def _apart(name: str, got: str, needed: str) -> Exception:
+    return misfit(
+        DataDependentShapeError,
+        name,
+        got=f"{got} while a function is traced, where nobody knows how many there are",
+        needed=needed,
+        do="use ost.where(mask, x, 0) in the place of x[mask]",
+    )
+
+
+def are_same(a: Array, b: Array) -> bool:
+    """Whether two arrays are made of the same by the same operations."""
+    waiting = [(array.term_of(a), array.term_of(b))]
+    seen = set[tuple[tuple[int, int], tuple[int, int]]]()
+    while waiting:
+        (s, j), (t, k) = waiting.pop()
+        pair = ((id(s), j), (id(t), k))
+        if (s is t and j == k) or pair in seen:
+            continue
+        seen.add(pair)
+        if len(seen) > MOST_COMPARED or not _alike(s, t, j, k):
+            return False
+        if s.op is not None:
+            waiting.extend(zip(s.inputs, t.inputs, strict=True))
+    return True
+
+
+def _alike(s: Term, t: Term, j: int, k: int) -> bool:
+    """Whether two terms do the same to what they are given."""
+    if s.op is None or t.op is None:
+        value = s.operands[j] if s.operands is not None else None
+        return value is not None and t.operands is not None and value is t.operands[k]
+    if s.op is not t.op or j != k or len(s.inputs) != len(t.inputs) or s.specs != t.specs:
+        return False
+    return exact_items(s.params) == exact_items(t.params)
+
+
+# -- operations and reductions -------------------------------------------------------------
+@export
+def of_picks(op: Op, operands: Sequence[Array], params: dict[str, Any]) -> tuple[Array, ...]:
+    """The results of an operation some of whose operands are what a mask picks."""
+    first = next(x for x in operands if isinstance(x, Picked))
+    if not op.aligns or (op.takes and not op.converts):
+        first.refuse()
+    beside = [first.beside(x, op.name) for x in operands]
+    given = [
+        x.filled(op.calm) if isinstance(x, Picked) else y
+        for x, y in zip(operands, beside, strict=True)
+    ]
+    made = apply_all(op.name, *given, **params)
+    return tuple(
+        [pick(y, first.mask, y.ndim - first.behind - first.mask.ndim, first.line) for y in made]
+    )
+
+
+def takes_picks(
+    nothing: Callable[[DType], Any] | None = None,
+) -> Callable[[Callable[P, Array]], Callable[P, Array]]:
+    """Let a reduction that has `where=` take what a mask picks."""
+
+    def decorate(function: Callable[P, Array]) -> Callable[P, Array]:
+        @functools.wraps(function)
+        def run(*args: P.args, **named: P.kwargs) -> Array:
+            x: Any = args[0] if args else None
+            if x.__class__ is not Picked:
+                return function(*args, **named)
+            axis: Any = args[1] if len(args) > 1 else None
+            how: dict[str, Any] = {"axis": axis, **named}
+            return x.reduced(function, nothing, how.pop("axis"), how.pop("where", None), **how)
+
+        return run
+
+    return decorate

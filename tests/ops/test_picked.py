@@ -1,0 +1,375 @@
+"""What masks pick inside compiled functions, and `where=` of reductions, against NumPy."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ostinato.ops.core.registry import OPS
+
+import ostinato as ost
+from ostinato.errors import ArgumentError, DataDependentShapeError, DTypeError, ShapeError
+from tests.helpers import assert_same, compare, counts_traces, on
+
+NAN, INF = float("nan"), float("inf")
+X = np.random.default_rng(5).normal(size=(6, 4))
+X[0, 1], X[3, 2], X[5, 0] = NAN, INF, -INF
+GOOD = np.isfinite(X)
+
+# -- f of what is picked -----------------------------------------------------------------------
+STEPS: dict[str, Callable[[Any, Any], Any]] = {
+    "sqrt": lambda np, v: np.sqrt(np.abs(v)),
+    "log": lambda np, v: np.log(v * v + 1),
+    "reciprocal": lambda np, v: 1 / (v + 3),
+    "clip": lambda np, v: np.clip(v, -1, 1),
+    "where": lambda np, v: np.where(v > 0, v, -2 * v),
+    "number": lambda np, v: 2 * v - 1,
+    "power": lambda np, v: v**2,
+    "itself": lambda np, v: v * v.sum() / (v.size + 1),
+    "in place": lambda np, v: _halved(v),
+    "round": lambda np, v: np.round(v, 1),
+    "largest": lambda np, v: v / np.max(np.abs(v), initial=1.0),
+    "again": lambda np, v: _cut(v),
+}
+KEYS: dict[str, Callable[[Any], Any]] = {
+    "all": lambda x: x > 0,
+    "rows": lambda x: (x[:, 1] if x.ndim == 2 else x[:, 1, 0]) > 0,
+    "leading": lambda x: x[..., 0] > 0,
+    "columns": lambda x: (slice(None), x[0] > 0),
+    "of a row": lambda x: (2, x[2] > 0),
+    "of a column": lambda x: (x[:, 1] > 0, 1),
+    "of some": lambda x: (slice(1, 4), x[0] > 0),
+    "dots": lambda x: (..., x[0] > 0),
+    "one more": lambda x: (None, x > 0),
+    "none": lambda x: x > 99,
+    "every": lambda x: x < 99,
+}
+
+
+def _halved(v: Any) -> Any:
+    v = v + 0
+    v *= 0.5
+    v[v > 1] = 1
+    return v
+
+
+def _cut(v: Any) -> Any:
+    v = v + 0
+    v[v > 0.2] = v[v > 0.2] + 1
+    v[...] = v - 1
+    return v
+
+
+def _finite(shape: tuple[int, ...], seed: int) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(seed).normal(size=shape)
+
+
+@settings(max_examples=60)
+@given(
+    key=st.sampled_from(sorted(KEYS)),
+    steps=st.lists(st.sampled_from(sorted(STEPS)), max_size=3),
+    how=st.sampled_from(["set", "add", "at"]),
+    shape=st.sampled_from([(6, 5), (5, 3), (4, 3, 2)]),
+    dtype=st.sampled_from(["f8", "f4"]),
+    workers=st.sampled_from([1, 1, 3]),
+    seed=st.integers(0, 9),
+)
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, of the mean of nothing
+def test_of_what_is_picked(
+    key: str, steps: list[str], how: str, shape: Any, dtype: str, workers: int, seed: int
+) -> None:
+    if key.startswith("of a ") and len(shape) > 2:
+        shape = shape[:2]
+
+    def run(np: Any, x: Any) -> Any:
+        k = KEYS[key](x)
+        v = x[k]
+        for step in steps:
+            v = STEPS[step](np, v)
+        if how == "at" and np is ost:
+            return x.at[k].set(v)
+        if how == "add":
+            x[k] += v
+        else:
+            x[k] = v
+        return x
+
+    x = _finite(shape, seed).astype(dtype)
+    wanted = run(np, x.copy())
+    with on(workers):
+        got = ost.compile(lambda x: run(ost, x))(ost.asarray(x, split=0 if workers > 1 else None))
+        compare(got, wanted, f"{key} {steps} {how}", None, None)
+
+
+REDUCTIONS: dict[str, Callable[..., Any]] = {
+    name: (lambda np, v, name=name, **how: getattr(np, name)(v, **how))
+    for name in ("sum", "mean", "prod", "min", "max", "var", "std", "any", "all", "count_nonzero")
+}
+
+
+@settings(max_examples=40)
+@given(
+    name=st.sampled_from(sorted(REDUCTIONS)),
+    key=st.sampled_from(["all", "rows", "columns", "of a column", "dots"]),
+    axis=st.sampled_from([None, 0, 1, -1]),
+    keepdims=st.booleans(),
+    dtype=st.sampled_from(["f8", "f4", "i4"]),
+    workers=st.sampled_from([1, 1, 3]),
+    seed=st.integers(0, 9),
+)
+def test_reductions_of_what_is_picked(
+    name: str, key: str, axis: Any, keepdims: bool, dtype: str, workers: int, seed: int
+) -> None:
+    x = (_finite((6, 5), seed) * 3).astype(dtype)
+    x[2, 1] = x[0, 2] = 1  # so that something is picked
+    picked = x[KEYS[key](x)]
+    if axis is not None and axis >= picked.ndim:
+        axis = 0
+    how = {"axis": axis, "keepdims": keepdims}
+    wanted = REDUCTIONS[name](np, picked, **how)
+    is_open = wanted.shape and picked.shape[0 if key != "columns" else -1] in wanted.shape
+
+    def run(x: Any) -> Any:
+        made = REDUCTIONS[name](ost, x[KEYS[key](x)], **how)
+        return made.sum() if is_open else made  # which nobody knows the shape of
+
+    with on(workers):
+        got = ost.compile(run)(ost.asarray(x, split=0 if workers > 1 else None))
+        compare(got, wanted.sum() if is_open else wanted, f"{name} {key} {how}", None, None)
+
+
+def test_of_nothing() -> None:
+    """As NumPy; the smallest of no floats is NaN, of no whole numbers the largest that there is."""
+    x = ost.asarray([1.0, 2.0])
+
+    def all_of(x: Any) -> Any:
+        v = x[x > 5]
+        few = (v.sum(), v.prod(), v.mean(), v.var(), v.std(), v.min(), v.max(), v.any(), v.all())
+        return (*few, v.size + 0, ost.count_nonzero(v))
+
+    found = [np.asarray(y).item() for y in ost.compile(all_of)(x)]
+    assert found[:2] == [0, 1]
+    assert np.isnan(found[2:7]).all()
+    assert found[7:] == [False, True, 0, 0]
+    i = ost.asarray([1, 2], dtype=ost.int32)
+    ends = ost.compile(lambda x: (x[x > 5].min(), x[x > 5].max()))(i)
+    assert [int(y) for y in ends] == [2**31 - 1, -(2**31)]
+
+
+def test_what_is_not_picked_leaves_no_trace() -> None:
+    """No NaN that a debugger would find, and gradients that are 0, not NaN."""
+    x = np.array([4.0, -1.0, 0.0, NAN, INF, 9.0])
+
+    def loss(x: Any) -> Any:
+        m = x > 1
+        v = x[m & (x < 99)]
+        return (ost.log(ost.sqrt(v)) / v + ost.acosh(v) + v**1.5).sum()
+
+    for run in (ost.grad(loss), ost.compile(ost.grad(loss))):
+        slopes = np.asarray(run(ost.asarray(x)))
+        assert np.isfinite(slopes).all()
+        assert (slopes[[1, 2, 3, 4]] == 0).all()
+        assert (slopes[[0, 5]] != 0).all()
+
+    def assigned(x: Any) -> Any:
+        y = x * 1
+        y[x > 1] = ost.log(y[x > 1])
+        y.at[x > 1].multiply(y[x > 1])
+        return ost.where(ost.isfinite(y), y, 0).sum()
+
+    slopes = np.asarray(ost.grad(assigned)(ost.asarray(x[:3])))
+    np.testing.assert_allclose(slopes, [0.25, 1, 1])
+
+
+CALM = sorted(
+    name
+    for name, op in OPS.items()
+    if op.aligns and op.scalar and op.grad and not op.takes and op.made_by == "users"
+)
+
+
+@pytest.mark.parametrize("name", CALM)
+def test_operands_that_stand_in_are_calm(name: str) -> None:
+    """For every operation of elements: its value and slopes are finite there."""
+    from ostinato.ops.core.array import apply
+
+    op = OPS[name]
+    for count in (1, 2, 3, 4):
+        given = [ost.asarray(op.calm)] * count
+        given = [ost.asarray(True), *given[1:]] if name == "where" else given
+        try:
+            value = apply(name, *given)
+        except (TypeError, ValueError):
+            continue
+        break
+    else:
+        pytest.skip("it takes no real numbers")
+    assert np.isfinite(np.asarray(value)).all()
+    if value.dtype.kind != "f" or name == "where":
+        return
+    slopes = ost.grad(lambda xs: apply(name, *xs))(tuple(given))
+    assert np.isfinite([float(s) for s in slopes]).all(), slopes
+
+
+def test_the_same_mask_however_often_it_is_written() -> None:
+    def run(np: Any, x: Any, y: Any) -> Any:
+        x[(x > 0) & (y < 1)] += np.sin(y[(x > 0) & (y < 1)]) * 2
+        m = x > 0
+        x[m] = x[m] / x[m].sum() * y[m].mean()
+        x[~m] -= y[~m].max()
+        return x
+
+    x, y = _finite((7, 3), 1), _finite((7, 3), 2)
+    wanted = run(np, x.copy(), y)
+    for workers in (1, 3):
+        with on(workers):
+            got = ost.compile(lambda x, y: run(ost, x, y))(ost.asarray(x), ost.asarray(y))
+            compare(got, wanted, "", None, None)
+
+
+def test_gradients_vmap_and_loops() -> None:
+    def centred(x: Any) -> Any:
+        x = x + 0
+        x[x > 0] = x[x > 0] - x[x > 0].mean()
+        return x
+
+    x = _finite((4, 6), 3)
+    x[:, 0] = 9  # so that something is picked
+    rows = np.stack([centred(row) for row in x])
+    assert_same(lambda x: ost.vmap(centred)(x), lambda x: rows, x, few=True)
+    twice = np.stack([centred(centred(row)) for row in x])
+    assert_same(
+        lambda x: ost.vmap(lambda r: ost.repeat(2, centred, r))(x), lambda x: twice, x, few=True
+    )
+
+    def loss(x: Any) -> Any:
+        v = x[x > 0]
+        return (v * v).sum() / v.size + v.std() + (v / v.max()).mean() + v.prod()
+
+    row = np.array([0.5, -1.0, 2.0, 3.0, -0.2])
+    slope = np.asarray(ost.compile(ost.grad(loss))(ost.asarray(row)))
+    steps = np.eye(len(row)) * 1e-6
+    by_difference = [(loss(row + s) - loss(row - s)) / 2e-6 for s in steps]
+    np.testing.assert_allclose(slope, by_difference, rtol=1e-7, atol=1e-9)
+
+
+@counts_traces
+def test_numbers_among_the_arguments_decide_nothing() -> None:
+    f = ost.compile(lambda x, n: x[ost.arange(8) < n].sum())
+    for n in range(4):
+        assert float(f(ost.ones(8), n)) == n
+    assert len(f.misses) == 1
+    g = ost.compile(lambda x, n: x[ost.arange(8) < n])
+    assert [g(ost.ones(8), n).shape for n in (2, 5)] == [(2,), (5,)]  # a shape is asked for
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (lambda x: x[x > 0], r"x\[mask\] \(.*test_picked.py:\d+\): got bool\[6,4\] while .*ost.where"),
+        (lambda x: ost.sort(x[x > 0]), r"x\[mask\] \(.*test_picked"),
+        (lambda x: len(x[x > 0]), r"x\[mask\]"),
+        (lambda x: ost.matmul(x[x > 0], x[x > 0]), r"x\[mask\]"),
+        (lambda x: x[x > 0].reshape(2, -1), r"x\[mask\]"),
+        (lambda x: x[x > 0] @ x[x > 0], r"x\[mask\]"),
+        (lambda x: (x[x > 0] + x[x < 0]).sum(), r"add \(.*: got what two masks pick while.*the same mask"),
+        (lambda x: (x[x > 0] + x[:, 0]).sum(), r"add \(.*: got x\[mask\] and float64\[6\]"),
+        (lambda x: (x[x > 0][0]).sum(), r"x\[mask\]"),
+        (lambda x: x.at[x > 0].set(x[x < 0]), r"x.at\[...\] \(.*two masks"),
+    ],
+)  # fmt: skip
+def test_who_asks_how_many_is_told_what_to_do(body: Any, says: str) -> None:
+    with pytest.raises(DataDependentShapeError, match=says):
+        ost.compile(body)(ost.asarray(X))
+
+
+# -- where= and initial= -----------------------------------------------------------------------
+MASKS = {"all": GOOD, "row": GOOD[0], "column": GOOD[:, :1], "none": GOOD & False, "yes": True}
+
+
+@settings(max_examples=40)
+@given(
+    name=st.sampled_from(sorted(REDUCTIONS.keys() - {"count_nonzero"})),
+    mask=st.sampled_from(sorted(MASKS)),
+    axis=st.sampled_from([None, 0, 1, (0, 1)]),
+    keepdims=st.booleans(),
+    dtype=st.sampled_from(["f8", "f4", "f2", "c16", "i4", "u1", "?"]),
+    initial=st.sampled_from([None, 2]),
+    by=st.sampled_from(["function", "method", "np", "reduce"]),
+)
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_where_and_initial(
+    name: str, mask: str, axis: Any, keepdims: bool, dtype: str, initial: Any, by: str
+) -> None:
+    x = np.where(GOOD, X, 0).astype(dtype) if dtype[0] in "iu?" else X.astype(dtype)
+    how: dict[str, Any] = {"axis": axis, "keepdims": keepdims, "where": MASKS[mask]}
+    if name in ("sum", "prod", "min", "max"):
+        how["initial"] = 2 if initial is None and name in ("min", "max") else initial
+        how = {k: v for k, v in how.items() if k != "initial" or v is not None}
+    if dtype == "c16" and name in ("min", "max"):
+        with pytest.raises(DTypeError):
+            getattr(ost, name)(x, **how)
+        return
+    if dtype == "?" and name in ("min", "max", "mean", "var", "std"):
+        return
+    how = {k: v for k, v in how.items() if v is not True or k != "where"}
+    with np.errstate(all="ignore"):
+        wanted = getattr(np, name)(x, **how)
+    reduces = {"sum": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum}
+
+    def run(x: Any) -> Any:
+        if by == "method":
+            return getattr(x, name)(**how)
+        if by == "np":
+            return getattr(np, name)(x, **how)
+        if by == "reduce" and name in reduces:
+            return reduces[name].reduce(x, **how)
+        return getattr(ost, name)(x, **how)
+
+    if by == "reduce" and dtype[0] in "iu?" and name in ("sum", "prod"):
+        return  # whose dtypes differ
+    assert_same(
+        run,
+        lambda x: wanted,
+        x,
+        few=True,
+        meshes=(((3,), 2),),
+        rtol=3e-3 if dtype == "f2" else None,
+    )
+
+
+def test_initial_of_nothing() -> None:
+    for name in ("min", "max", "sum", "prod"):
+        found = getattr(ost, name)(ost.zeros((0, 3)), axis=0, initial=5.0)
+        np.testing.assert_array_equal(
+            found, getattr(np, name)(np.zeros((0, 3)), axis=0, initial=5.0)
+        )
+
+
+def test_gradients_of_where() -> None:
+    x = np.where(GOOD, X, NAN)
+    for name in ("sum", "mean", "var", "std", "prod", "max"):
+        how: dict[str, Any] = {"where": GOOD, **({"initial": -9.0} if name == "max" else {})}
+        slope = np.asarray(ost.grad(functools.partial(getattr(ost, name), **how))(x))
+        assert (slope[~GOOD] == 0).all()
+        inside = ost.grad(getattr(ost, name))(x[GOOD])
+        np.testing.assert_allclose(slope[GOOD], np.asarray(inside), rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "says"),
+    [
+        (lambda x: ost.min(x, where=x > 0), ArgumentError, "min .*: got where= and no initial=.*ost.inf"),
+        (lambda x: ost.sum(x, where=[1, 0, 1, 0]), DTypeError, r"sum\(where=\).*needed bools"),
+        (lambda x: ost.sum(x[0], where=x > 0), ShapeError, r"sum\(where=\).*a mask of shape \(6, 4\)"),
+        (lambda x: ost.sum(x, initial=[1, 2]), ShapeError, r"sum\(initial=\).*one number"),
+    ],
+)  # fmt: skip
+def test_what_is_refused(call: Any, error: Any, says: str) -> None:
+    with pytest.raises(error, match=says):
+        call(ost.asarray(X))
