@@ -43,6 +43,7 @@ from . import (  # noqa: F401  (registers the operations)
     sorting,
     special,
     statistics,
+    ufuncs,
     windows,
 )
 from .core import show  # noqa: F401  (how graphs print)

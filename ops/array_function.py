@@ -496,46 +496,38 @@ def of_function(function: Any, types: Any, args: Sequence[Any], kwargs: dict[str
 def of_ufunc(ufunc: Any, method: str, inputs: Sequence[Any], options: dict[str, Any]) -> Any:
     """The same for ufuncs and their methods."""
     name = ufunc.__name__ if method == "__call__" else f"{ufunc.__name__}.{method}"
-    if method == "at":
-        x, places, *more = inputs
-        if not isinstance(x, Array):
-            return getattr(ufunc, method)(*_read(inputs))
-        if ufunc.__name__ not in _AT:
-            raise _refused(name)
-        values = e.negative(*more) if ufunc.__name__ == "subtract" else more[0]
-        made = functions["updated"](x, places, values, _AT[ufunc.__name__])
-        assigning.written(x, made, f"np.{name}")
-        return None
-    match options.get("out"):
-        case (Array() as out,):
-            rest = {n: v for n, v in options.items() if n != "out"}
-            return assigning.written(out, of_ufunc(ufunc, method, inputs, rest), f"np.{name}")
-    if _goes_to_numpy(name, options.get("out")):
-        return getattr(ufunc, method)(*_read(inputs), **_read(options))
-    options = {n: v for n, v in options.items() if not (n == "out" and v == (None,))}
     plain = UFUNCS.get(ufunc.__name__, functions.get(OURS.get(ufunc.__name__, ufunc.__name__)))
-    if plain is not None and method == "__call__" and not options:
-        return _alike(ufunc, inputs, plain(*inputs))
-    if plain is not None and method == "outer" and not options:
-        first, second = map(as_array, inputs)
-        spread = shape.reshape(first, first.shape + (1,) * second.ndim)
-        return _alike(ufunc, (first, second), plain(spread, second))
-    ours = REDUCED.get(name)
-    if ours is not None:
-        names = ("array", "axis", "dtype", "out", "keepdims", "initial", "where")
-        named = dict(zip(names, inputs, strict=False)) | options
-        named = {n: v for n, v in named.items() if v is not None or n == "axis"}
-        if named.keys() <= {"array", *_parameters(name)}:
-            return ours(named.pop("array"), **{"axis": 0, **named})
-    if options:
+    if method == "at":
+        if not isinstance(inputs[0], Array):
+            return getattr(ufunc, method)(*_read(inputs))
+    else:
+        match options.get("out"):
+            case (Array(),):
+                pass
+            case out:
+                if _goes_to_numpy(name, out):
+                    return getattr(ufunc, method)(*_read(inputs), **_read(options))
+                options = {n: v for n, v in options.items() if n != "out"}
+    run = plain if method == "__call__" else getattr(plain, method, None)
+    if run is None or (method == "__call__" and ufunc.nout > 1 and options):
+        raise _refused(name)
+    if method not in ("__call__", "outer"):
+        return run(*inputs, **options)
+    unknown = options.keys() - {"out", "where"}
+    if unknown:
         raise misfit(
             ArgumentError,
             f"np.{name}",
-            got=f"{', '.join(options)}= and an ostinato array",
+            got=f"{', '.join(sorted(unknown))}= and an ostinato array",
             needed="no such options",
             do=f"leave them out, or write np.{name}(np.asarray(x), ...)",
         )
-    raise _refused(name)
+
+    def alike(*given: Any) -> Any:
+        return _alike(ufunc, given, run(*given))
+
+    ours = OURS.get(ufunc.__name__, ufunc.__name__)
+    return e.into(alike, ours, inputs, options.get("out"), options.get("where"), f"np.{name}")
 
 
 OURS = {  # NumPy's names of ufuncs that are called otherwise here
@@ -568,18 +560,6 @@ UFUNCS: dict[str, Callable[..., Any]] = {  # those that are more than one functi
     "rad2deg": lambda x: e.multiply(x, 180 / math.pi),
     "radians": lambda x: e.multiply(x, math.pi / 180),
 }
-REDUCED: dict[str, Callable[..., Any]] = {
-    "add.accumulate": reduction.cumulative_sum,
-    "add.reduce": reduction.sum,
-    "logical_and.reduce": reduction.all,
-    "logical_or.reduce": reduction.any,
-    "maximum.accumulate": reduction.cumulative_max,
-    "maximum.reduce": reduction.max,
-    "minimum.accumulate": reduction.cumulative_min,
-    "minimum.reduce": reduction.min,
-    "multiply.accumulate": reduction.cumulative_prod,
-    "multiply.reduce": reduction.prod,
-}
 _SEVERAL = (
     "args",
     "arys",
@@ -589,9 +569,6 @@ _SEVERAL = (
 )  # parameters that take any number of arguments
 _ALL_THE_SAME = ("assume_unique", "copy", "kind", "optimize", "subok")  # of what is not changed
 _IN_PLACE = ("copyto", "putmask", "place", "put", "put_along_axis", "fill_diagonal")
-
-
-_AT = {"add": "add", "subtract": "add", "multiply": "multiply", "minimum": "min", "maximum": "max"}
 
 
 def _written(name: str, x: Array, *args: Any, **options: Any) -> None:
@@ -652,10 +629,9 @@ def _signature(name: str) -> inspect.Signature:
 @lru_cache(1024)
 def _parameters(name: str) -> dict[str, str]:
     """The parameters of one of ours; the first ones may go by no other name."""
-    ours = MEANT.get(name) or REDUCED[name]
     return {
         p.name: "first" if p.kind is p.POSITIONAL_ONLY else "named"
-        for p in inspect.signature(ours).parameters.values()
+        for p in inspect.signature(MEANT[name]).parameters.values()
     }
 
 

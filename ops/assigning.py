@@ -98,6 +98,7 @@ def in_place(x: Array, made: Array, what: str) -> Array:
     return astype(made, x.dtype, copy=False)
 
 
+@export
 def written(x: Array, made: Array, what: str) -> Array:
     """The Array x, to which a function of NumPy's assigned this."""
     x._check_own(what)

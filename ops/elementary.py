@@ -18,6 +18,7 @@ from .elementwise import (
 from .elementwise import (
     alike,
     astype,
+    binary_function,
     copysign,
     equal,
     exp2,
@@ -31,6 +32,7 @@ from .elementwise import (
     remainder,
     together,
     trunc,
+    unary_function,
     where,
 )
 from .elementwise import round as nearest
@@ -51,6 +53,7 @@ __all__ = [
 ]
 
 
+@unary_function
 def fabs(x: Operandish) -> Array:
     """|x| of real numbers, as floating numbers.
 
@@ -69,6 +72,7 @@ def _real(name: str, *given: Operandish) -> list[Array]:
     return found
 
 
+@unary_function
 def rint(x: Operandish) -> Array:
     """The nearest whole number, halves to even, as a floating number.
 
@@ -87,6 +91,7 @@ def divmod(x1: Operandish, x2: Operandish) -> tuple[Array, Array]:
     return floor_divide(x1, x2), remainder(x1, x2)
 
 
+@binary_function
 def fmod(x1: Operandish, x2: Operandish) -> Array:
     """The remainder that has the sign of x1, as C's; `remainder` has that of x2.
 
@@ -110,6 +115,7 @@ def magnitude(x: Array) -> Array:
     return astype(size, np.dtype(f"u{x.dtype.itemsize}")) if x.dtype.kind == "i" else size
 
 
+@binary_function
 def float_power(x1: Operandish, x2: Operandish) -> Array:
     """x1 ** x2 in float64, or in complex128.
 
@@ -121,6 +127,7 @@ def float_power(x1: Operandish, x2: Operandish) -> Array:
     return pow(astype(x, wide), astype(y, wide))
 
 
+@binary_function
 def logaddexp2(x1: Operandish, x2: Operandish) -> Array:
     """log2(2**x1 + 2**x2), without overflow.
 
@@ -134,6 +141,7 @@ def logaddexp2(x1: Operandish, x2: Operandish) -> Array:
     return astype(maximum(x, y) + log1p(exp2(-apart)) * (1 / math.log(2.0)), kind)
 
 
+@binary_function
 def ldexp(x1: Operandish, x2: Operandish) -> Array:
     """x1 * 2**x2, for whole x2.
 

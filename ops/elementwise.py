@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import lru_cache
-from typing import Any, cast, overload
+from functools import lru_cache, partial, wraps
+from typing import Any, Protocol, cast, overload
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from ostinato.errors import ArgumentError, DTypeError, ShapeError
 from .core import array
 from .core.array import (
     Array,
+    Axis,
     Operandish,
     Scalar,
     another,
@@ -32,7 +33,7 @@ from .core.array import (
     weak_kind,
 )
 from .core.parameters import DTYPE, NUMBER, check_value, unfit, wrong_number
-from .core.registry import ANY, Scratch, op, stream_cost
+from .core.registry import ANY, OPS, Scratch, op, stream_cost
 from .core.spec import (
     DTYPES,
     DType,
@@ -128,8 +129,37 @@ __all__ = [
 ]
 
 Grad = Callable[..., Sequence[Array | None]]
-Unary = Callable[[Operandish], Array]
-Binary = Callable[[Operandish, Operandish], Array]
+
+
+class Unary(Protocol):
+    """A function of elements. `where`: for which it is computed; the others are what `out` has there, or
+    0. `out` is assigned to, and returned."""
+
+    __name__: str
+
+    def __call__(
+        self, x: Operandish, /, out: Out = None, *, where: Operandish | None = None
+    ) -> Array: ...
+
+
+class Binary(Protocol):
+    """The same of two operands, with what NumPy's functions have as methods (ops/ufuncs.py)."""
+
+    __name__: str
+
+    def __call__(
+        self, x: Operandish, y: Operandish, /, out: Out = None, *, where: Operandish | None = None
+    ) -> Array: ...
+    def outer(self, a: Operandish, b: Operandish, /, **how: Any) -> Array: ...
+    def reduce(self, a: Operandish, /, axis: Axis = 0, *more: Any, **how: Any) -> Array: ...
+    def accumulate(self, a: Operandish, /, axis: int = 0, *more: Any, **how: Any) -> Array: ...
+    def reduceat(
+        self, a: Operandish, indices: Operandish, /, axis: int = 0, *more: Any, **how: Any
+    ) -> Array: ...
+    def at(self, a: Array, indices: Any, b: Operandish, /) -> None: ...
+
+
+Out = Array | tuple[Array] | None
 
 
 def flat(g: Array, y: Array, *xs: Array) -> Sequence[Array | None]:
@@ -222,11 +252,13 @@ def unary(
         **facts,
     )
 
-    def function(x: Operandish, /) -> Array:
+    def function(x: Operandish, /, out: Out = None, *, where: Operandish | None = None) -> Array:
         x = as_array(x)
         if like and not is_inexact(x.dtype):
             x = astype(x, _resolve(like, x.dtype) or x.dtype)
-        return apply(name, x)
+        if out is None and where is None:
+            return apply(name, x)
+        return into(partial(apply, name), name, (x,), out, where)
 
     return _named(function, name, doc)
 
@@ -256,11 +288,92 @@ def binary(
         **facts,
     )
 
-    def function(x: Operandish, y: Operandish, /) -> Array:
+    def function(
+        x: Operandish, y: Operandish, /, out: Out = None, *, where: Operandish | None = None
+    ) -> Array:
         x, y = together(ufunc, x, y)
-        return apply(name, x, y)
+        if out is None and where is None:
+            return apply(name, x, y)
+        return into(partial(apply, name), name, (x, y), out, where)
 
-    return _named(function, name, doc)
+    return _of_two(_named(function, name, doc))
+
+
+binaries: list[Binary] = []  # all functions of two operands
+
+
+def _of_two(function: Any) -> Binary:
+    """Take down a function of two operands, to be given its methods."""
+    binaries.append(function)
+    return cast(Binary, function)
+
+
+def unary_function(function: Callable[[Operandish], Array]) -> Unary:
+    """A function of elements that is made of others, with `out` and `where`."""
+
+    @wraps(function)
+    def run(x: Operandish, /, out: Out = None, *, where: Operandish | None = None) -> Array:
+        if out is None and where is None:
+            return function(x)
+        return into(function, function.__name__, (x,), out, where)
+
+    return cast(Unary, run)
+
+
+def binary_function(function: Callable[[Operandish, Operandish], Array]) -> Binary:
+    """The same of two operands."""
+
+    @wraps(function)
+    def run(
+        x: Operandish, y: Operandish, /, out: Out = None, *, where: Operandish | None = None
+    ) -> Array:
+        if out is None and where is None:
+            return function(x, y)
+        return into(function, function.__name__, (x, y), out, where)
+
+    return _of_two(run)
+
+
+def into(
+    function: Callable[..., Array],
+    name: str,
+    given: Sequence[Operandish],
+    out: Out,
+    which: Operandish | None,
+    what: str = "",
+) -> Array:
+    """What a function makes of elements where a mask is True, assigned to `out` if there is one. The others
+    it is not given: they make no NaN, in gradients neither."""
+    target = out[0] if isinstance(out, tuple) and len(out) == 1 else out
+    if target is not None and not isinstance(target, Array):
+        raise misfit(
+            ArgumentError,
+            f"{name}(out=)",
+            got=f"a {type(target).__name__}",
+            needed="an array of ostinato's",
+            do=f"np.copyto(buffer, ost.{name}(...)) writes to another",
+        )
+    if which is None or which is True:
+        made = function(*given)
+    else:
+        mask = as_array(which)
+        if mask.dtype != bool_:
+            raise misfit(DTypeError, f"{name}(where=)", got=mask.dtype.name, needed="bools")
+        calm = OPS[name].calm if name in OPS else 0.5
+        made = function(*[x if weak_kind(x) else _only(x, mask, calm) for x in given])
+        made = where(mask, made, astype(0, made.dtype) if target is None else target)
+    if target is None:
+        return made
+    if made.ndim <= target.ndim and broadcast(name, made.shape, target.shape) == target.shape:
+        made = functions["broadcast_to"](made, target.shape)
+    written: Array = functions["written"](target, made, what or f"{name}(out=)")
+    return written
+
+
+def _only(x: Operandish, mask: Array, number: float) -> Array:
+    """Elements for which a mask is True, and a number in the place of others; 1 among whole numbers."""
+    x = as_array(x)
+    return where(mask, x, astype(number if is_inexact(x.dtype) else 1, x.dtype))
 
 
 def together(ufunc: str, *given: Any) -> list[Array]:
@@ -401,6 +514,7 @@ def round(x: Operandish, /, decimals: int = 0) -> Array:
 
 
 @export
+@unary_function
 def positive(x: Operandish, /) -> Array:
     """+x
 
@@ -468,6 +582,7 @@ _reciprocal: Unary = unary(
 
 
 @export
+@unary_function
 def reciprocal(x: Operandish, /) -> Array:
     """1 / x; integers are divided as real numbers.
 
@@ -1019,6 +1134,7 @@ def _multiplied(x: Array, n: int) -> Array:
 
 
 @export
+@binary_function
 def pow(x: Operandish, y: Operandish, /) -> Array:
     """x to the y.
 

@@ -20,6 +20,7 @@ from .elementwise import (
     alike,
     astype,
     atan2,
+    binary_function,
     clip,
     equal,
     floating,
@@ -128,6 +129,7 @@ def sinc(x: Operandish) -> Array:
     return where(equal(y, 0), astype(1, y.dtype), sin(inside) / inside)
 
 
+@binary_function
 def heaviside(x1: Operandish, x2: Operandish) -> Array:
     """0 below zero, 1 above, and x2 at zero.
 
@@ -189,6 +191,7 @@ def piecewise(x: Operandish, condlist: Any, funclist: Sequence[Any], *args: Any)
     return broadcast_to(found, y.shape)
 
 
+@binary_function
 def fmax(x1: Operandish, x2: Operandish) -> Array:
     """The larger of two; where one is NaN, the other.
 
@@ -198,6 +201,7 @@ def fmax(x1: Operandish, x2: Operandish) -> Array:
     return _or_other(x1, x2, maximum)
 
 
+@binary_function
 def fmin(x1: Operandish, x2: Operandish) -> Array:
     """The smaller of two; where one is NaN, the other.
 

@@ -22,6 +22,7 @@ from .elementwise import abs as absolute
 from .elementwise import (
     alike,
     astype,
+    binary_function,
     equal,
     floating,
     floor,
@@ -39,6 +40,7 @@ from .shape import broadcast_arrays
 __all__ = ["bitwise_count", "frexp", "gcd", "lcm"]
 
 
+@binary_function
 def gcd(x1: Operandish, x2: Operandish) -> Array:
     """The greatest common divisors, by Euclid's algorithm: one loop for all of them.
 
@@ -59,6 +61,7 @@ def _common(x: Array, y: Array) -> Array:
     return while_loop(lambda pair: any_of(not_equal(pair[1], 0)), step, pair)[0]
 
 
+@binary_function
 def lcm(x1: Operandish, x2: Operandish) -> Array:
     """The least common multiples; 0 where one is 0.
 

@@ -103,7 +103,8 @@ def test_of_what_is_picked(
     wanted = run(np, x.copy())
     with on(workers):
         got = ost.compile(lambda x: run(ost, x))(ost.asarray(x, split=0 if workers > 1 else None))
-        compare(got, wanted, f"{key} {steps} {how}", None, None)
+        rtol = 1e-3 if dtype == "f4" else None  # of sums in another order, and their logarithms
+        compare(got, wanted, f"{key} {steps} {how}", rtol, None)
 
 
 REDUCTIONS: dict[str, Callable[..., Any]] = {
@@ -132,7 +133,7 @@ def test_reductions_of_what_is_picked(
         axis = 0
     how = {"axis": axis, "keepdims": keepdims}
     wanted = REDUCTIONS[name](np, picked, **how)
-    is_open = wanted.shape and picked.shape[0 if key != "columns" else -1] in wanted.shape
+    is_open = wanted.shape and picked.shape[-1 if key in ("columns", "dots") else 0] in wanted.shape
 
     def run(x: Any) -> Any:
         made = REDUCTIONS[name](ost, x[KEYS[key](x)], **how)
