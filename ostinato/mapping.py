@@ -16,6 +16,7 @@ import numpy as np
 from ostinato.errors import ArgumentError, BoundsError, ShapeError
 from ostinato.ops.batching import Batch, given_axis
 from ostinato.ops.core.array import Array, Trace, as_array
+from ostinato.ops.core.refusals import end_refusals
 from ostinato.ops.core.spec import Spec, int64
 from ostinato.ops.core.trace import check_ended
 from ostinato.ops.core.tracebacks import door
@@ -78,8 +79,7 @@ def vmap(function: Callable[P, R], in_axes: Axes = 0, out_axes: Axes = 0) -> Cal
             results = function(*own, **given)
         outs, out_structure = flatten(results)
         found = batch.of([as_array(y) for y in outs])
-        if trace.refused is not None:  # which the function swallowed
-            raise trace.refused
+        end_refusals(trace)
         places = _spread(out_axes, out_structure, f"vmap of {name}", "out_axes")
         made = []
         for y, place in zip(found, places, strict=True):

@@ -263,7 +263,7 @@ class _Reader:
         traces = {t for term in owners for t in term.traces}
         error = _refusal(x, what, shape, owners, traces)
         for trace in traces:  # should the function go on as if it had not heard
-            trace.refused = error
+            trace.refused.append(error)
         raise error
 
 

@@ -17,6 +17,7 @@ from ostinato.ops.core import array
 from ostinato.ops.core.array import Array, Operand, Term, placeholder
 from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.layout import Layout
+from ostinato.ops.core.refusals import end_refusals
 from ostinato.ops.core.spec import Spec, uint64
 from ostinato.ops.core.trace import Ref, after_acts, array_of, check_ended, collect
 from ostinato.ops.core.tree import (
@@ -297,13 +298,13 @@ def _results(
         with trace, reaching(reach, sys._getframe()):
             results = function.function(*bound.args, **bound.kwargs)
     except Exception:
-        if isinstance(trace.refused, NeedsValue):  # which the function swallowed
-            raise trace.refused from None
+        for error in trace.refused:
+            if isinstance(error, NeedsValue):  # which the function swallowed
+                raise error from None
         raise
     finally:
         seeds.draw = outer_draw
-    if trace.refused is not None:  # it went on with what it does if there is no value
-        raise trace.refused
+    end_refusals(trace)
     return results, arguments
 
 

@@ -162,7 +162,7 @@ class Trace:
         self.name = name
         self.made: list[weakref.ref[Array]] = []  # Arrays without values: none may outlive it
         self.within: list[Trace] = []  # others that have ended
-        self.refused: BaseException | None = None  # what was said when a value was asked for
+        self.refused: list[BaseException] = []  # what was said when values were asked for
         self.serial = next(_serial)  # Terms with lower ones were there before
         self.outer: Trace | None = None
         self.acts: list[Array] = []  # what is to happen, whether or not anybody reads it

@@ -13,6 +13,7 @@ from ostinato.errors import AssignmentError
 from .array import Array, Operand, Term, Trace, apply, constant, from_term, placeholder, term_of
 from .build import Builder
 from .graph import Graph
+from .refusals import end_refusals
 from .registry import lookup
 from .spec import Spec, bool_
 from .user_line import misfit, short
@@ -191,8 +192,7 @@ def subgraph(
     args = [placeholder(s.bare, k, trace) for k, s in enumerate(specs)]
     with trace:
         results = function(*args)
-    if trace.refused is not None:  # which the function swallowed
-        raise trace.refused
+    end_refusals(trace)
     refs = after_acts([term_of(r) for r in results], trace)
     found = collect(refs, [s.bare for s in specs], trace, inner=hoist)
     del args, results
