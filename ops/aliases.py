@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from .core.array import Array, Split
-from .core.spec import DTypeLike
+from .core.array import Array, Operandish, Split, as_array
+from .core.spec import DTypeLike, Shape
 from .creation import ANYWHERE, asarray, placed
+from .creation import (
+    asarray as asanyarray,
+)
+from .creation import (
+    asarray as ascontiguousarray,
+)
+from .creation import (
+    asarray as asfortranarray,
+)
 from .elementwise import (
     abs as absolute,
 )
@@ -63,7 +72,7 @@ from .elementwise import (
 )
 from .reduction import max as amax
 from .reduction import min as amin
-from .shape import reshape
+from .shape import axis_of, reshape
 
 __all__ = [
     "absolute",
@@ -78,14 +87,20 @@ __all__ = [
     "arctanh",
     "around",
     "array",
+    "asanyarray",
+    "ascontiguousarray",
+    "asfortranarray",
     "bitwise_not",
     "conjugate",
     "fix",
     "invert",
     "left_shift",
     "mod",
+    "ndim",
     "power",
     "right_shift",
+    "shape",
+    "size",
     "true_divide",
 ]
 
@@ -95,6 +110,7 @@ def array(
     dtype: DTypeLike | None = None,
     *,
     copy: bool | None = True,
+    order: str | None = None,
     ndmin: int = 0,
     split: Split = ANYWHERE,
 ) -> Array:
@@ -103,7 +119,35 @@ def array(
     >>> ost.array([1, 2, 3], float)
     Array([1., 2., 3.], dtype=float64)
     """
-    x = asarray(object, dtype=dtype, copy=copy, split=split if not ndmin else ANYWHERE)
+    x = asarray(object, dtype, order, copy=copy, split=split if not ndmin else ANYWHERE)
     if x.ndim >= ndmin:
         return placed(x, split) if ndmin else x
     return placed(reshape(x, (1,) * (ndmin - x.ndim) + x.shape), split)
+
+
+def shape(a: Operandish) -> Shape:
+    """The extents along the axes.
+
+    >>> ost.shape([[1, 2, 3], [4, 5, 6]])
+    (2, 3)
+    """
+    return as_array(a).shape
+
+
+def ndim(a: Operandish) -> int:
+    """How many axes there are.
+
+    >>> ost.ndim([[1, 2, 3], [4, 5, 6]])
+    2
+    """
+    return as_array(a).ndim
+
+
+def size(a: Operandish, axis: int | None = None) -> int:
+    """How many elements there are, in all or along an axis.
+
+    >>> ost.size([[1, 2, 3], [4, 5, 6]], 1)
+    3
+    """
+    x = as_array(a)
+    return x.size if axis is None else x.shape[axis_of(axis, x.ndim, "size")]

@@ -71,13 +71,13 @@ __all__ = [
 ]
 
 
-def ravel(a: Operandish) -> Array:
-    """The elements in one row.
+def ravel(a: Operandish, order: str = "C") -> Array:
+    """The elements in one row; by columns for "F".
 
     >>> ost.ravel([[1, 2], [3, 4]])
     Array([1, 2, 3, 4], dtype=int64)
     """
-    return reshape(a, (-1,))
+    return reshape(a, (-1,), order)
 
 
 def transpose(a: Operandish, axes: Sequence[int] | None = None) -> Array:

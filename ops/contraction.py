@@ -643,7 +643,7 @@ def _diagonal_grad(g: Array, y: Array, x: Array, *, offset: int) -> Sequence[Arr
     side = x.shape[-2] if offset >= 0 else x.shape[-1]
     line = pad(g, [(0, 0)] * (g.ndim - 1) + [(0, side - g.shape[-1])])
     wide = broadcast_to(expand_dims(line, axis=-1 if offset >= 0 else -2), x.shape)
-    return (where(eye(*x.shape[-2:], k=offset, dtype=bool), wide, 0),)
+    return (where(eye(x.shape[-2], x.shape[-1], offset, bool), wide, 0),)
 
 
 def _diagonal_rule(x: Spec, *, offset: int) -> Spec:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import cmath
 import math
 import operator
-from typing import Any, Literal, SupportsIndex, cast
+from typing import Any, Literal, SupportsIndex, cast, overload
 
 import numpy as np
 
@@ -55,6 +55,7 @@ from .elementwise import as_dtype, astype, check_device, equal, floating, floor,
 from .shape import (
     axis_of,
     broadcast_to,
+    counts_columns,
     diagonal_number,
     expand_dims,
     listed,
@@ -159,6 +160,7 @@ def full(
     shape: ShapeLike,
     fill_value: Operandish,
     dtype: DTypeLike | None = None,
+    order: str | None = None,
     *,
     device: str | None = None,
     split: Split = ANYWHERE,
@@ -170,6 +172,7 @@ def full(
            [7, 7]], dtype=int64)
     """
     check_device("full", device)
+    counts_columns(order, "full")  # how it lies in memory is the planner's to say
     kind = as_dtype(dtype) if dtype is not None else None
     if isinstance(fill_value, Array):
         x = fill_value if kind is None else astype(fill_value, kind)
@@ -184,6 +187,7 @@ def full(
 def zeros(
     shape: ShapeLike,
     dtype: DTypeLike | None = None,
+    order: str | None = None,
     *,
     device: str | None = None,
     split: Split = ANYWHERE,
@@ -194,13 +198,15 @@ def zeros(
     Array([[0., 0., 0.],
            [0., 0., 0.]], dtype=float64)
     """
-    return full(shape, 0, dtype=float64 if dtype is None else dtype, device=device, split=split)
+    kind = float64 if dtype is None else dtype
+    return full(shape, 0, kind, order, device=device, split=split)
 
 
 @export
 def ones(
     shape: ShapeLike,
     dtype: DTypeLike | None = None,
+    order: str | None = None,
     *,
     device: str | None = None,
     split: Split = ANYWHERE,
@@ -210,13 +216,15 @@ def ones(
     >>> ost.ones(3, dtype=ost.int32)
     Array([1, 1, 1], dtype=int32)
     """
-    return full(shape, 1, dtype=float64 if dtype is None else dtype, device=device, split=split)
+    kind = float64 if dtype is None else dtype
+    return full(shape, 1, kind, order, device=device, split=split)
 
 
 @export
 def empty(
     shape: ShapeLike,
     dtype: DTypeLike | None = None,
+    order: str | None = None,
     *,
     device: str | None = None,
     split: Split = ANYWHERE,
@@ -226,7 +234,7 @@ def empty(
     >>> ost.empty((2, 3)).shape
     (2, 3)
     """
-    return zeros(shape, dtype=dtype, device=device, split=split)
+    return zeros(shape, dtype, order, device=device, split=split)
 
 
 @export
@@ -235,7 +243,9 @@ def full_like(
     /,
     fill_value: Operandish,
     dtype: DTypeLike | None = None,
+    order: str | None = None,
     *,
+    shape: ShapeLike | None = None,
     device: str | None = None,
     split: Split = ANYWHERE,
 ) -> Array:
@@ -245,8 +255,8 @@ def full_like(
     Array([9, 9, 9], dtype=int64)
     """
     x = as_array(x)
-    kind = x.dtype if dtype is None else dtype
-    return full(x.shape, fill_value, dtype=kind, device=device, split=split)
+    kind, size = x.dtype if dtype is None else dtype, x.shape if shape is None else shape
+    return full(size, fill_value, kind, order, device=device, split=split)
 
 
 @export
@@ -254,7 +264,9 @@ def zeros_like(
     x: Operandish,
     /,
     dtype: DTypeLike | None = None,
+    order: str | None = None,
     *,
+    shape: ShapeLike | None = None,
     device: str | None = None,
     split: Split = ANYWHERE,
 ) -> Array:
@@ -263,7 +275,7 @@ def zeros_like(
     >>> ost.zeros_like(ost.arange(3))
     Array([0, 0, 0], dtype=int64)
     """
-    return full_like(x, 0, dtype=dtype, device=device, split=split)
+    return full_like(x, 0, dtype, order, shape=shape, device=device, split=split)
 
 
 @export
@@ -271,7 +283,9 @@ def ones_like(
     x: Operandish,
     /,
     dtype: DTypeLike | None = None,
+    order: str | None = None,
     *,
+    shape: ShapeLike | None = None,
     device: str | None = None,
     split: Split = ANYWHERE,
 ) -> Array:
@@ -280,7 +294,7 @@ def ones_like(
     >>> ost.ones_like(ost.arange(3.0))
     Array([1., 1., 1.], dtype=float64)
     """
-    return full_like(x, 1, dtype=dtype, device=device, split=split)
+    return full_like(x, 1, dtype, order, shape=shape, device=device, split=split)
 
 
 @export
@@ -288,7 +302,9 @@ def empty_like(
     x: Operandish,
     /,
     dtype: DTypeLike | None = None,
+    order: str | None = None,
     *,
+    shape: ShapeLike | None = None,
     device: str | None = None,
     split: Split = ANYWHERE,
 ) -> Array:
@@ -297,7 +313,7 @@ def empty_like(
     >>> ost.empty_like(ost.arange(3)).dtype
     dtype('int64')
     """
-    return full_like(x, 0, dtype=dtype, device=device, split=split)
+    return full_like(x, 0, dtype, order, shape=shape, device=device, split=split)
 
 
 @export
@@ -350,20 +366,47 @@ def _step(start: Any, stop: Any, count: int) -> Any:
     return stop / count - start / count
 
 
-@export
+@overload
 def linspace(
     start: Any,
     stop: Any,
-    /,
+    num: int = 50,
+    endpoint: bool = True,
+    retstep: Literal[False] = False,
+    dtype: DTypeLike | None = None,
+    axis: int = 0,
+    *,
+    device: str | None = None,
+    split: Split = ANYWHERE,
+) -> Array: ...
+@overload
+def linspace(
+    start: Any,
+    stop: Any,
     num: int = 50,
     endpoint: bool = True,
     *,
+    retstep: Literal[True],
     dtype: DTypeLike | None = None,
     axis: int = 0,
     device: str | None = None,
     split: Split = ANYWHERE,
-) -> Array:
-    """So many numbers at equal distances. Between arrays, they lie along a new axis.
+) -> tuple[Array, Array]: ...
+@export
+def linspace(
+    start: Any,
+    stop: Any,
+    num: int = 50,
+    endpoint: bool = True,
+    retstep: bool = False,
+    dtype: DTypeLike | None = None,
+    axis: int = 0,
+    *,
+    device: str | None = None,
+    split: Split = ANYWHERE,
+) -> Any:
+    """So many numbers at equal distances, which `retstep` gives, too. Between arrays, they lie along a
+    new axis.
 
     >>> ost.linspace(0, 1, 5)
     Array([0.  , 0.25, 0.5 , 0.75, 1.  ], dtype=float64)
@@ -383,7 +426,8 @@ def linspace(
     if endpoint and num > 1:
         x = where(equal(k, num - 1), stop, x)  # exactly, as rounding may miss it
     x = floor(x) if is_integer(kind) else x
-    return placed(moveaxis(astype(x, kind), 0, axis), split)
+    found = placed(moveaxis(astype(x, kind), 0, axis), split)
+    return (found, as_array(_step(start, stop, count) if count else math.nan)) if retstep else found
 
 
 @export
@@ -391,9 +435,10 @@ def eye(
     n_rows: int,
     n_cols: int | None = None,
     /,
-    *,
     k: int = 0,
     dtype: DTypeLike | None = None,
+    order: str | None = None,
+    *,
     device: str | None = None,
     split: Split = ANYWHERE,
 ) -> Array:
@@ -404,6 +449,7 @@ def eye(
            [0., 1., 0.]], dtype=float64)
     """
     check_device("eye", device)
+    counts_columns(order, "eye")
     height, width = as_shape((n_rows, n_rows if n_cols is None else n_cols))
     kind = as_dtype(dtype) if dtype is not None else float64
     k = diagonal_number(k, (height, width), "eye")
@@ -446,6 +492,7 @@ def asarray(
     values: Any,
     /,
     dtype: DTypeLike | None = None,
+    order: str | None = None,
     *,
     device: str | None = None,
     copy: bool | None = None,
@@ -462,6 +509,7 @@ def asarray(
            [3, 4]], dtype=int64)
     """
     check_device("asarray", device)
+    counts_columns(order, "asarray")
     kind = as_dtype(dtype) if dtype is not None else None
     if isinstance(values, Array):
         if copy is False and kind is not None and kind != values.dtype:

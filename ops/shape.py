@@ -214,13 +214,23 @@ def split_of(split: Any, ndim: int) -> int | tuple[int | None, ...] | None:
     return tuple(found) if isinstance(split, (tuple, list)) else found[0]
 
 
+def counts_columns(order: str | None, name: str) -> bool:
+    """Whether elements are counted with the first index running fastest, as Fortran does. "A" and "K"
+    are as they lie, which nobody sees of our arrays: as C counts."""
+    if order not in ("C", "F", "A", "K", None):
+        needed = "'C', 'F', 'A' or 'K'"
+        raise misfit(ArgumentError, name, got=f"order={order!r}", needed=needed)
+    return order == "F"
+
+
 @export
-def copy(x: Operandish, /) -> Array:
-    """The same values in memory of their own.
+def copy(x: Operandish, /, order: str = "K") -> Array:
+    """The same values in memory of their own, which lies as the planner likes, whatever the order.
 
     >>> ost.copy(ost.arange(3))
     Array([0, 1, 2], dtype=int64)
     """
+    counts_columns(order, "copy")
     return apply("copy", as_array(x))
 
 
@@ -262,8 +272,11 @@ op(
 
 
 @export
-def reshape(x: Operandish, /, shape: int | Sequence[int], *, copy: bool | None = None) -> Array:
-    """The same elements in another shape; one -1 stands for what is left.
+def reshape(
+    x: Operandish, /, shape: int | Sequence[int], order: str = "C", *, copy: bool | None = None
+) -> Array:
+    """The same elements in another shape; one -1 stands for what is left. `order="F"` counts them with
+    the first index running fastest.
 
     >>> ost.reshape(ost.arange(4), (2, 2))
     Array([[0, 1],
@@ -281,7 +294,12 @@ def reshape(x: Operandish, /, shape: int | Sequence[int], *, copy: bool | None =
             needed=f"a shape of {x.size} elements",
             do="use -1 for one axis to have it computed",
         )
-    found = x if new == x.shape else apply("reshape", x, shape=new)
+    if new == x.shape:
+        found = x
+    elif counts_columns(order, "reshape"):
+        found = permute_dims(apply("reshape", permute_dims(x), shape=new[::-1]))
+    else:
+        found = apply("reshape", x, shape=new)
     return apply("copy", found) if copy else found
 
 

@@ -41,21 +41,6 @@ from ostinato.ops.boxes import *
 from ostinato.ops.contraction import *
 from ostinato.ops.control import *
 from ostinato.ops.core.array import Array as Array
-from ostinato.ops.core.spec import bfloat16 as bfloat16
-from ostinato.ops.core.spec import bool_ as _bool
-from ostinato.ops.core.spec import complex64 as complex64
-from ostinato.ops.core.spec import complex128 as complex128
-from ostinato.ops.core.spec import float16 as float16
-from ostinato.ops.core.spec import float32 as float32
-from ostinato.ops.core.spec import float64 as float64
-from ostinato.ops.core.spec import int8 as int8
-from ostinato.ops.core.spec import int16 as int16
-from ostinato.ops.core.spec import int32 as int32
-from ostinato.ops.core.spec import int64 as int64
-from ostinato.ops.core.spec import uint8 as uint8
-from ostinato.ops.core.spec import uint16 as uint16
-from ostinato.ops.core.spec import uint32 as uint32
-from ostinato.ops.core.spec import uint64 as uint64
 from ostinato.ops.core.tree import tree_map as tree_map
 from ostinato.ops.creation import *
 from ostinato.ops.elementary import *
@@ -63,12 +48,14 @@ from ostinato.ops.elementwise import *
 from ostinato.ops.flow import *
 from ostinato.ops.histograms import *
 from ostinato.ops.indexing import *
+from ostinato.ops.makers import *
 from ostinato.ops.masks import *
 from ostinato.ops.numerical import *
 from ostinato.ops.places import *
 from ostinato.ops.polynomials import *
 from ostinato.ops.quantiles import *
 from ostinato.ops.reduction import *
+from ostinato.ops.scalar_types import *
 from ostinato.ops.segments import *
 from ostinato.ops.selection import *
 from ostinato.ops.sets import *
@@ -124,9 +111,11 @@ from .states import save_state as save_state
 from .states import saved_steps as saved_steps
 
 if _CHECKED:
+    from numpy import dtype as dtype
+
     from . import io as io
 
-bool, session = _bool, _current  # under these names for type checkers, too
+bool, session = bool_, _current  # under these names for type checkers, too
 __version__ = "0.1.0"
 
 
@@ -141,8 +130,13 @@ def __getattr__(name: str) -> object:
         return SimpleNamespace(
             stride_tricks=SimpleNamespace(sliding_window_view=sliding_window_view)
         )
+    from ostinato.ops.core.other_names import NUMPYS
     from ostinato.ops.core.spelling import hint
 
+    if name in NUMPYS:
+        import numpy
+
+        return getattr(numpy, name)
     message = f"module 'ostinato' has no attribute {name!r}{hint(name)}"
     raise AttributeError(message, name=name, obj=_sys.modules[__name__])
 

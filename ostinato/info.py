@@ -18,6 +18,7 @@ from ostinato.ops.core.array import Array, as_array, weak_dtype, weak_kind
 from ostinato.ops.core.spec import (
     DTYPES,
     DType,
+    bfloat16,
     bool_,
     complex128,
     float64,
@@ -46,9 +47,11 @@ __all__ = [
     "inf",
     "info",
     "isdtype",
+    "issubdtype",
     "nan",
     "newaxis",
     "pi",
+    "promote_types",
     "result_type",
 ]
 
@@ -89,6 +92,26 @@ def isdtype(dtype: Any, kind: Any) -> bool:
             )
         return _KINDS[kind](as_dtype(dtype))
     return as_dtype(dtype) == as_dtype(kind)
+
+
+def issubdtype(arg1: Any, arg2: Any) -> bool:
+    """Whether a dtype is of a kind that NumPy has a class for, such as ost.floating.
+
+    >>> ost.issubdtype(ost.float32, ost.floating)
+    True
+    """
+    if not isinstance(arg1, type) and as_dtype(arg1) == bfloat16:  # void, to NumPy
+        arg1 = np.floating if isinstance(arg2, type) and arg2.__module__ == "numpy" else arg1
+    return bool(np.issubdtype(arg1, arg2))
+
+
+def promote_types(type1: Any, type2: Any) -> DType:
+    """The dtype that two of them promote to.
+
+    >>> ost.promote_types("int8", ost.uint8)
+    dtype('int16')
+    """
+    return promote(as_dtype(type1), as_dtype(type2))
 
 
 def can_cast(from_: Any, to: Any, /) -> bool:

@@ -907,18 +907,17 @@ class Array:
 
     conjugate = conj
 
-    def copy(self) -> Array:
-        return _call("copy", self)
+    def copy(self, order: str = "C") -> Array:
+        return _call("copy", self, order)
 
     def astype(self, dtype: DTypeLike, /, *, copy: bool = True) -> Array:
         if not copy:
             return cast(Array, functions["astype"](self, dtype, copy=False))
         return _call("astype", self, dtype)
 
-    def reshape(self, *shape: Any) -> Array:
-        return _call(
-            "reshape", self, shape[0] if len(shape) == 1 and not _is_int(shape[0]) else shape
-        )
+    def reshape(self, *shape: Any, order: str = "C", copy: bool | None = None) -> Array:
+        given = shape[0] if len(shape) == 1 and not _is_int(shape[0]) else shape
+        return _call("reshape", self, given, order, copy=copy)
 
     def transpose(self, *axes: Any) -> Array:
         """Axes in the given order; reversed if none is given."""
@@ -929,8 +928,8 @@ class Array:
     def swapaxes(self, a: int, b: int) -> Array:
         return _call("swapaxes", self, a, b)
 
-    def ravel(self) -> Array:
-        return _call("reshape", self, (-1,))
+    def ravel(self, order: str = "C") -> Array:
+        return _call("reshape", self, (-1,), order)
 
     flatten = ravel
 

@@ -12,7 +12,7 @@ import weakref
 from collections import deque
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from typing import Any, SupportsIndex
+from typing import Any, Protocol, SupportsIndex
 
 import ml_dtypes
 import numpy as np
@@ -23,9 +23,16 @@ from .layout import Layout
 from .user_line import misfit, short, user_line
 
 DType = np.dtype[Any]
-DTypeLike = (
-    np.dtype[Any] | type[Any] | str
-)  # what users may call a dtype: ost.float32, float, "int8"
+
+
+class HasDType(Protocol):
+    """What NumPy takes for a dtype, such as ost.float32."""
+
+    @property
+    def dtype(self) -> DType: ...
+
+
+DTypeLike = DType | HasDType | type[Any] | str  # what users may call a dtype: float, "int8", ...
 ShapeLike = SupportsIndex | Sequence[SupportsIndex]
 Shape = tuple[int, ...]
 

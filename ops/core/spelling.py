@@ -11,7 +11,7 @@ import re
 import sys
 from typing import Any
 
-from .other_names import IN_ROOMS, LIBRARIES, METHODS, NOWHERE, OURS
+from .other_names import IN_ROOMS, LIBRARIES, METHODS, NOWHERE, NUMPYS, OURS
 
 ROOMS = ("linalg", "fft", "special", "random", "nn", "optim", "solve", "debug")
 NEAR = 0.75  # how alike the nearest name is
@@ -23,6 +23,8 @@ def hint(name: str, room: str = "") -> str:
     sentence."""
     if name.startswith("_"):
         return ""
+    if name in NUMPYS:
+        return f"; here it is ostinato.{name}"
     ours = IN_ROOMS.get(f"{room}.{name}") or OURS.get(name) or _in_rooms(name)
     if ours is not None and not _is_name(ours):
         return f"; write {ours}"
