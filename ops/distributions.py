@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 
@@ -30,7 +30,7 @@ from .core.spec import (
 )
 from .core.user_line import misfit
 from .creation import ANYWHERE, as_shape, iota, placed
-from .draws import _DIGITS, _float_dtype, _unit, integers, normal, permutation
+from .draws import _DIGITS, _float_dtype, _unit, asked, integers, normal, permutation, sorted_out
 from .elementwise import (
     astype,
     broadcast,
@@ -85,7 +85,8 @@ def exponential(
     scale: Operandish = 1.0,
     shape: ShapeLike | None = None,
     *,
-    dtype: DTypeLike = float32,
+    size: ShapeLike | None = None,
+    dtype: DTypeLike | None = None,
     seed: Any = None,
     split: Split = ANYWHERE,
 ) -> Array:
@@ -94,6 +95,7 @@ def exponential(
     >>> ost.random.exponential(2.0, (3,), seed=7)
     Array([0.9135, 4.3328, 5.8624], dtype=float32)
     """
+    shape, dtype = asked(shape, size, dtype)
     kind, (scale,), u = _open("exponential", [scale], shape, dtype, seed)
     return placed(astype(-scale * log(u), kind), split)
 
@@ -103,7 +105,8 @@ def laplace(
     scale: Operandish = 1.0,
     shape: ShapeLike | None = None,
     *,
-    dtype: DTypeLike = float32,
+    size: ShapeLike | None = None,
+    dtype: DTypeLike | None = None,
     seed: Any = None,
     split: Split = ANYWHERE,
 ) -> Array:
@@ -112,6 +115,7 @@ def laplace(
     >>> ost.random.laplace(0.0, 1.0, (3,), seed=7)
     Array([0.1586, 0.0919, 0.7616], dtype=float32)
     """
+    shape, dtype = asked(shape, size, dtype)
     kind, (loc, scale), u = _open("laplace", [loc, scale], shape, dtype, seed)
     lower = less(u, 0.5)
     tail = log(2 * where(lower, u, 1 - u))
@@ -123,7 +127,8 @@ def logistic(
     scale: Operandish = 1.0,
     shape: ShapeLike | None = None,
     *,
-    dtype: DTypeLike = float32,
+    size: ShapeLike | None = None,
+    dtype: DTypeLike | None = None,
     seed: Any = None,
     split: Split = ANYWHERE,
 ) -> Array:
@@ -132,6 +137,7 @@ def logistic(
     >>> ost.random.logistic(0.0, 1.0, (3,), seed=7)
     Array([ 2.3403, -0.8433,  0.5327], dtype=float32)
     """
+    shape, dtype = asked(shape, size, dtype)
     kind, (loc, scale), u = _open("logistic", [loc, scale], shape, dtype, seed)
     return placed(astype(loc + scale * (log(u) - log1p(-u)), kind), split)
 
@@ -141,7 +147,8 @@ def gumbel(
     scale: Operandish = 1.0,
     shape: ShapeLike | None = None,
     *,
-    dtype: DTypeLike = float32,
+    size: ShapeLike | None = None,
+    dtype: DTypeLike | None = None,
     seed: Any = None,
     split: Split = ANYWHERE,
 ) -> Array:
@@ -150,6 +157,7 @@ def gumbel(
     >>> ost.random.gumbel(0.0, 1.0, (3,), seed=7)
     Array([ 1.1164, -0.21  ,  2.1664], dtype=float32)
     """
+    shape, dtype = asked(shape, size, dtype)
     kind, (loc, scale), u = _open("gumbel", [loc, scale], shape, dtype, seed)
     return placed(astype(loc - scale * log(-log(u)), kind), split)
 
@@ -159,7 +167,8 @@ def cauchy(
     scale: Operandish = 1.0,
     shape: ShapeLike | None = None,
     *,
-    dtype: DTypeLike = float32,
+    size: ShapeLike | None = None,
+    dtype: DTypeLike | None = None,
     seed: Any = None,
     split: Split = ANYWHERE,
 ) -> Array:
@@ -168,6 +177,7 @@ def cauchy(
     >>> ost.random.cauchy(0.0, 1.0, (3,), seed=7)
     Array([ 1.0236, -0.2327, -0.5634], dtype=float32)
     """
+    shape, dtype = asked(shape, size, dtype)
     kind, (loc, scale), u = _open("cauchy", [loc, scale], shape, dtype, seed)
     return placed(astype(loc + scale * tan(math.pi * (u - 0.5)), kind), split)
 
@@ -176,7 +186,8 @@ def pareto(
     a: Operandish,
     shape: ShapeLike | None = None,
     *,
-    dtype: DTypeLike = float32,
+    size: ShapeLike | None = None,
+    dtype: DTypeLike | None = None,
     seed: Any = None,
     split: Split = ANYWHERE,
 ) -> Array:
@@ -185,6 +196,7 @@ def pareto(
     >>> ost.random.pareto(3.0, (3,), seed=7)
     Array([0.1645, 1.0588, 1.6567], dtype=float32)
     """
+    shape, dtype = asked(shape, size, dtype)
     kind, (a,), u = _open("exponential", [a], shape, dtype, seed)
     return placed(astype(expm1(-log(u) / a), kind), split)
 
@@ -193,7 +205,8 @@ def power(
     a: Operandish,
     shape: ShapeLike | None = None,
     *,
-    dtype: DTypeLike = float32,
+    size: ShapeLike | None = None,
+    dtype: DTypeLike | None = None,
     seed: Any = None,
     split: Split = ANYWHERE,
 ) -> Array:
@@ -202,6 +215,7 @@ def power(
     >>> ost.random.power(3.0, (3,), seed=7)
     Array([0.8588, 0.4857, 0.3764], dtype=float32)
     """
+    shape, dtype = asked(shape, size, dtype)
     kind, (a,), u = _open("exponential", [a], shape, dtype, seed)
     return placed(astype(exp(log(u) / a), kind), split)
 
@@ -210,7 +224,8 @@ def weibull(
     a: Operandish,
     shape: ShapeLike | None = None,
     *,
-    dtype: DTypeLike = float32,
+    size: ShapeLike | None = None,
+    dtype: DTypeLike | None = None,
     seed: Any = None,
     split: Split = ANYWHERE,
 ) -> Array:
@@ -219,6 +234,7 @@ def weibull(
     >>> ost.random.weibull(1.5, (3,), seed=7)
     Array([0.5931, 1.6743, 2.0482], dtype=float32)
     """
+    shape, dtype = asked(shape, size, dtype)
     kind, (a,), u = _open("exponential", [a], shape, dtype, seed)
     return placed(astype((-log(u)) ** (1 / a), kind), split)
 
@@ -227,7 +243,8 @@ def rayleigh(
     scale: Operandish = 1.0,
     shape: ShapeLike | None = None,
     *,
-    dtype: DTypeLike = float32,
+    size: ShapeLike | None = None,
+    dtype: DTypeLike | None = None,
     seed: Any = None,
     split: Split = ANYWHERE,
 ) -> Array:
@@ -236,6 +253,7 @@ def rayleigh(
     >>> ost.random.rayleigh(1.0, (3,), seed=7)
     Array([0.9558, 2.0815, 2.4212], dtype=float32)
     """
+    shape, dtype = asked(shape, size, dtype)
     kind, (scale,), u = _open("exponential", [scale], shape, dtype, seed)
     return placed(astype(scale * sqrt(-2 * log(u)), kind), split)
 
@@ -246,7 +264,8 @@ def triangular(
     right: Operandish,
     shape: ShapeLike | None = None,
     *,
-    dtype: DTypeLike = float32,
+    size: ShapeLike | None = None,
+    dtype: DTypeLike | None = None,
     seed: Any = None,
     split: Split = ANYWHERE,
 ) -> Array:
@@ -255,6 +274,7 @@ def triangular(
     >>> ost.random.triangular(0.0, 1.0, 4.0, (3,), seed=7)
     Array([1.3828, 0.8352, 0.5373], dtype=float32)
     """
+    shape, dtype = asked(shape, size, dtype)
     kind, (left, mode, right), u = _open("triangular", [left, mode, right], shape, dtype, seed)
     whole = right - left
     rising = less(u * whole, mode - left)
@@ -268,7 +288,8 @@ def lognormal(
     sigma: Operandish = 1.0,
     shape: ShapeLike | None = None,
     *,
-    dtype: DTypeLike = float32,
+    size: ShapeLike | None = None,
+    dtype: DTypeLike | None = None,
     seed: Any = None,
     split: Split = ANYWHERE,
 ) -> Array:
@@ -277,6 +298,7 @@ def lognormal(
     >>> ost.random.lognormal(0.0, 1.0, (3,), seed=7)
     Array([1.2275, 0.7569, 1.2225], dtype=float32)
     """
+    shape, dtype = asked(shape, size, dtype)
     kind = _float_dtype(dtype)
     work = promote(kind, float32)
     mean, sigma = (astype(as_array(x), work) for x in (mean, sigma))
@@ -288,6 +310,7 @@ def geometric(
     p: Operandish,
     shape: ShapeLike | None = None,
     *,
+    size: ShapeLike | None = None,
     dtype: DTypeLike = int64,
     seed: Any = None,
     split: Split = ANYWHERE,
@@ -297,6 +320,7 @@ def geometric(
     >>> ost.random.geometric(0.5, (3,), seed=7)
     Array([2, 1, 1], dtype=int64)
     """
+    shape = shape if size is None else size
     _, (p,), u = _open("geometric", [p], shape, float64, seed)
     tries = maximum(ceil(log(u) / log1p(-p)), 1)
     return placed(astype(where(p >= 1, 1, tries), dtype), split)
@@ -352,20 +376,48 @@ def tried(name: str, seed: Any, shape: Shape, *parameters: Array) -> Array:
     return apply(name, as_seed(seed), numbers_of(shape), *parameters)
 
 
+@overload
 def gamma(
     a: Operandish,
     shape: ShapeLike | None = None,
     *,
     scale: Operandish = 1.0,
-    dtype: DTypeLike = float32,
+    size: ShapeLike | None = None,
+    dtype: DTypeLike | None = None,
+    seed: Any = None,
+    split: Split = ANYWHERE,
+) -> Array: ...
+@overload
+def gamma(
+    a: Operandish,
+    scale: Operandish = 1.0,
+    size: ShapeLike | None = None,
+    *,
+    dtype: DTypeLike | None = None,
+    seed: Any = None,
+    split: Split = ANYWHERE,
+) -> Array: ...
+def gamma(
+    a: Any = None,
+    *given: Any,
+    scale: Any = None,
+    size: Any = None,
+    shape: Any = None,
+    dtype: DTypeLike | None = None,
     seed: Any = None,
     split: Split = ANYWHERE,
 ) -> Array:
     """Numbers of the gamma distribution of shape a (Marsaglia and Tsang); they have gradients by a.
+    NumPy's `gamma(a, scale, size)` is float64, as there.
 
     >>> ost.random.gamma(2.0, (3,), seed=7)
     Array([2.1726, 0.6283, 2.5345], dtype=float32)
+    >>> ost.random.gamma(2.0, 1.0, 3, seed=7)
+    Array([2.1726, 0.6283, 2.5345], dtype=float64)
     """
+    if a is None:  # as NumPy calls it
+        a, shape = shape, None
+    shape, dtype, (scale,) = sorted_out("gamma", given, shape, size, dtype, (scale,), (1.0,))
     kind = _float_dtype(dtype)
     work = promote(kind, float32)
     a, scale = (astype(as_array(x), work) for x in (a, scale))
@@ -377,7 +429,8 @@ def chisquare(
     df: Operandish,
     shape: ShapeLike | None = None,
     *,
-    dtype: DTypeLike = float32,
+    size: ShapeLike | None = None,
+    dtype: DTypeLike | None = None,
     seed: Any = None,
     split: Split = ANYWHERE,
 ) -> Array:
@@ -386,6 +439,7 @@ def chisquare(
     >>> ost.random.chisquare(3.0, (3,), seed=7)
     Array([3.1949, 0.6961, 3.8262], dtype=float32)
     """
+    shape, dtype = asked(shape, size, dtype)
     half = as_array(df) * 0.5
     return gamma(half, shape, scale=2.0, dtype=dtype, seed=seed, split=split)
 
@@ -395,7 +449,8 @@ def beta(
     b: Operandish,
     shape: ShapeLike | None = None,
     *,
-    dtype: DTypeLike = float32,
+    size: ShapeLike | None = None,
+    dtype: DTypeLike | None = None,
     seed: Any = None,
     split: Split = ANYWHERE,
 ) -> Array:
@@ -404,6 +459,7 @@ def beta(
     >>> ost.random.beta(2.0, 3.0, (3,), seed=7)
     Array([0.5356, 0.1461, 0.1813], dtype=float32)
     """
+    shape, dtype = asked(shape, size, dtype)
     kind = _float_dtype(dtype)
     a, b = (astype(as_array(x), float64) for x in (a, b))
     size, seed = _size("beta", shape, a, b), as_seed(seed)
@@ -417,7 +473,8 @@ def f(
     dfden: Operandish,
     shape: ShapeLike | None = None,
     *,
-    dtype: DTypeLike = float32,
+    size: ShapeLike | None = None,
+    dtype: DTypeLike | None = None,
     seed: Any = None,
     split: Split = ANYWHERE,
 ) -> Array:
@@ -426,6 +483,7 @@ def f(
     >>> ost.random.f(3.0, 5.0, (3,), seed=7)
     Array([1.8118, 0.1882, 0.3031], dtype=float32)
     """
+    shape, dtype = asked(shape, size, dtype)
     kind = _float_dtype(dtype)
     m, n = (astype(as_array(x), float64) for x in (dfnum, dfden))
     size, seed = _size("f", shape, m, n), as_seed(seed)
@@ -438,7 +496,8 @@ def standard_t(
     df: Operandish,
     shape: ShapeLike | None = None,
     *,
-    dtype: DTypeLike = float32,
+    size: ShapeLike | None = None,
+    dtype: DTypeLike | None = None,
     seed: Any = None,
     split: Split = ANYWHERE,
 ) -> Array:
@@ -447,6 +506,7 @@ def standard_t(
     >>> ost.random.standard_t(5.0, (3,), seed=7)
     Array([-1.8959,  0.0195, -0.0526], dtype=float32)
     """
+    shape, dtype = asked(shape, size, dtype)
     kind = _float_dtype(dtype)
     n = astype(as_array(df), promote(kind, float32))
     size, seed = _size("standard_t", shape, n), as_seed(seed)
@@ -460,7 +520,8 @@ def dirichlet(
     alpha: Operandish,
     shape: ShapeLike = (),
     *,
-    dtype: DTypeLike = float32,
+    size: ShapeLike | None = None,
+    dtype: DTypeLike | None = None,
     seed: Any = None,
     split: Split = ANYWHERE,
 ) -> Array:
@@ -469,6 +530,7 @@ def dirichlet(
     >>> ost.random.dirichlet([1.0, 2.0, 3.0], (2,), seed=7).sum(axis=1)
     Array([1., 1.], dtype=float32)
     """
+    shape, dtype = asked(shape, size, dtype)
     kind = _float_dtype(dtype)
     a = astype(as_array(alpha), float64)
     if a.ndim < 1:
@@ -482,6 +544,7 @@ def poisson(
     lam: Operandish = 1.0,
     shape: ShapeLike | None = None,
     *,
+    size: ShapeLike | None = None,
     dtype: DTypeLike = int64,
     seed: Any = None,
     split: Split = ANYWHERE,
@@ -491,6 +554,7 @@ def poisson(
     >>> ost.random.poisson(4.0, (3,), seed=7)
     Array([5, 6, 6], dtype=int64)
     """
+    shape = shape if size is None else size
     mean = astype(as_array(lam), float64)
     return placed(
         astype(tried("poisson_draw", seed, _size("poisson", shape, mean), mean), dtype), split
@@ -502,6 +566,7 @@ def binomial(
     p: Operandish,
     shape: ShapeLike | None = None,
     *,
+    size: ShapeLike | None = None,
     dtype: DTypeLike = int64,
     seed: Any = None,
     split: Split = ANYWHERE,
@@ -511,6 +576,7 @@ def binomial(
     >>> ost.random.binomial(10, 0.5, (3,), seed=7)
     Array([6, 4, 3], dtype=int64)
     """
+    shape = shape if size is None else size
     count, share = (astype(as_array(x), float64) for x in (n, p))
     size = _size("binomial", shape, count, share)
     return placed(astype(tried("binomial_draw", seed, size, count, share), dtype), split)
@@ -522,6 +588,7 @@ def hypergeometric(
     nsample: Operandish,
     shape: ShapeLike | None = None,
     *,
+    size: ShapeLike | None = None,
     dtype: DTypeLike = int64,
     seed: Any = None,
     split: Split = ANYWHERE,
@@ -532,6 +599,7 @@ def hypergeometric(
     >>> ost.random.hypergeometric(5, 5, 4, (3,), seed=7)
     Array([1, 2, 1], dtype=int64)
     """
+    shape = shape if size is None else size
     given = [astype(as_array(x), float64) for x in (ngood, nbad, nsample)]
     size = _size("hypergeometric", shape, *given)
     return placed(astype(tried("hypergeometric_draw", seed, size, *given), dtype), split)
@@ -542,6 +610,7 @@ def negative_binomial(
     p: Operandish,
     shape: ShapeLike | None = None,
     *,
+    size: ShapeLike | None = None,
     dtype: DTypeLike = int64,
     seed: Any = None,
     split: Split = ANYWHERE,
@@ -551,6 +620,7 @@ def negative_binomial(
     >>> ost.random.negative_binomial(3, 0.5, (3,), seed=7)
     Array([2, 3, 3], dtype=int64)
     """
+    shape = shape if size is None else size
     count, share = (astype(as_array(x), float64) for x in (n, p))
     size, seed = _size("negative_binomial", shape, count, share), as_seed(seed)
     mean = tried("gamma_draw", seed, size, count) * ((1 - share) / share)
@@ -562,6 +632,7 @@ def multinomial(
     pvals: Operandish,
     shape: ShapeLike | None = None,
     *,
+    size: ShapeLike | None = None,
     dtype: DTypeLike = int64,
     seed: Any = None,
     split: Split = ANYWHERE,
@@ -573,6 +644,7 @@ def multinomial(
     Array([[3, 4, 3],
            [3, 1, 6]], dtype=int64)
     """
+    shape = shape if size is None else size
     left, p = (astype(as_array(x), float64) for x in (n, pvals))
     if p.ndim < 1 or not p.shape[-1]:
         raise misfit(
@@ -596,8 +668,9 @@ def multivariate_normal(
     cov: Operandish,
     shape: ShapeLike = (),
     *,
+    size: ShapeLike | None = None,
     method: str = "cholesky",
-    dtype: DTypeLike = float32,
+    dtype: DTypeLike | None = None,
     seed: Any = None,
     split: Split = ANYWHERE,
 ) -> Array:
@@ -607,6 +680,7 @@ def multivariate_normal(
     >>> ost.random.multivariate_normal([0.0, 5.0], [[1.0, 0.5], [0.5, 2.0]], (2,), seed=7).shape
     (2, 2)
     """
+    shape, dtype = asked(shape, size, dtype)
     from .linalg import cholesky, eigh
 
     if method not in ("cholesky", "eigh", "svd"):
@@ -645,9 +719,10 @@ def multivariate_normal(
 def choice(
     a: Count | Operandish,
     shape: ShapeLike = (),
-    *,
     replace: bool = True,
     p: Operandish | None = None,
+    *,
+    size: ShapeLike | None = None,
     axis: int = 0,
     seed: Any = None,
     split: Split = ANYWHERE,
@@ -661,6 +736,7 @@ def choice(
     >>> ost.random.choice(5, (3,), replace=False, seed=7)
     Array([2, 1, 0], dtype=int64)
     """
+    shape = shape if size is None else size
     if isinstance(a, (int, np.integer)) and not isinstance(a, bool):
         source, count = None, whole_number(a, "choice")
     else:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 
@@ -40,6 +40,7 @@ from .core.spec import (
 from .core.user_line import misfit
 from .creation import ANYWHERE, as_shape, placed
 from .elementwise import as_dtype, astype, broadcast, clip, log, minimum, nextafter
+from .indexing import take_along_axis
 from .reduction import argmax
 from .seeds import Seeds, as_seed
 from .shape import axis_of, broadcast_to, moveaxis, whole_number
@@ -249,23 +250,90 @@ def _unit(
 _DIGITS = {float64: 53, float32: 24, float16: 11, bfloat16: 8}
 
 
+def asked(shape: Any, size: Any, dtype: Any) -> tuple[Any, Any]:
+    """The shape and the dtype: NumPy's `size` comes with NumPy's float64."""
+    kind = float32 if size is None else float64
+    return shape if size is None else size, kind if dtype is None else dtype
+
+
+def sorted_out(
+    name: str,
+    given: tuple[Any, ...],
+    shape: Any,
+    size: Any,
+    dtype: Any,
+    named: Sequence[Any],
+    defaults: Sequence[Any],
+) -> tuple[Any, Any, list[Any]]:
+    """Shape, dtype and parameters of a call that is ours, `f(shape, parameter=...)`, or NumPy's, whose
+    size comes behind the parameters. One whole number, or several in a tuple, alone are a shape."""
+    numpys = size is not None or len(given) > 1 or not all(map(_is_shape, given))
+    if not numpys and given:
+        shape = given[0]
+    elif len(given) > len(named):
+        *given_first, size = given
+        given = tuple(given_first)
+    found = [*given, *named[len(given) :]] if numpys else list(named)
+    if len(found) != len(named):
+        needed = f"a shape, or {len(named)} parameters and a size"
+        raise misfit(ArgumentError, name, got=f"{len(found) + 1} arguments", needed=needed)
+    found = [d if x is None else x for x, d in zip(found, defaults, strict=True)]
+    kind = float64 if numpys else float32
+    return (size if numpys else shape), kind if dtype is None else dtype, found
+
+
+def _is_shape(x: Any) -> bool:
+    """Whether what stands alone is an extent, or several, not a parameter."""
+    if isinstance(x, Array):
+        return x.weak is int
+    each = x if isinstance(x, (tuple, list)) else [x]
+    return all(isinstance(n, (int, np.integer, Array)) for n in each)
+
+
 # -- distributions -------------------------------------------------------------------------
+@overload
 def uniform(
     shape: ShapeLike = (),
     *,
     low: Operandish = 0.0,
     high: Operandish = 1.0,
-    dtype: DTypeLike = float32,
+    size: ShapeLike | None = None,
+    dtype: DTypeLike | None = None,
+    seed: Any = None,
+    split: Split = ANYWHERE,
+) -> Array: ...
+@overload
+def uniform(
+    low: Operandish = 0.0,
+    high: Operandish = 1.0,
+    size: ShapeLike | None = None,
+    *,
+    dtype: DTypeLike | None = None,
+    seed: Any = None,
+    split: Split = ANYWHERE,
+) -> Array: ...
+def uniform(
+    *given: Any,
+    low: Any = None,
+    high: Any = None,
+    size: Any = None,
+    shape: Any = None,
+    dtype: DTypeLike | None = None,
     seed: Any = None,
     split: Split = ANYWHERE,
 ) -> Array:
-    """Numbers from [low, high).
+    """Numbers from [low, high). NumPy's `uniform(low, high, size)` is float64, as there.
 
     >>> ost.random.uniform((3,), seed=7)
     Array([0.495 , 0.1717, 0.3112], dtype=float32)
+    >>> ost.random.uniform(-1, 1, 2, seed=7)
+    Array([-0.6565, -0.5494], dtype=float64)
     """
+    shape, dtype, (low, high) = sorted_out(
+        "uniform", given, shape, size, dtype, (low, high), (0.0, 1.0)
+    )
     kind = _float_dtype(dtype)
-    x = _unit(as_shape(shape), "uniform", seed, kind, split)
+    x = _unit(_shape_of("uniform", shape, low, high), "uniform", seed, kind, split)
     if isinstance(low, (int, float)) and isinstance(high, (int, float)):
         if (low, high) == (0, 1):
             return x
@@ -275,21 +343,56 @@ def uniform(
     return minimum(x * (top - bottom) + bottom, nextafter(top, bottom))  # rounding may reach top
 
 
+def _shape_of(name: str, shape: Any, *parameters: Any) -> Shape:
+    """The shape that was asked for, or that of the parameters."""
+    if shape is not None:
+        return as_shape(shape)
+    return broadcast(name, *(as_array(x).shape for x in parameters))
+
+
+@overload
 def normal(
     shape: ShapeLike = (),
     *,
     mean: Operandish = 0.0,
     std: Operandish = 1.0,
-    dtype: DTypeLike = float32,
+    dtype: DTypeLike | None = None,
+    seed: Any = None,
+    split: Split = ANYWHERE,
+) -> Array: ...
+@overload
+def normal(
+    loc: Operandish = 0.0,
+    scale: Operandish = 1.0,
+    size: ShapeLike | None = None,
+    *,
+    dtype: DTypeLike | None = None,
+    seed: Any = None,
+    split: Split = ANYWHERE,
+) -> Array: ...
+def normal(
+    *given: Any,
+    loc: Any = None,
+    scale: Any = None,
+    size: Any = None,
+    shape: Any = None,
+    mean: Any = None,
+    std: Any = None,
+    dtype: DTypeLike | None = None,
     seed: Any = None,
     split: Split = ANYWHERE,
 ) -> Array:
-    """Normally distributed numbers (Box-Muller, on the words of an element's own pair).
+    """Normally distributed numbers (Box-Muller, on the words of an element's own pair). NumPy's
+    `normal(loc, scale, size)` is float64, as there.
 
     >>> ost.random.normal((3,), seed=7)
     Array([ 0.2049, -0.2786,  0.2009], dtype=float32)
+    >>> ost.random.normal(5, 0.1, 2, seed=7)
+    Array([5.0084, 5.0562], dtype=float64)
     """
-    kind, size = _float_dtype(dtype), as_shape(shape)
+    named = (mean if loc is None else loc, std if scale is None else scale)
+    shape, dtype, (mean, std) = sorted_out("normal", given, shape, size, dtype, named, (0.0, 1.0))
+    kind, size = _float_dtype(dtype), _shape_of("normal", shape, mean, std)
     x = apply("normal", as_seed(seed), shape=size, dtype=promote(kind, float32))
     x = placed(x, split)
     if not (type(std) is float and std == 1.0):
@@ -377,23 +480,29 @@ op(
 
 def integers(
     low: int,
-    high: int,
+    high: int | None = None,
     shape: ShapeLike = (),
     *,
+    size: ShapeLike | None = None,
+    endpoint: bool = False,
     dtype: DTypeLike = int64,
     seed: Any = None,
     split: Split = ANYWHERE,
 ) -> Array:
-    """Whole numbers from low up to, but without, high.
+    """Whole numbers from low up to, but without, high, unless `endpoint` is True; from 0 up to low, if
+    there is no high.
 
     >>> ost.random.integers(0, 10, (4,), seed=7)
     Array([1, 8, 2, 2], dtype=int64)
     """
+    low, high = (0, low) if high is None else (low, high)
+    shape = shape if size is None else size
     kind = as_dtype(dtype)
     if not is_integer(kind):
         raise misfit(DTypeError, "integers", got=kind.name, needed="an integer dtype")
     limits = np.iinfo(kind)
     low, high = whole_number(low, "integers"), whole_number(high, "integers")
+    high += bool(endpoint)
     if not (limits.min <= low < high <= int(limits.max) + 1):
         raise misfit(
             ArgumentError,
@@ -471,6 +580,23 @@ def categorical(
     u = _unit(x.shape, "categorical", seed, kind, ANYWHERE, open_below=True)
     u = clip(u, None, 1 - 2.0 ** -_DIGITS[kind])
     return placed(argmax(x - log(-log(u)), axis=-1), split)
+
+
+def permuted(
+    x: Operandish, /, axis: int | None = None, *, seed: Any = None, split: Split = ANYWHERE
+) -> Array:
+    """The elements along an axis in random order, in each line another; all of them, without an axis.
+
+    >>> ost.random.permuted([[1, 2, 3], [4, 5, 6]], axis=1, seed=7)
+    Array([[3, 2, 1],
+           [6, 4, 5]], dtype=int64)
+    """
+    x = as_array(x)
+    if axis is None:
+        return placed(permutation(x.reshape(-1), seed=seed).reshape(x.shape), split)
+    d = axis_of(axis, x.ndim, "permuted")
+    keys = bits(x.shape, "permutation", seed, wide=True, split=ANYWHERE)
+    return placed(take_along_axis(x, argsort(keys, axis=d), axis=d), split)
 
 
 def shuffle(x: Operandish, /, axis: int = 0, *, seed: Any = None) -> Array:

@@ -39,7 +39,9 @@ class Generator:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            message = f"a Generator has no attribute {name!r}{hint(name, 'random')}"
+            older = hasattr(RandomState, name) and not name.startswith("_")
+            said = "; ostinato.random.RandomState has it" if older else hint(name, "random")
+            message = f"a Generator has no attribute {name!r}{said}"
             raise AttributeError(message, name=name, obj=self)
 
     def _next(self) -> Any:
@@ -62,7 +64,7 @@ class Generator:
     ) -> Array:
         """Numbers from [low, high)."""
         shape = distributions._size("uniform", size, as_array(low), as_array(high))
-        return draws.uniform(shape, low=low, high=high, dtype=float64, seed=self._next())
+        return draws.uniform(low, high, shape, seed=self._next())
 
     def standard_normal(self, size: ShapeLike = (), dtype: DTypeLike = float64) -> Array:
         """Normally distributed numbers of mean 0 and standard deviation 1."""
@@ -73,7 +75,7 @@ class Generator:
     ) -> Array:
         """Normally distributed numbers."""
         shape = distributions._size("normal", size, as_array(loc), as_array(scale))
-        return draws.normal(shape, mean=loc, std=scale, dtype=float64, seed=self._next())
+        return draws.normal(loc, scale, shape, seed=self._next())
 
     def integers(
         self,
@@ -84,9 +86,9 @@ class Generator:
         endpoint: bool = False,
     ) -> Array:
         """Whole numbers from low (or 0) up to, but without, high; with `endpoint`, high, too."""
-        low, high = (0, low) if high is None else (low, high)
-        last = whole_number(high, "integers") + bool(endpoint)
-        return draws.integers(low, last, _of(size), dtype=dtype, seed=self._next())
+        return draws.integers(
+            low, high, _of(size), endpoint=endpoint, dtype=dtype, seed=self._next()
+        )
 
     # -- order -------------------------------------------------------------------------------
     def permutation(self, x: int | Operandish, axis: int = 0) -> Array:
@@ -96,6 +98,10 @@ class Generator:
     def shuffle(self, x: Operandish, axis: int = 0) -> Array:
         """An array's slices along an axis in random order, as a new array."""
         return draws.shuffle(x, axis, seed=self._next())
+
+    def permuted(self, x: Operandish, axis: int | None = None) -> Array:
+        """The elements along an axis in random order, in each line another."""
+        return draws.permuted(x, axis, seed=self._next())
 
     def choice(
         self,
@@ -263,9 +269,56 @@ class Generator:
             df, nonc, size, dtype=float64, seed=self._next()
         )
 
+    def noncentral_f(
+        self,
+        dfnum: Operandish,
+        dfden: Operandish,
+        nonc: Operandish,
+        size: ShapeLike | None = None,
+    ) -> Array:
+        """Numbers of the noncentral F distribution."""
+        return more_distributions.noncentral_f(
+            dfnum, dfden, nonc, size, dtype=float64, seed=self._next()
+        )
+
     def multinomial(self, n: Operandish, pvals: Operandish, size: ShapeLike | None = None) -> Array:
         """How many of n tries give each result."""
         return distributions.multinomial(n, pvals, size, seed=self._next())
+
+
+class RandomState(Generator):
+    """A generator that has NumPy's older names, too; the numbers are not those of NumPy's.
+
+    >>> ost.random.RandomState(7).rand(2, 3).shape
+    (2, 3)
+    """
+
+    __slots__ = ()
+
+    def __init__(self, seed: int | None = None) -> None:
+        self.seed(seed)
+
+    def seed(self, seed: int | None = None) -> None:
+        """Begin anew with a whole number, or with the system's randomness."""
+        super().__init__(_begun(seed))
+
+    def rand(self, *shape: int) -> Array:
+        """Numbers from [0, 1), in the shape of the arguments."""
+        return self.random(shape)
+
+    def randn(self, *shape: int) -> Array:
+        """Normally distributed numbers, in the shape of the arguments."""
+        return self.standard_normal(shape)
+
+    def randint(
+        self, low: int, high: int | None = None, size: ShapeLike = (), dtype: DTypeLike = int64
+    ) -> Array:
+        """Whole numbers from low (or 0) up to, but without, high."""
+        return self.integers(low, high, size, dtype)
+
+    def random_sample(self, size: ShapeLike = ()) -> Array:
+        """Numbers from [0, 1)."""
+        return self.random(size)
 
 
 def _of(size: Any) -> Any:
@@ -282,9 +335,13 @@ def default_rng(seed: int | Generator | None = None) -> Generator:
     """
     if isinstance(seed, Generator):
         return seed
+    return Generator(_begun(seed))
+
+
+def _begun(seed: int | None) -> int:
     if seed is None:
-        return Generator(int.from_bytes(os.urandom(8), "little"))
-    return Generator(whole_number(seed, "default_rng"))
+        return int.from_bytes(os.urandom(8), "little")
+    return whole_number(seed, "default_rng")
 
 
-__all__ = ["Generator", "default_rng"]
+__all__ = ["Generator", "RandomState", "default_rng"]

@@ -6,10 +6,10 @@ import math
 from typing import Any
 
 from .core.array import Array, Operandish, Split, as_array
-from .core.spec import DTypeLike, Shape, ShapeLike, float32, float64, int64
+from .core.spec import DTypeLike, Shape, ShapeLike, float64, int64
 from .creation import ANYWHERE, placed
 from .distributions import _size, chisquare, poisson, tried
-from .draws import _float_dtype, normal, uniform
+from .draws import _float_dtype, asked, normal, uniform
 from .elementwise import (
     astype,
     expm1,
@@ -23,7 +23,7 @@ from .elementwise import (
 )
 from .seeds import as_seed, fold
 
-__all__ = ["logseries", "noncentral_chisquare", "vonmises", "wald", "zipf"]
+__all__ = ["logseries", "noncentral_chisquare", "noncentral_f", "vonmises", "wald", "zipf"]
 
 
 def _units(shape: Shape, seed: Array, number: int) -> Array:
@@ -40,7 +40,8 @@ def vonmises(
     kappa: Operandish,
     shape: ShapeLike | None = None,
     *,
-    dtype: DTypeLike = float32,
+    size: ShapeLike | None = None,
+    dtype: DTypeLike | None = None,
     seed: Any = None,
     split: Split = ANYWHERE,
 ) -> Array:
@@ -49,6 +50,7 @@ def vonmises(
     >>> ost.random.vonmises(0.0, 4.0, (3,), seed=7)
     Array([ 0.3021, -0.0266,  0.6078], dtype=float32)
     """
+    shape, dtype = asked(shape, size, dtype)
     kind = _float_dtype(dtype)
     middle, k = _doubles(mu, kappa)
     angle = middle + tried("vonmises_draw", seed, _size("vonmises", shape, middle, k), k)
@@ -60,6 +62,7 @@ def zipf(
     a: Operandish,
     shape: ShapeLike | None = None,
     *,
+    size: ShapeLike | None = None,
     dtype: DTypeLike = int64,
     seed: Any = None,
     split: Split = ANYWHERE,
@@ -69,6 +72,7 @@ def zipf(
     >>> ost.random.zipf(2.0, (4,), seed=7)
     Array([1, 4, 1, 1], dtype=int64)
     """
+    shape = shape if size is None else size
     (a,) = _doubles(a)
     return placed(astype(tried("zipf_draw", seed, _size("zipf", shape, a), a), dtype), split)
 
@@ -78,7 +82,8 @@ def wald(
     scale: Operandish,
     shape: ShapeLike | None = None,
     *,
-    dtype: DTypeLike = float32,
+    size: ShapeLike | None = None,
+    dtype: DTypeLike | None = None,
     seed: Any = None,
     split: Split = ANYWHERE,
 ) -> Array:
@@ -87,6 +92,7 @@ def wald(
     >>> ost.random.wald(1.0, 2.0, (3,), seed=7)
     Array([1.0522, 0.4449, 0.7891], dtype=float32)
     """
+    shape, dtype = asked(shape, size, dtype)
     kind, seed = _float_dtype(dtype), as_seed(seed)
     m, s = _doubles(mean, scale)
     size = _size("wald", shape, m, s)
@@ -102,7 +108,8 @@ def noncentral_chisquare(
     nonc: Operandish,
     shape: ShapeLike | None = None,
     *,
-    dtype: DTypeLike = float32,
+    size: ShapeLike | None = None,
+    dtype: DTypeLike | None = None,
     seed: Any = None,
     split: Split = ANYWHERE,
 ) -> Array:
@@ -111,6 +118,7 @@ def noncentral_chisquare(
     >>> ost.random.noncentral_chisquare(3.0, 2.0, (3,), seed=7)
     Array([6.1099, 7.3551, 1.5416], dtype=float32)
     """
+    shape, dtype = asked(shape, size, dtype)
     seed = as_seed(seed)
     d, extra = _doubles(df, nonc)
     size = _size("noncentral_chisquare", shape, d, extra)
@@ -118,10 +126,36 @@ def noncentral_chisquare(
     return chisquare(d + 2.0 * more, size, dtype=dtype, seed=fold(seed, 2), split=split)
 
 
+def noncentral_f(
+    dfnum: Operandish,
+    dfden: Operandish,
+    nonc: Operandish,
+    shape: ShapeLike | None = None,
+    *,
+    size: ShapeLike | None = None,
+    dtype: DTypeLike | None = None,
+    seed: Any = None,
+    split: Split = ANYWHERE,
+) -> Array:
+    """Numbers of the F distribution whose numerator's squared means add up to nonc.
+
+    >>> ost.random.noncentral_f(3.0, 5.0, 2.0, (3,), seed=7).shape
+    (3,)
+    """
+    shape, dtype = asked(shape, size, dtype)
+    kind, seed = _float_dtype(dtype), as_seed(seed)
+    m, n, extra = _doubles(dfnum, dfden, nonc)
+    wide = _size("noncentral_f", shape, m, n, extra)
+    above = noncentral_chisquare(m, extra, wide, dtype=float64, seed=fold(seed, 3)) / m
+    below = chisquare(n, wide, dtype=float64, seed=fold(seed, 4)) / n
+    return placed(astype(above / below, kind), split)
+
+
 def logseries(
     p: Operandish,
     shape: ShapeLike | None = None,
     *,
+    size: ShapeLike | None = None,
     dtype: DTypeLike = int64,
     seed: Any = None,
     split: Split = ANYWHERE,
@@ -131,6 +165,7 @@ def logseries(
     >>> ost.random.logseries(0.6, (4,), seed=7)
     Array([1, 1, 2, 1], dtype=int64)
     """
+    shape = shape if size is None else size
     seed = as_seed(seed)
     (p,) = _doubles(p)
     size = _size("logseries", shape, p)

@@ -1,7 +1,9 @@
 """Random numbers (`ost.random`): the same for any number of workers and any layout.
 
 A call without a seed goes on with the process's own sequence; with one, it draws the same numbers each
-time. `default_rng` has NumPy's names and orders of arguments."""
+time. Numbers are float32, unless `dtype=` says otherwise or the call is in NumPy's form: by `size=`,
+as `normal(loc, scale, size)`, or by one of its older names (`rand`). `default_rng` has NumPy's names,
+orders of arguments and dtypes."""
 
 from __future__ import annotations
 
@@ -35,13 +37,44 @@ from .distributions import (
     triangular,
     weibull,
 )
-from .draws import bernoulli, categorical, integers, normal, permutation, seed, shuffle, uniform
-from .generator import Generator, default_rng
-from .more_distributions import logseries, noncentral_chisquare, vonmises, wald, zipf
+from .draws import (
+    bernoulli,
+    categorical,
+    integers,
+    normal,
+    permutation,
+    permuted,
+    seed,
+    shuffle,
+    uniform,
+)
+from .generator import Generator, RandomState, default_rng
+from .more_distributions import (
+    logseries,
+    noncentral_chisquare,
+    noncentral_f,
+    vonmises,
+    wald,
+    zipf,
+)
+from .older_draws import (
+    rand,
+    randint,
+    randn,
+    random,
+    random_sample,
+    ranf,
+    sample,
+    standard_cauchy,
+    standard_exponential,
+    standard_gamma,
+    standard_normal,
+)
 from .seeds import fold
 
 __all__ = [
     "Generator",
+    "RandomState",
     "bernoulli",
     "beta",
     "binomial",
@@ -67,14 +100,27 @@ __all__ = [
     "multivariate_normal",
     "negative_binomial",
     "noncentral_chisquare",
+    "noncentral_f",
     "normal",
     "pareto",
     "permutation",
+    "permuted",
     "poisson",
     "power",
+    "rand",
+    "randint",
+    "randn",
+    "random",
+    "random_sample",
+    "ranf",
     "rayleigh",
+    "sample",
     "seed",
     "shuffle",
+    "standard_cauchy",
+    "standard_exponential",
+    "standard_gamma",
+    "standard_normal",
     "standard_t",
     "triangular",
     "uniform",

@@ -289,14 +289,17 @@ _GIVEN = {
     "hypergeometric": (5, 7, 4), "negative_binomial": (3, 0.5), "pareto": (3.0,), "power": (3.0,), "standard_gamma": (2.0,),
     "standard_t": (5.0,), "triangular": (0.0, 1.0, 4.0), "weibull": (1.5,), "logseries": (0.5,), "noncentral_chisquare": (3.0, 2.0),
     "vonmises": (0.0, 4.0), "wald": (1.0, 2.0), "zipf": (2.0,), "choice": (5,),
-    "permutation": (5,), "shuffle": (np.arange(5),),
+    "permutation": (5,), "shuffle": (np.arange(5),), "permuted": (np.arange(5),), "noncentral_f": (3.0, 5.0, 2.0),
 }  # fmt: skip
+
+
+_UNSIZED = ("permutation", "shuffle", "permuted")
 
 
 @pytest.mark.parametrize("name", [n for n in METHODS if n != "spawn"])
 def test_generators_draw(name):
     given = _GIVEN.get(name, ())
-    sized = {} if name in ("permutation", "shuffle") else {"size": (3, 2)}
+    sized = {} if name in _UNSIZED else {"size": (3, 2)}
     theirs = np.random.default_rng(1)
     wanted = getattr(theirs, name)(*given, **sized)
     wanted = np.arange(5) if name == "shuffle" else wanted
@@ -304,7 +307,7 @@ def test_generators_draw(name):
     first = np.asarray(getattr(one, name)(*given, **sized))
     assert (first.shape, first.dtype) == (wanted.shape, wanted.dtype)
     assert first.tobytes() == np.asarray(getattr(two, name)(*given, **sized)).tobytes()
-    if name not in ("permutation", "shuffle"):
+    if name not in _UNSIZED:
         many = np.asarray(getattr(one, name)(*given, size=(50,)))
         again = np.asarray(getattr(one, name)(*given, size=(50,)))
         assert many.tobytes() != again.tobytes()

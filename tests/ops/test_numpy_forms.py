@@ -118,3 +118,80 @@ def test_sizes_and_names_of_numpys_own() -> None:
 def test_what_is_refused(call: Any, says: str) -> None:
     with use(), pytest.raises(OstinatoError, match=says):
         call()
+
+
+DRAWS: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("beta", "f", "wald", "noncentral_chisquare"), (2.0, [3.0, 4.0])),
+    **dict.fromkeys(("gumbel", "laplace", "logistic", "lognormal", "normal"), (1, np.ones(2))),
+    **dict.fromkeys(("chisquare", "exponential", "pareto", "poisson", "power", "rayleigh"), (3,)),
+    **dict.fromkeys(("standard_t", "weibull", "zipf", "standard_gamma"), ([2.5, 3.0],)),
+    **dict.fromkeys(("geometric", "logseries"), (0.5,)),
+    **dict.fromkeys(("binomial", "negative_binomial"), (5, 0.5)),
+    **dict.fromkeys(("random", "standard_normal", "standard_exponential", "standard_cauchy"), ()),
+    **dict.fromkeys(("random_sample", "ranf", "sample"), ()),
+    "uniform": (-1, 2),
+    "gamma": (2.0, 3.0),
+    "vonmises": (0.0, 4.0),
+    "triangular": (0, 1, 4),
+    "noncentral_f": (3.0, 5.0, 2.0),
+    "hypergeometric": (5, 6, 4),
+    "randint": (3, 9),
+    "multinomial": (10, [0.2, 0.8]),
+    "dirichlet": ([1.0, 2.0],),
+    "multivariate_normal": ([0.0, 5.0], [[1.0, 0.5], [0.5, 2.0]]),
+    "choice": (7,),
+}
+
+
+def test_every_distribution_takes_numpys_arguments() -> None:
+    """By position and by name, of the module and of a generator; compiled, with arrays among them."""
+    vectors = ("multinomial", "dirichlet", "multivariate_normal")
+    with use((2,)):
+        for name, given in DRAWS.items():
+            fits = name in vectors or not any(np.ndim(x) for x in given)
+            for size in (None, (4, 2), *((3, ()) if fits else ())):
+                wanted = np.asarray(getattr(np.random, name)(*given, size=size))
+                made = getattr(ost.random, name)
+                found = [made(*given, size=size)]
+                if hasattr(ost.random.Generator, name):
+                    found.append(getattr(ost.random.default_rng(0), name)(*given, size=size))
+                if name in ("normal", "uniform", "gamma"):
+                    found.append(made(*given, size))
+                if size == 3:
+                    found.append(ost.compile(lambda f=made, xs=given: f(*xs, size=3))())
+                for x in found:
+                    assert x.shape == wanted.shape, (name, size)
+                    assert size is None or x.dtype == wanted.dtype, (name, size)
+
+
+def test_what_stands_alone_is_a_shape_if_it_can_be_one() -> None:
+    rand = ost.random
+    with use():
+        for x, shape, dtype in (
+            (rand.normal(3), (3,), "float32"), (rand.normal((2, np.int64(3))), (2, 3), "float32"),
+            (rand.normal(0.5), (), "float64"), (rand.normal([0.0, 5.0], 1), (2,), "float64"),
+            (rand.uniform((2,), low=3, high=4), (2,), "float32"), (rand.uniform(0, 1), (), "float64"),
+            (rand.gamma(2.0, 3), (3,), "float32"), (rand.gamma(shape=2.0, scale=3, size=4), (4,), "float64"),
+            (rand.normal(loc=1, scale=2, size=2, dtype="f4"), (2,), "float32"), (rand.rand(2, 3), (2, 3), "float64"),
+            (rand.RandomState(3).randint(5, size=2), (2,), "int64"), (rand.integers(5, size=3), (3,), "int64"),
+        ):  # fmt: skip
+            assert (x.shape, x.dtype) == (shape, dtype)
+        far = ost.compile(lambda m: rand.normal(m, 0.1, (500,), seed=3))(7.0)
+        assert abs(float(far.mean()) - 7) < 0.1
+        assert set(np.asarray(rand.integers(0, 1, (99,), endpoint=True)).tolist()) == {0, 1}
+        again = [rand.RandomState(5).rand(3) for _ in range(2)]
+        np.testing.assert_array_equal(*map(np.asarray, again))
+
+
+def test_lines_are_permuted_each_by_itself() -> None:
+    x = np.arange(60).reshape(3, 20)
+    wanted = None
+    for mesh in ((1,), (3,)):
+        with use(mesh):
+            found = np.asarray(ost.random.permuted(ost.asarray(x, split=0), 1, seed=5))
+            np.testing.assert_array_equal(np.sort(found, 1), x)
+            assert len({tuple(line) for line in found - x[:, :1]}) == 3
+            whole = np.asarray(ost.random.permuted(x, seed=5))
+            np.testing.assert_array_equal(np.sort(whole.reshape(-1)), x.reshape(-1))
+            wanted = found if wanted is None else wanted
+            np.testing.assert_array_equal(found, wanted)

@@ -394,7 +394,7 @@ def test_no_hint_names_what_there_is() -> None:
         (lambda: ost.special.fresnel, "; only scipy.special.fresnel has it"),
         (lambda: ost.nn.grid_sample, "; nothing here does that"),
         (lambda: ost.linalg.sovle, "; the nearest name is ostinato.linalg.solve"),
-        (lambda: ost.random.randn, "; here it is ostinato.random.normal"),
+        (lambda: ost.randn, "; here it is ostinato.random.randn"),
         (lambda: ost.special.lgamma, "; here it is ostinato.special.gammaln"),
         (lambda: ost.nn.rellu, "; the nearest name is ostinato.nn.relu"),
         (lambda: ost.optim.sum, "; here it is ostinato.sum"),
