@@ -29,6 +29,7 @@ from . import (  # noqa: F401  (registers the operations)
     masks,
     nn,
     numerical,
+    padding,
     places,
     polynomials,
     quantiles,

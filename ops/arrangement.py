@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -12,35 +13,40 @@ from ostinato.errors import ArgumentError, BoundsError
 
 from . import linalg
 from .contraction import diagonal, matmul, tensordot, vecdot
-from .core.array import Array, Operandish, as_array
+from .core.array import Array, Operandish, as_array, unify
 from .core.spec import DTypeLike, bool_
 from .core.user_line import misfit
-from .creation import eye, ones
+from .creation import eye, ones, zeros
 from .elementwise import astype, multiply, where
-from .indexing import take
+from .indexing import inside, take, take_along_axis
 from .reduction import cumulative_prod, cumulative_sum
 from .shape import (
+    add_zeros,
     axis_of,
+    broadcast_arrays,
     broadcast_to,
     concat,
     expand_dims,
     flip,
     listed,
     moveaxis,
-    pad,
     reshape,
     slice_axes,
+    stack,
     swapaxes,
+    tile,
     tril,
 )
 
 __all__ = [
     "append",
+    "apply_over_axes",
     "array_split",
     "atleast_1d",
     "atleast_2d",
     "atleast_3d",
     "block",
+    "choose",
     "column_stack",
     "concatenate",
     "cross",
@@ -61,7 +67,10 @@ __all__ = [
     "insert",
     "kron",
     "ravel",
+    "resize",
+    "rollaxis",
     "rot90",
+    "row_stack",
     "split",
     "transpose",
     "tri",
@@ -161,6 +170,9 @@ def vstack(tup: Sequence[Operandish], *, dtype: DTypeLike | None = None) -> Arra
            [3, 4]], dtype=int64)
     """
     return concatenate([atleast_2d(x) for x in tup], dtype=dtype)
+
+
+row_stack = vstack
 
 
 def hstack(tup: Sequence[Operandish], *, dtype: DTypeLike | None = None) -> Array:
@@ -401,9 +413,60 @@ def diag(v: Operandish, k: int = 0) -> Array:
     if x.ndim != 1:
         raise misfit(ArgumentError, "diag", got=f"shape {x.shape}", needed="one axis or two")
     n = x.size + abs(k)
-    column = x if k >= 0 else pad(x, (-k, 0))
-    column = pad(column, (0, n - column.size))
+    column = x if k >= 0 else add_zeros(x, (-k, 0))
+    column = add_zeros(column, (0, n - column.size))
     return where(eye(n, k=k, dtype=bool_), column[:, None], astype(0, x.dtype))
+
+
+def rollaxis(a: Operandish, axis: int, start: int = 0) -> Array:
+    """An axis moved to before another.
+
+    >>> ost.rollaxis(ost.zeros((2, 3, 4)), 2).shape
+    (4, 2, 3)
+    """
+    x = as_array(a)
+    d = axis_of(axis, x.ndim, "rollaxis")
+    at = start if start == x.ndim else axis_of(start, x.ndim, "rollaxis")
+    return moveaxis(x, d, at - (d < at))
+
+
+def resize(a: Operandish, new_shape: int | Sequence[int]) -> Array:
+    """The elements in a row, again and again, until they fill a shape.
+
+    >>> ost.resize([1, 2, 3], (2, 2))
+    Array([[1, 2],
+           [3, 1]], dtype=int64)
+    """
+    row, shape = ravel(a), listed(new_shape, "resize")
+    wanted = math.prod(shape)
+    if not row.size:
+        return zeros(shape, dtype=row.dtype)
+    return reshape(tile(row, -(-wanted // row.size))[:wanted], shape)
+
+
+def choose(a: Operandish, choices: Sequence[Operandish], mode: str = "raise") -> Array:
+    """Of each element the choice with that number; numbers outside as in `take`.
+
+    >>> ost.choose([1, 0, 1], [[1, 2, 3], [10, 20, 30]])
+    Array([10,  2, 30], dtype=int64)
+    """
+    number, *each = broadcast_arrays(a, *unify(*choices))
+    number = expand_dims(inside(number, len(each), mode, "choose"), axis=0)
+    return take_along_axis(stack(each), number, axis=0)[0]
+
+
+def apply_over_axes(func: Callable[..., Any], a: Operandish, axes: int | Sequence[int]) -> Array:
+    """What a function makes along one axis after the other; an axis that it takes away is kept, as one
+    of extent 1.
+
+    >>> ost.apply_over_axes(ost.sum, ost.ones((2, 3, 4)), (0, 2)).reshape(-1)
+    Array([8., 8., 8.], dtype=float64)
+    """
+    x = as_array(a)
+    for axis in [axis_of(d, x.ndim, "apply_over_axes") for d in listed(axes, "apply_over_axes")]:
+        made = as_array(func(x, axis))
+        x = made if made.ndim == x.ndim else expand_dims(made, axis=axis)
+    return x
 
 
 def diagflat(v: Operandish, k: int = 0) -> Array:

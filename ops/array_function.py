@@ -29,6 +29,7 @@ from . import (
     linalg,
     masks,
     numerical,
+    padding,
     places,
     polynomials,
     quantiles,
@@ -67,12 +68,8 @@ def _along(function: Callable[..., Any], default: int = -1) -> Callable[..., Any
     return run
 
 
-_sorted, _order = _along(sorting.sort), _along(sorting.argsort)
-_KINDS = (None, "quicksort", "heapsort", "mergesort", "stable")  # all of which a stable one is
-
-
 def _in_order(run: Callable[..., Array]) -> Callable[..., Array]:
-    return lambda a, axis=-1, kind=None, stable=None: run(a, axis)
+    return lambda a, axis=-1, kind=None, stable=None: run(a, axis, kind, stable=stable)
 
 
 def _reduced(function: Callable[..., Array]) -> Callable[..., Array]:
@@ -182,8 +179,24 @@ def _clipped(
     return e.clip(a, a_min if min is None else min, a_max if max is None else max)
 
 
-def _padded(array: Any, pad_width: Any, mode: str = "constant", constant_values: Any = 0) -> Array:
-    return shape.pad(array, pad_width, mode=mode, value=constant_values)
+def _padded(
+    array: Any,
+    pad_width: Any,
+    mode: str = "constant",
+    constant_values: Any = 0,
+    stat_length: Any = None,
+    end_values: Any = 0,
+    reflect_type: str = "even",
+) -> Array:
+    return padding.pad(
+        array,
+        pad_width,
+        mode,
+        constant_values=constant_values,
+        stat_length=stat_length,
+        end_values=end_values,
+        reflect_type=reflect_type,
+    )
 
 
 def _places(indices: Any) -> Array:
@@ -290,21 +303,19 @@ MEANT: dict[str, Callable[..., Any]] = {
     },
     # sorting
     "lexsort": sorting.lexsort,
-    "sort": _in_order(_sorted),
-    "argsort": _in_order(_order),
+    "sort": _in_order(sorting.sort),
+    "argsort": _in_order(sorting.argsort),
     "searchsorted": lambda a, v, side="left", sorter=None: sorting.searchsorted(
         a, v, side=side, sorter=sorter
     ),
     "isin": lambda element, test_elements, invert=False: sets.isin(
         element, test_elements, invert=invert
     ),
-    "unique": lambda ar, return_index=False, return_inverse=False, return_counts=False, equal_nan=True: (
-        sets.unique(ar, return_index, return_inverse, return_counts, equal_nan=equal_nan)
-    ),
+    "unique": sets.unique,
     "nonzero": lambda a: masks.nonzero(a),
     "where": _chosen,
-    "take": lambda a, indices, axis=None: indexing.take(
-        _flat(a) if axis is None else a, _places(indices), axis=axis or 0
+    "take": lambda a, indices, axis=None, mode="raise": indexing.take(
+        a, _places(indices), axis, mode
     ),
     "take_along_axis": lambda arr, indices, axis=-1: _along(
         lambda x, axis: indexing.take_along_axis(x, indices, axis=axis)
@@ -323,7 +334,7 @@ MEANT: dict[str, Callable[..., Any]] = {
     "broadcast_arrays": lambda *args: _broadcast(args),
     "broadcast_to": lambda array, shape: functions["broadcast_to"](array, shape),
     "concat": arrangement.concatenate,
-    "copy": lambda a: shape.copy(a),
+    "copy": lambda a, order="K": shape.copy(a, order),
     "diagonal": lambda a, offset=0, axis1=0, axis2=1: contraction.diagonal(a, offset, axis1, axis2),
     "expand_dims": lambda a, axis: shape.expand_dims(a, axis),
     "flip": lambda m, axis=None: shape.flip(m, axis),
@@ -335,7 +346,9 @@ MEANT: dict[str, Callable[..., Any]] = {
     "pad": _padded,
     "permute_dims": lambda a, axes=None: as_array(a).transpose(*([] if axes is None else [axes])),
     "repeat": lambda a, repeats, axis=None: functions["repeat"](a, repeats, axis=axis),
-    "reshape": lambda a, shape, copy=None: functions["reshape"](a, shape, copy=copy),
+    "reshape": lambda a, shape, order="C", copy=None: functions["reshape"](
+        a, shape, order, copy=copy
+    ),
     "roll": lambda a, shift, axis=None: shape.roll(a, shift, axis),
     "squeeze": lambda a, axis=None: as_array(a).squeeze(axis),
     "stack": lambda arrays, axis=0, dtype=None: _cast(shape.stack(list(arrays), axis), dtype),
@@ -364,15 +377,17 @@ MEANT: dict[str, Callable[..., Any]] = {
     "linalg.cond": lambda x, p=None: linalg.cond(x, p),
     "linalg.det": lambda a: linalg.det(a),
     "linalg.diagonal": lambda x, offset=0: linalg.diagonal(x, offset=offset),
-    "linalg.eigh": lambda a: linalg.eigh(a),
-    "linalg.eigvalsh": lambda a: linalg.eigvalsh(a),
+    "linalg.eigh": lambda a, UPLO="L": linalg.eigh(a, UPLO),
+    "linalg.eigvalsh": lambda a, UPLO="L": linalg.eigvalsh(a, UPLO),
     "linalg.inv": lambda a: linalg.inv(a),
     "linalg.matmul": lambda x1, x2: contraction.matmul(x1, x2),
     "linalg.matrix_norm": lambda x, keepdims=False, ord="fro": linalg.matrix_norm(
         x, keepdims=keepdims, ord=ord
     ),
     "linalg.matrix_power": lambda a, n: linalg.matrix_power(a, n),
-    "linalg.matrix_rank": lambda A, rtol=None: linalg.matrix_rank(A, rtol=rtol),
+    "linalg.matrix_rank": lambda A, tol=None, hermitian=False, rtol=None: linalg.matrix_rank(
+        A, tol, hermitian, rtol=rtol
+    ),
     "linalg.matrix_transpose": lambda x: shape.matrix_transpose(x),
     "linalg.multi_dot": lambda arrays: linalg.multi_dot(arrays),
     "linalg.norm": lambda x, ord=None, axis=None, keepdims=False: linalg.norm(
@@ -487,8 +502,6 @@ def of_function(function: Any, types: Any, args: Sequence[Any], kwargs: dict[str
                 do=f"leave it out, or write np.{name}(np.asarray(x), ...)",
             )
         del named[n]
-    if name in ("sort", "argsort") and named.get("kind") not in _KINDS:
-        raise misfit(ArgumentError, f"np.{name}", got=f"kind={named['kind']!r}", needed="'stable'")
     positional = [named.pop(n) for n in list(named) if known.get(n) == "first"]
     return ours(*positional, *places, **named)
 

@@ -28,13 +28,13 @@ from .elementwise import broadcast, conj, convert
 from .shape import (
     accumulator,
     add_up,
+    add_zeros,
     axis_of,
     broadcast_to,
     diagonal_number,
     expand_dims,
     listed,
     moveaxis,
-    pad,
     permute_dims,
     reshape,
     squeeze,
@@ -380,9 +380,6 @@ op(
 
 def _read_text(text: Any, shapes: Sequence[Shape]) -> tuple[list[str], str]:
     """The operands' labels and the output's, with `...` spelled out and the output named."""
-    if not isinstance(text, str):
-        kind = type(text).__name__
-        raise misfit(ArgumentError, "einsum", got=f"a {kind}", needed="text such as 'ij,jk->ik'")
     text = text.replace(" ", "")
     left, arrow, out = text.partition("->")
     operands = left.split(",")
@@ -430,16 +427,39 @@ def _read_text(text: Any, shapes: Sequence[Shape]) -> tuple[list[str], str]:
     return found, out
 
 
+def _lettered(given: tuple[Any, ...]) -> tuple[str, tuple[Any, ...]]:
+    """The text of a call that has each operand's labels behind it, in a list, and perhaps the result's
+    at the end; letters in the order of the numbers."""
+    lists, end = given[1::2], given[-1] if len(given) % 2 else None
+    lists = lists if end is None else (*lists, end)
+    numbers = {n for own in lists if isinstance(own, (list, tuple)) for n in own}
+    try:
+        letters = {n: string.ascii_letters[n] for n in numbers - {...}} | {...: "..."}
+        words = ["".join(letters[n] for n in own) for own in lists]
+    except (TypeError, IndexError):
+        raise misfit(
+            ArgumentError,
+            "einsum",
+            got=" and ".join(type(x).__name__ for x in given[:3]),
+            needed="text such as 'ij,jk->ik', or behind each operand a list of whole numbers below 52",
+        ) from None
+    arrow = "" if end is None else f"->{words.pop()}"
+    return ",".join(words) + arrow, given[0 : len(given) - len(given) % 2 : 2]
+
+
 @export
 @door
-def einsum(text: str, /, *operands: Operandish, optimize: Any = True) -> Array:
-    """Sums of products, in Einstein's notation: `einsum("ij,jk->ik", a, b)`. The order of several
-    products is always the cheapest; `optimize` is there since NumPy has it.
+def einsum(text: Any, /, *operands: Any, optimize: Any = True) -> Array:
+    """Sums of products, in Einstein's notation: `einsum("ij,jk->ik", a, b)`, or with numbers in place
+    of letters, `einsum(a, [0, 1], b, [1, 2], [0, 2])`. The order of several products is always the
+    cheapest; `optimize` is there since NumPy has it.
 
     >>> ost.einsum("ij,kj->ik", ost.eye(2), [[1, 2], [3, 4]])
     Array([[1., 3.],
            [2., 4.]], dtype=float64)
     """
+    if not isinstance(text, str):
+        text, operands = _lettered((text, *operands))
     xs = unify(*operands) if operands else []
     labels, out = _read_text(text, [x.shape for x in xs])
     _drop_repeated(text, xs, labels)
@@ -641,7 +661,7 @@ def _diagonal_grad(g: Array, y: Array, x: Array, *, offset: int) -> Sequence[Arr
     from .elementwise import where
 
     side = x.shape[-2] if offset >= 0 else x.shape[-1]
-    line = pad(g, [(0, 0)] * (g.ndim - 1) + [(0, side - g.shape[-1])])
+    line = add_zeros(g, [(0, 0)] * (g.ndim - 1) + [(0, side - g.shape[-1])])
     wide = broadcast_to(expand_dims(line, axis=-1 if offset >= 0 else -2), x.shape)
     return (where(eye(x.shape[-2], x.shape[-1], offset, bool), wide, 0),)
 

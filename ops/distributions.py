@@ -13,7 +13,7 @@ import numpy as np
 from ostinato.errors import ArgumentError, DTypeError, ShapeError
 
 from .contraction import matmul
-from .core.array import Array, Operandish, Split, apply, as_array
+from .core.array import Array, Operandish, Split, apply, as_array, weak_kind
 from .core.parameters import unfit, wrong_number
 from .core.registry import op, stream_cost
 from .core.spec import (
@@ -737,7 +737,7 @@ def choice(
     Array([2, 1, 0], dtype=int64)
     """
     shape = shape if size is None else size
-    if isinstance(a, (int, np.integer)) and not isinstance(a, bool):
+    if weak_kind(a) is int or isinstance(a, np.integer):
         source, count = None, whole_number(a, "choice")
     else:
         source = as_array(a)

@@ -16,7 +16,7 @@ import numpy as np
 
 from ostinato.errors import ArgumentError, DTypeError, ShapeError
 
-from .core.array import Array, Operandish, Split, apply, as_array
+from .core.array import Array, Operandish, Split, apply, as_array, weak_kind
 from .core.index import LETTERS, Indices
 from .core.parameters import DTYPE, FLAG, SHAPE, unfit, whole
 from .core.registry import Params, Place, Scratch, Specs, op, stream_cost
@@ -541,8 +541,8 @@ def permutation(
     >>> ost.random.permutation(4, seed=7)
     Array([2, 1, 0, 3], dtype=int64)
     """
-    if isinstance(n, int):
-        return placed(_order(n, seed), split)
+    if weak_kind(n) is int or isinstance(n, np.integer):
+        return placed(_order(whole_number(n, "permutation"), seed), split)
     x = as_array(n)
     d = axis_of(axis, x.ndim, "permutation")
     return placed(apply("take", x, _order(x.shape[d], seed), axis=d), split)

@@ -35,7 +35,7 @@ from .core.user_line import misfit
 from .creation import arange
 from .elementwise import as_dtype, astype, check_device, conj, equal, real, where
 from .reduction import running
-from .shape import axis_of, listed, pad, roll, slice_axes, whole_number
+from .shape import add_zeros, axis_of, listed, roll, slice_axes, whole_number
 
 __all__ = [
     "fft",
@@ -230,7 +230,7 @@ def _fitted(x: Array, n: int | None, axis: int, name: str) -> Array:
     if wanted < have:
         return slice_axes(x, {axis: (0, wanted, 1)})
     if wanted > have:
-        return pad(x, [(0, wanted - have if d == axis else 0) for d in range(x.ndim)])
+        return add_zeros(x, [(0, wanted - have if d == axis else 0) for d in range(x.ndim)])
     return x
 
 

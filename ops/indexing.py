@@ -31,7 +31,7 @@ from .core.parameters import AXIS, FLAG, TEXT, one_of, unfit, whole
 from .core.registry import Params, Piece, Place, Specs, op, stream_cost
 from .core.spec import Shape, Spec, bool_, int64, is_inexact, is_integer
 from .core.user_line import misfit
-from .elementwise import astype, equal, less, maximum, minimum, where
+from .elementwise import astype, clip, equal, less, maximum, minimum, remainder, where
 from .extents import distance
 from .shape import (
     COMBINES,
@@ -233,8 +233,11 @@ def _indices(i: Any, size: int, name: str) -> Array:
 
 
 @export
-def take(x: Operandish, indices: Operandish, /, axis: int | None = None) -> Array:
-    """The elements at these places along an axis.
+def take(
+    x: Operandish, indices: Operandish, /, axis: int | None = None, mode: str = "raise"
+) -> Array:
+    """The elements at these places along an axis. Places outside are an error, or, with `mode`, count on
+    from the other end ("wrap") or are the nearest there is ("clip").
 
     >>> ost.take([10, 20, 30], [2, 0])
     Array([30, 10], dtype=int64)
@@ -243,7 +246,18 @@ def take(x: Operandish, indices: Operandish, /, axis: int | None = None) -> Arra
     if axis is None:
         x, axis = (x if x.ndim == 1 else reshape(x, (-1,))), 0
     d = axis_of(axis, x.ndim, "take")
-    return apply("take", x, _indices(indices, x.shape[d], "take"), axis=d)
+    n = x.shape[d]
+    return apply("take", x, _indices(inside(indices, n, mode, "take"), n, "take"), axis=d)
+
+
+def inside(places: Any, size: int, mode: str, name: str) -> Any:
+    """Places as a mode of NumPy's means them."""
+    if mode not in ("raise", "wrap", "clip"):
+        needed = "'raise', 'wrap' or 'clip'"
+        raise misfit(ArgumentError, name, got=f"mode={mode!r}", needed=needed)
+    if mode == "raise" or not size:
+        return places
+    return remainder(places, size) if mode == "wrap" else clip(places, 0, size - 1)
 
 
 # -- put -----------------------------------------------------------------------------------

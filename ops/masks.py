@@ -28,10 +28,11 @@ from .core.spec import Spec, bool_, int64
 from .core.trace import graph_of
 from .core.user_line import misfit
 from .elementwise import astype, where
+from .indexing import take
 from .reduction import cumulative_sum
 from .shape import reshape, stack, whole_number
 
-__all__ = ["argwhere", "flatnonzero", "nonzero"]
+__all__ = ["argwhere", "compress", "extract", "flatnonzero", "nonzero"]
 
 
 def _rule(x: Spec, *, size: int) -> Spec:
@@ -109,6 +110,24 @@ def argwhere(a: Operandish, *, size: int | None = None) -> Array:
     """
     x = as_array(a)
     return stack(nonzero(atleast_1d(x), size=size), axis=-1)[:, : x.ndim]
+
+
+def extract(condition: Operandish, arr: Operandish) -> Array:
+    """The elements where the condition holds, in one row.
+
+    >>> ost.extract([True, False, True], [1, 2, 3])
+    Array([1, 3], dtype=int64)
+    """
+    return compress(reshape(as_array(condition), (-1,)), arr)
+
+
+def compress(condition: Operandish, a: Operandish, axis: int | None = None) -> Array:
+    """The slices along an axis where the condition holds, or the elements in one row.
+
+    >>> ost.compress([False, True], [[1, 2], [3, 4]], axis=0)
+    Array([[3, 4]], dtype=int64)
+    """
+    return take(a, flatnonzero(condition), axis)
 
 
 def flatnonzero(a: Operandish, *, size: int | None = None) -> Array:

@@ -39,7 +39,7 @@ from .elementwise import (
 )
 from .reduction import cumulative_sum, diff
 from .reduction import sum as sum_of
-from .shape import axis_of, broadcast_to, concat, flip, moveaxis, pad, reshape, slice_axes
+from .shape import add_zeros, axis_of, broadcast_to, concat, flip, moveaxis, reshape, slice_axes
 from .sorting import argsort, searchsorted
 
 __all__ = [
@@ -364,7 +364,7 @@ def convolve(
         )
     x, y = (x, y) if x.size >= y.size else (y, x)
     n, m = x.size, y.size
-    wide = pad(x, (m - 1, m - 1))
+    wide = add_zeros(x, (m - 1, m - 1))
     lo, count = {"full": (0, n + m - 1), "same": ((m - 1) // 2, n), "valid": (m - 1, n - m + 1)}[
         mode
     ]

@@ -14,8 +14,8 @@ from .core.array import Array, Operandish, apply, as_array
 from .core.spec import DTypeLike, bool_, int64
 from .core.user_line import misfit
 from .creation import arange, iota, zeros
-from .elementwise import as_dtype, astype, clip
-from .indexing import take
+from .elementwise import as_dtype, astype
+from .indexing import inside, take
 from .masks import nonzero
 from .shape import MODES, axis_of, broadcast_to, listed, moveaxis, reshape, slice_axes, stack
 
@@ -203,13 +203,6 @@ def ravel_multi_index(
     Array([2, 3], dtype=int64)
     """
     shape = listed(dims, "ravel_multi_index")
-    if mode not in ("raise", "wrap", "clip"):
-        raise misfit(
-            ArgumentError,
-            "ravel_multi_index",
-            got=f"mode={mode!r}",
-            needed="'raise', 'wrap' or 'clip'",
-        )
     if len(multi_index) != len(shape):
         raise misfit(
             ArgumentError,
@@ -220,8 +213,7 @@ def ravel_multi_index(
     found = zeros((), dtype=int64)
     for places, n in zip(multi_index, shape, strict=True):
         k = astype(as_array(places), int64)
-        k = k % n if mode == "wrap" else clip(k, 0, n - 1) if mode == "clip" else k
-        found = found * n + k
+        found = found * n + inside(k, n, mode, "ravel_multi_index")
     return found
 
 

@@ -14,7 +14,7 @@ from .core.user_line import misfit
 from .creation import zeros
 from .elementwise import astype, floating
 from .numerical import convolve
-from .shape import concat, pad, reshape, slice_axes, whole_number
+from .shape import add_zeros, concat, reshape, slice_axes, whole_number
 
 __all__ = [
     "poly",
@@ -38,7 +38,7 @@ def _row(p: Operandish, name: str) -> Array:
 def _alike(a1: Operandish, a2: Operandish, name: str) -> tuple[Array, Array]:
     x, y = _row(a1, name), _row(a2, name)
     n = max(x.size, y.size)
-    return pad(x, (n - x.size, 0)), pad(y, (n - y.size, 0))
+    return add_zeros(x, (n - x.size, 0)), add_zeros(y, (n - y.size, 0))
 
 
 def polyadd(a1: Operandish, a2: Operandish) -> Array:
@@ -132,6 +132,6 @@ def poly(seq_of_zeros: Operandish) -> Array:
     x = floating(x)
     found = reshape(astype(as_array(1.0), x.dtype), (1,))
     for k in range(x.size):
-        longer = pad(found, (0, 1))
-        found = longer - x[k] * pad(found, (1, 0))
+        longer = add_zeros(found, (0, 1))
+        found = longer - x[k] * add_zeros(found, (1, 0))
     return found

@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple, overload
 
 import numpy as np
 
-from ostinato.errors import ArgumentError, ShapeError
+from ostinato.errors import ShapeError
 
 from .core import array
 from .core.array import Array, Operandish, apply, as_array, export, unify
@@ -45,8 +45,18 @@ from .reduction import any as anywhere
 from .reduction import argmax, cumulative_sum
 from .reduction import sum as sum_of
 from .segments import tally
-from .shape import broadcast_to, concat, expand_dims, reshape, slice_axes, stack, whole_number
-from .sorting import argsort, keys_of, numbers_of, searchsorted, sort
+from .shape import (
+    broadcast_to,
+    concat,
+    expand_dims,
+    moveaxis,
+    reshape,
+    slice_axes,
+    stack,
+    unstack,
+    whole_number,
+)
+from .sorting import argsort, keys_of, lexsort, numbers_of, searchsorted, sort
 
 __all__ = [
     "intersect1d",
@@ -457,8 +467,10 @@ def unique(
     return_index: Literal[False] = False,
     return_inverse: Literal[False] = False,
     return_counts: Literal[False] = False,
+    axis: int | None = None,
     *,
     equal_nan: bool = True,
+    sorted: bool = True,
     size: int | None = None,
     fill_value: Any = None,
 ) -> Array: ...
@@ -468,8 +480,10 @@ def unique(
     return_index: bool = False,
     return_inverse: bool = False,
     return_counts: bool = False,
+    axis: int | None = None,
     *,
     equal_nan: bool = True,
+    sorted: bool = True,
     size: int | None = None,
     fill_value: Any = None,
 ) -> Any: ...
@@ -478,35 +492,59 @@ def unique(
     return_index: bool = False,
     return_inverse: bool = False,
     return_counts: bool = False,
+    axis: int | None = None,
     *,
     equal_nan: bool = True,
+    sorted: bool = True,
     size: int | None = None,
     fill_value: Any = None,
 ) -> Any:
-    """The values that occur, in order; if asked for, with the first place of each, with which of them each
-    element is, and with how often each occurs. With `size` so many, as compiled functions need it: there each
-    NaN is a value of its own, else all NaN are one.
+    """The values that occur, or with `axis` the slices along it, always in order; if asked for, with the
+    first place of each, with which of them each element is, and with how often each occurs. With `size` so
+    many, as compiled functions need it: there each NaN is a value of its own, else all NaN are one.
 
     >>> ost.unique([2, 1, 2], return_counts=True)
     (Array([1, 2], dtype=int64), Array([1, 2], dtype=int64))
+    >>> ost.unique([[1, 2], [0, 3], [1, 2]], axis=0)
+    Array([[0, 3],
+           [1, 2]], dtype=int64)
     """
-    if not (return_index or return_inverse or return_counts):
-        return _one_nan(unique_values(ar, size=size, fill_value=fill_value), equal_nan, size)
-    values, first, inverse, counts = unique_all(ar, size=size, fill_value=fill_value)
-    if _one_nan(values, equal_nan, size) is not values:
-        raise misfit(
-            ArgumentError,
-            "unique",
-            got="several NaN, each of which is itself where places or counts are asked for",
-            needed="equal_nan=False",
-        )
-    asked = ((return_index, first), (return_inverse, inverse), (return_counts, counts))
-    return (values, *(part for wanted, part in asked if wanted))
+    asked = (return_index, return_inverse, return_counts)
+    if size is None:
+        numpys: Any = np.unique
+
+        def run(x: Any) -> Any:
+            return numpys(x, *asked, axis=axis, equal_nan=equal_nan)
+
+        found = _read("unique", run, ar)
+    elif axis is not None:
+        found = _slices(as_array(ar), axis, whole_number(size, "unique", 0), fill_value)
+    elif any(asked):
+        found = list(unique_all(ar, size=size, fill_value=fill_value))
+    else:
+        return unique_values(ar, size=size, fill_value=fill_value)
+    rest = found[1:] if size is None else itertools.compress(found[1:], asked)
+    return (found[0], *rest) if any(asked) else found[0]
 
 
-def _one_nan(values: Array, one: bool, size: int | None) -> Array:
-    """Sorted values with at most one NaN."""
-    if size is not None or not one or not is_inexact(values.dtype):
-        return values
-    nans = int(sum_of(not_equal(values, values)))
-    return values[: 1 - nans] if nans > 1 else values
+def _slices(x: Array, axis: int, size: int, fill_value: Any) -> list[Array]:
+    """The slices along an axis that occur, in order of their elements from the first to the last, where
+    each stands first, which of them each slice is, and how often they occur."""
+    lines = moveaxis(x, axis, 0)
+    if not lines.size:
+        got = f"shape {x.shape} and a size"
+        raise misfit(ShapeError, "unique", got=got, needed="at least one element")
+    rows = reshape(lines, (lines.shape[0], -1))
+    order = lexsort(list(unstack(rows, axis=1))[::-1])
+    ordered = apply("take", rows, order, axis=0)
+    first = apply("full", shape=(1,), value=True, dtype=bool_)
+    fresh = concat([first, anywhere(not_equal(ordered[1:], ordered[:-1]), axis=1)])
+    rank = cumulative_sum(astype(fresh, int64)) - 1
+    inverse = apply("put", rank, order, rank, axis=0, mode="set")
+    places = _kept(order, fresh, size, None)
+    values = apply("take", lines, places, axis=0)
+    if fill_value is not None:
+        there = less(apply("iota", shape=(size,), axis=0, dtype=int64), rank[-1] + 1)
+        there = reshape(there, (size, *(1,) * (lines.ndim - 1)))
+        values = where(there, values, astype(fill_value, values.dtype))
+    return [moveaxis(values, 0, axis), places, inverse, tally(inverse, size)]

@@ -61,7 +61,6 @@ __all__ = [
     "flip",
     "matrix_transpose",
     "moveaxis",
-    "pad",
     "permute_dims",
     "reshape",
     "resplit",
@@ -879,70 +878,10 @@ op(
 )
 
 
-@export
-def pad(
-    x: Operandish,
-    width: Any,
-    /,
-    mode: str = "constant",
-    *,
-    value: float = 0,
-    constant_values: float | None = None,
-) -> Array:
-    """More elements around: of a value (`constant_values` to NumPy), or by mode "edge", "wrap" or
-    "reflect". Widths as in NumPy.
-
-    >>> ost.pad([1, 2], 1)
-    Array([0, 1, 2, 0], dtype=int64)
-    """
-    value = value if constant_values is None else constant_values
-    x = as_array(x)
-    try:
-        pairs = np.broadcast_to(np.asarray(width, dtype=np.int64), (x.ndim, 2)).tolist()
-    except ValueError:
-        pairs = [(-1, -1)]
-    widths = tuple((int(b), int(a)) for b, a in pairs)
-    if any(b < 0 or a < 0 for b, a in widths):
-        raise misfit(
-            ArgumentError,
-            "pad",
-            got=f"widths {width} for {x.ndim} axes",
-            needed="widths of 0 or more: one, a pair, or a pair for each axis",
-        )
-    if mode == "constant":
-        number = number_of("pad", value, x.dtype)
-        return apply("pad", x, widths=widths, value=number) if any(map(any, widths)) else another(x)
-    if mode not in ("edge", "wrap", "reflect"):
-        raise misfit(
-            ArgumentError,
-            "pad",
-            got=f"mode {mode!r}",
-            needed="'constant', 'edge', 'wrap' or 'reflect'",
-        )
-    for d, (before, after) in enumerate(widths):
-        n = x.shape[d]
-        most = n - (mode == "reflect") if mode != "edge" else max(before, after) * n
-        if max(before, after) > most:
-            raise misfit(
-                ShapeError,
-                "pad",
-                got=f"width {(before, after)} for {n} elements in mode {mode!r}",
-                needed=f"at most {max(most, 0)}",
-            )
-
-        def part(start: int, size: int, step: int, of: Array = x, axis: int = d) -> list[Array]:
-            return [slice_axes(of, {axis: (start, size, step)})] if size else []
-
-        if mode == "edge":
-            left, right = part(0, before and 1, 1), part(n - 1, after and 1, 1)
-            left = [broadcast_to(p, (*x.shape[:d], before, *x.shape[d + 1 :])) for p in left]
-            right = [broadcast_to(p, (*x.shape[:d], after, *x.shape[d + 1 :])) for p in right]
-        elif mode == "wrap":
-            left, right = part(n - before, before, 1), part(0, after, 1)
-        else:
-            left, right = part(before, before, -1), part(n - 2, after, -1)
-        x = concat([*left, x, *right], axis=d)
-    return x
+def add_zeros(x: Array, width: Any) -> Array:
+    """Zeros around: so many before and behind, along each axis or along all."""
+    pairs = np.broadcast_to(np.asarray(width), (x.ndim, 2)).tolist()
+    return apply("pad", x, widths=tuple((int(b), int(a)) for b, a in pairs), value=0)
 
 
 @export

@@ -21,10 +21,10 @@ from .core.parameters import whole as whole_from
 from .core.registry import Params, Place, Specs, op, stream_cost
 from .core.spec import DType, Spec, bfloat16, float32, int64, is_inexact, promote
 from .core.user_line import misfit
-from .elementwise import astype
+from .elementwise import astype, imag, real
 from .indexing import take, take_along_axis
 from .reduction import running
-from .shape import axis_of, whole_number
+from .shape import axis_of, reshape, whole_number
 
 __all__ = [
     "argsort",
@@ -175,19 +175,39 @@ op(
 )
 
 
+def _asked(
+    x: Operandish, axis: int | None, kind: str | None, stable: bool | None, name: str
+) -> tuple[Array, int, bool]:
+    """What is to be put in order: the elements in one row, for no axis. Which algorithm, is not the
+    user's to say; any of NumPy's kinds may be stable."""
+    if kind not in (None, "quicksort", "heapsort", "mergesort", "stable"):
+        needed = "'quicksort', 'heapsort', 'mergesort', 'stable' or None"
+        raise misfit(ArgumentError, name, got=f"kind={kind!r}", needed=needed)
+    x = as_array(x)
+    x, axis = (reshape(x, (-1,)), 0) if axis is None else (x, axis)
+    return x, axis_of(axis, x.ndim, name), stable is not False or kind in ("stable", "mergesort")
+
+
 @export
 def sort(
-    x: Operandish, /, axis: int = -1, *, descending: bool = False, stable: bool = True
+    x: Operandish,
+    /,
+    axis: int | None = -1,
+    kind: str | None = None,
+    *,
+    descending: bool = False,
+    stable: bool | None = True,
 ) -> Array:
-    """The elements in order along an axis; NaN counts as the largest.
+    """The elements in order along an axis, or all of them for None; NaN counts as the largest. Complex
+    numbers are in the order of their real parts, then of the imaginary ones.
 
     >>> ost.sort([3, 1, 2])
     Array([1, 2, 3], dtype=int64)
     """
-    x = as_array(x)
-    return apply(
-        "sort", x, axis=axis_of(axis, x.ndim, "sort"), descending=descending, stable=stable
-    )
+    x, d, stable = _asked(x, axis, kind, stable, "sort")
+    if x.dtype.kind == "c":
+        return take_along_axis(x, argsort(x, d, descending=descending), axis=d)
+    return apply("sort", x, axis=d, descending=descending, stable=stable)
 
 
 def _argsort_rule(x: Spec, *, axis: int, descending: bool, stable: bool, count: int) -> Spec:
@@ -225,16 +245,25 @@ def _order(x: Array, axis: int, descending: bool, stable: bool, count: int) -> A
 
 @export
 def argsort(
-    x: Operandish, /, axis: int = -1, *, descending: bool = False, stable: bool = True
+    x: Operandish,
+    /,
+    axis: int | None = -1,
+    kind: str | None = None,
+    *,
+    descending: bool = False,
+    stable: bool | None = True,
 ) -> Array:
     """The places that the elements in order come from.
 
     >>> ost.argsort([3, 1, 2])
     Array([1, 2, 0], dtype=int64)
     """
-    x = as_array(x)
-    d = axis_of(axis, x.ndim, "argsort")
-    return _order(x, d, descending, stable, x.shape[d])
+    x, d, stable = _asked(x, axis, kind, stable, "argsort")
+    if x.dtype.kind != "c":
+        return _order(x, d, descending, stable, x.shape[d])
+    order = _order(imag(x), d, descending, True, x.shape[d])
+    parts = take_along_axis(real(x), order, axis=d)
+    return take_along_axis(order, _order(parts, d, descending, True, x.shape[d]), axis=d)
 
 
 @export

@@ -51,6 +51,7 @@ from ostinato.ops.indexing import *
 from ostinato.ops.makers import *
 from ostinato.ops.masks import *
 from ostinato.ops.numerical import *
+from ostinato.ops.padding import *
 from ostinato.ops.places import *
 from ostinato.ops.polynomials import *
 from ostinato.ops.quantiles import *

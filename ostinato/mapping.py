@@ -23,6 +23,7 @@ from ostinato.ops.core.tracebacks import door
 from ostinato.ops.core.tree import Structure, fields_of, flatten, in_order, paths, unflatten
 from ostinato.ops.core.user_line import misfit
 from ostinato.ops.creation import iota
+from ostinato.ops.elementwise import as_dtype, astype
 from ostinato.ops.seeds import seeds
 from ostinato.ops.shape import broadcast_shapes, broadcast_to, moveaxis, reshape
 
@@ -126,17 +127,36 @@ def apply_along_axis(
 
 def vectorize(
     pyfunc: Callable[..., Any],
-    *,
-    excluded: Collection[int | str] = (),
+    otypes: Any = None,
+    doc: str | None = None,
+    excluded: Collection[int | str] | None = None,
+    cache: bool = False,
     signature: str | None = None,
 ) -> Callable[..., Any]:
     """A function of numbers as one of arrays, which broadcast; or, with a signature such as "(n),(n)->()", of
     arrays with more axes in front. It is called once, with all elements at the same time, by `vmap`; so it is
-    made of our operations. What is `excluded` goes to it as it is.
+    made of our operations. What is `excluded` goes to it as it is. `otypes` are the results' dtypes, in a
+    list or as NumPy's letters; `cache` is there since NumPy has it.
 
     >>> ost.vectorize(lambda a, b: ost.where(a > b, a - b, a + b))([1, 2, 3], 2)
     Array([3, 4, 1], dtype=int64)
     """
+
+    excluded = () if excluded is None else excluded
+    kinds = None if otypes is None else [as_dtype(kind) for kind in otypes]
+
+    def typed(tree: Any) -> Any:
+        if kinds is None:
+            return tree
+        made, structure = flatten(tree)
+        if len(made) != len(kinds):
+            raise misfit(
+                ArgumentError,
+                "vectorize",
+                got=f"{len(kinds)} otypes for {len(made)} results",
+                needed="as many of both",
+            )
+        return unflatten(structure, [astype(y, k) for y, k in zip(made, kinds, strict=True)])
 
     @functools.wraps(pyfunc)
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -171,10 +191,13 @@ def vectorize(
             return pyfunc(*all_args, **all_named)
 
         if not front:
-            return one(*given)
+            return typed(one(*given))
         made, structure = flatten(vmap(one, in_axes=tuple(axes))(*given))
-        return unflatten(structure, [reshape(y, (*front, *y.shape[1:])) for y in made])
+        whole = [reshape(y, (*front, *y.shape[1:])) for y in made]
+        return typed(unflatten(structure, whole))
 
+    if doc is not None:
+        run.__doc__ = doc
     return run
 
 

@@ -1056,14 +1056,28 @@ class Array:
     def dot(self, other: Operandish) -> Array:
         return _binary("matmul", self, other)
 
-    def sort(self, axis: int = -1, *, descending: bool = False, stable: bool = True) -> Array:
-        return _call("sort", self, axis=axis, descending=descending, stable=stable)
+    def sort(
+        self,
+        axis: int | None = -1,
+        kind: str | None = None,
+        *,
+        descending: bool = False,
+        stable: bool | None = True,
+    ) -> Array:
+        return _call("sort", self, axis, kind, descending=descending, stable=stable)
 
-    def argsort(self, axis: int = -1, *, descending: bool = False, stable: bool = True) -> Array:
-        return _call("argsort", self, axis=axis, descending=descending, stable=stable)
+    def argsort(
+        self,
+        axis: int | None = -1,
+        kind: str | None = None,
+        *,
+        descending: bool = False,
+        stable: bool | None = True,
+    ) -> Array:
+        return _call("argsort", self, axis, kind, descending=descending, stable=stable)
 
-    def take(self, indices: Operandish, axis: int | None = None) -> Array:
-        return _call("take", self, indices, axis=axis)
+    def take(self, indices: Operandish, axis: int | None = None, mode: str = "raise") -> Array:
+        return _call("take", self, indices, axis=axis, mode=mode)
 
     def searchsorted(self, v: Operandish, side: Literal["left", "right"] = "left") -> Array:
         return _call("searchsorted", self, v, side=side)

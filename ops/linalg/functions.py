@@ -136,16 +136,23 @@ def cholesky(x: Operandish, /, *, upper: bool = False) -> Array:
     return apply("cholesky", floating(x), upper=bool(upper))
 
 
-def qr(x: Operandish, /, mode: Literal["reduced", "complete"] = "reduced") -> QRResult:
+@overload
+def qr(x: Operandish, /, mode: Literal["reduced", "complete"] = "reduced") -> QRResult: ...
+@overload
+def qr(x: Operandish, /, mode: Literal["r"]) -> Array: ...
+def qr(x: Operandish, /, mode: Literal["reduced", "complete", "r"] = "reduced") -> QRResult | Array:
     """x = Q R with orthonormal columns in Q and an upper triangle R, whose diagonal is not negative:
-    of a matrix of full rank there is one such pair, whatever the layout.
+    of a matrix of full rank there is one such pair, whatever the layout. `mode="r"` gives R alone.
 
     >>> ost.linalg.qr([[3.0, 1.0], [4.0, 2.0]]).R
     Array([[5. , 2.2],
            [0. , 0.4]], dtype=float64)
     """
+    if mode == "r":
+        return qr(x).R
     if mode not in ("reduced", "complete"):
-        raise misfit(ArgumentError, "qr", got=f"mode={mode!r}", needed="'reduced' or 'complete'")
+        needed = "'reduced', 'complete' or 'r'"
+        raise misfit(ArgumentError, "qr", got=f"mode={mode!r}", needed=needed)
     return QRResult(*apply_all("qr", floating(x), mode=mode))
 
 
@@ -216,23 +223,26 @@ def _least(a: int, b: int) -> int:
     return a if a < b else b
 
 
-def eigh(x: Operandish, /) -> EighResult:
+def eigh(x: Operandish, /, UPLO: Literal["L", "U"] = "L") -> EighResult:
     """Eigenvalues of Hermitian matrices, from the smallest to the largest, and their vectors as
-    columns.
+    columns. What is read is the lower triangle, or the upper one.
 
     >>> ost.linalg.eigh([[2.0, 0.0], [0.0, 1.0]]).eigenvalues
     Array([1., 2.], dtype=float64)
     """
-    return EighResult(*apply_all("eigh", floating(x)))
+    if UPLO not in ("L", "U"):
+        raise misfit(ArgumentError, "eigh", got=f"UPLO={UPLO!r}", needed="'L' or 'U'")
+    x = floating(x)
+    return EighResult(*apply_all("eigh", adjoint(x) if UPLO == "U" else x))
 
 
-def eigvalsh(x: Operandish, /) -> Array:
+def eigvalsh(x: Operandish, /, UPLO: Literal["L", "U"] = "L") -> Array:
     """Eigenvalues of Hermitian matrices, from the smallest to the largest.
 
     >>> ost.linalg.eigvalsh([[2.0, 1.0], [1.0, 2.0]])
     Array([1., 3.], dtype=float64)
     """
-    return eigh(x).eigenvalues
+    return eigh(x, UPLO).eigenvalues
 
 
 def eig(x: Operandish, /) -> EigResult:
@@ -364,7 +374,7 @@ def lstsq(
 ) -> LstsqResult:
     """The x for which a x is nearest to b, the shortest of them where there are several. Singular
     values up to `rtol`, or `rcond` (eps times the larger extent, if not given), of the largest count
-    as 0.
+    as 0. The residuals are the sums of squares of what is left, one for each column of b.
 
     >>> ost.linalg.lstsq([[1.0, 0.0], [1.0, 1.0], [1.0, 2.0]], [1.0, 3.0, 5.0])[0]
     Array([1., 2.], dtype=float64)
@@ -378,9 +388,7 @@ def lstsq(
     x, rank, values = apply_all("lstsq", a, b, rtol=_tolerance(a, rtol, "lstsq"))
     rest = absolute(b - a @ x)
     residuals = sum(rest * rest, axis=-2)
-    if vector:
-        x, residuals = squeeze(x, -1), squeeze(residuals, -1)
-    return LstsqResult(x, residuals, rank, values)
+    return LstsqResult(squeeze(x, -1) if vector else x, residuals, rank, values)
 
 
 def _tolerance(x: Array, rtol: Any, name: str) -> float:
@@ -445,18 +453,22 @@ def slogdet(x: Operandish, /) -> SlogdetResult:
     return SlogdetResult(*apply_all("slogdet", floating(x)))
 
 
-def matrix_rank(x: Operandish, /, *, rtol: Any = None) -> Array:
-    """How many singular values are larger than `rtol` (eps times the larger extent, if not given) of
-    the largest.
+def matrix_rank(
+    x: Operandish, /, tol: Any = None, hermitian: bool = False, *, rtol: Any = None
+) -> Array:
+    """How many singular values are larger than `tol`, or than `rtol` (eps times the larger extent, if
+    not given) of the largest. Of a Hermitian matrix they are the sizes of the eigenvalues.
 
     >>> ost.linalg.matrix_rank([[1.0, 2.0], [2.0, 4.0]])
     Array(1, dtype=int64)
     """
     x = floating(x)
     matrix("matrix_rank", x.spec)
-    values = svdvals(x)
+    values = absolute(eigvalsh(x)) if hermitian else svdvals(x)
     if not values.shape[-1]:
         return count_nonzero(values, axis=-1)
+    if tol is not None:
+        return count_nonzero(values > expand_dims(as_array(tol), axis=-1), axis=-1)
     if rtol is None:
         rtol = _tolerance(x, None, "matrix_rank")
     elif isinstance(rtol, (Array, np.ndarray)) and as_array(rtol).ndim:

@@ -24,7 +24,7 @@ from ostinato.ops.elementwise import abs as absolute
 from ostinato.ops.elementwise import maximum, real, sqrt, square, where
 from ostinato.ops.indexing import take_along_axis
 from ostinato.ops.reduction import cumulative_sum, max, sum
-from ostinato.ops.shape import concat, expand_dims, pad, reshape, stack
+from ostinato.ops.shape import add_zeros, concat, expand_dims, reshape, stack
 from ostinato.ops.sorting import argsort
 
 from .matrices import adjoint, as_diagonal
@@ -42,7 +42,7 @@ def eigh_in_pairs(x: Array, pairs: int) -> tuple[Array, Array]:
     bound = max(sum(absolute(x), axis=1))
     if n > given:  # rows of their own, whose eigenvalues come last
         own = where(arange(n) < given, 0, 2 * bound + 1)
-        x = pad(x, ((0, n - given), (0, n - given))) + as_diagonal(own.astype(x.dtype))
+        x = add_zeros(x, ((0, n - given), (0, n - given))) + as_diagonal(own.astype(x.dtype))
     size = sqrt(sum(square(absolute(x))))
     least = 8 * _rounding(x) * size
     start = _rows(x), _rows(eye(n, dtype=x.dtype)), arange(2 * pairs), size + least

@@ -308,7 +308,7 @@ REDUCED = {
 @pytest.mark.parametrize("name", REDUCED)
 def test_reduced_dtypes(name):
     for d in ALL:
-        if d.kind == "c" and name in ("min", "max", "argmin", "argmax", "sort", "argsort"):
+        if d.kind == "c" and name in ("min", "max", "argmin", "argmax"):
             with pytest.raises(DTypeError, match=f"{d.name}; needed a dtype with an order"):
                 getattr(ost, name)(ost.ones(3, dtype=d))
             continue

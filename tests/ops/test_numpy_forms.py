@@ -44,6 +44,53 @@ CASES: list[tuple[str, Callable[..., Any], tuple[Any, ...]]] = [
     ("linspace", lambda xp, x: (
         [y * x[0, 0] for y in xp.linspace(0, 1, 5, retstep=True)], xp.linspace(start=0, stop=2, num=3) * x[0, 0],
         xp.linspace(x, 3, 4, False, True, float, -1)), (X,)),
+    ("pad's widths", lambda xp, x, z: [
+        *(xp.pad(x, w, mode=m) for m in ("constant", "edge", "wrap", "reflect", "symmetric", "empty")[:5] for w in (
+            1, (2,), (0, 3), ((1, 2),), ((1, 0), (3, 2)), ((9, 20), (0, 11)), np.array([1, 2]))),
+        xp.pad(z, {1: (1, 2), -1: 3}, "symmetric"), xp.pad(array=x, pad_width=2) if xp is np else xp.pad(x, pad_width=2),
+        ], (X, Z)),
+    ("pad's modes", lambda xp, x, k: [
+        *(xp.pad(y, ((2, 3), (0, 4)), m, stat_length=s) for y in (x, k) for m in ("maximum", "minimum", "mean", "median")
+          for s in (None, 2, ((1, 3), (2, 9)))),
+        *(xp.pad(y, ((2, 3), (4, 0)), "linear_ramp", end_values=e) for y in (x, k) for e in (0, (-5, 5), ((1, 2), (3, 4)))),
+        *(xp.pad(y, ((2, 17), (9, 1)), m, reflect_type="odd") for y in (x, k) for m in ("reflect", "symmetric")),
+        xp.pad(x, 2, constant_values=7), xp.pad(x, ((1, 2), (3, 0)), constant_values=((1, 2), (3, 4))),
+        xp.pad(k, (1, 2), "constant", constant_values=(-1, 9)),
+        xp.pad(x[:1], ((3, 2), (1, 1)), "reflect"), xp.pad(x[:1], ((3, 2), (0, 0)), "symmetric", reflect_type="odd"),
+        ], (X, WHOLE)),
+    ("sort", lambda xp, x, z, c: [
+        xp.sort(x, None), xp.sort(x, axis=0, kind="mergesort"), xp.argsort(x, axis=None), xp.argsort(z, 1, "stable"),
+        xp.argsort(z, kind="quicksort", axis=0), x.argsort(0), xp.sort(z, axis=1, kind="heapsort", stable=None),
+        *(xp.sort(y, a) for y in (c, xp.round(c)) for a in (0, 1, None)),
+        *(xp.argsort(y, a, kind="stable") for y in (c, xp.round(c)) for a in (0, 1, None))],
+        (X, Z, X.round(1) + 1j * Y)),
+    ("take", lambda xp, x, k: [
+        xp.take(x, k, mode="wrap"), xp.take(x, k, 0, mode="clip"), xp.take(x, k % 5, axis=1, mode="raise"),
+        x.take(k, axis=-1, mode="wrap"), xp.take(x, [9, -9], mode="clip", axis=0), xp.take(x, 40, mode="wrap")], (X, WHOLE)),
+    ("choose", lambda xp, x, y, k: [
+        xp.choose(abs(k[0, 0]) % 2, [x, y]), xp.choose(abs(k) % 3, [k, -k, 2 * k]), xp.choose(k, [k, x[:6, :4]], mode="wrap"),
+        xp.choose(k, (1, k, 2.5), mode="clip")], (X, Y, WHOLE)),
+    ("einsum", lambda xp, x, y: [
+        xp.einsum(x, [0, 1], y, [2, 1], [0, 2]), xp.einsum(x, [7, 3], y, [7, 3]), xp.einsum(x, [4, 2]),
+        xp.einsum(x, [..., 0], y, [..., 0], [...]), xp.einsum(x, (30, 1), [30]),
+        xp.einsum("ij,kj,lj->il", x, y, [[1.0] * 5] * 2, optimize="optimal"),
+        xp.einsum("ij,kj->ik", x, y, optimize=["einsum_path", (0, 1)])], (X, Y)),
+    ("linalg", lambda xp, x, v: [
+        abs(xp.linalg.qr(x, mode="r")), xp.linalg.eigvalsh(x[:5], "U"), xp.linalg.eigh(x[:5], UPLO="U")[0],
+        xp.linalg.matrix_rank(x, 1.9), xp.linalg.matrix_rank(x[:5] + x[:5].T, tol=1.5, hermitian=True),
+        *(y * 1.0 for y in xp.linalg.lstsq(x, v[:7], rcond=None)),
+        *(y * 1.0 for y in xp.linalg.lstsq(x, x[:, :2] ** 2, rcond=1e-9))], (X, V)),
+    ("axes", lambda xp, x, z: [
+        xp.rollaxis(z, 2), xp.rollaxis(z, 0, 3), xp.rollaxis(z, -1, 1), xp.resize(x, (3, 30)), xp.resize(x, 4),
+        xp.row_stack([x, x]) if xp is ost else np.vstack([x, x]),
+        xp.apply_over_axes(xp.sum, z, (0, -1)), xp.apply_over_axes(xp.cumsum, z, 1)], (X, Z)),
+    ("functions of lines", lambda xp, x, z: [
+        xp.apply_along_axis(lambda v: v[::-1] * v.sum(), 0, x), xp.apply_along_axis(lambda v: v.max(), 1, z),
+        xp.apply_along_axis(lambda v: xp.outer(v, v), 1, z), xp.apply_along_axis(lambda v, k, p=1: v * k**p, 0, x, 3, p=2),
+        xp.piecewise(x, [x < 0, x >= 0], [lambda v: v * 2, 5]), xp.piecewise(x[0], x[0] > 0, [1, -1]),
+        xp.piecewise(x, [x > 0], [lambda v, k: v * k], 3), xp.piecewise(x, [x > 0, x > 1], [abs, abs, -1]),
+        xp.vectorize(lambda a, b: a * b + 1, otypes=[float])(x, x[0]), xp.vectorize(lambda a: a > 0, otypes="d")(x),
+        xp.vectorize(lambda a, k: a * k, excluded=["k"])(x, k=3)], (X, Z)),
 ]  # fmt: skip
 
 
@@ -113,6 +160,21 @@ def test_sizes_and_names_of_numpys_own() -> None:
         (lambda: ost.r_["c", X], "got 'c'; needed up to three whole numbers"),
         (lambda: ost.reshape(X, (5, 7), "B"), "order='B'; needed 'C', 'F', 'A' or 'K'"),
         (lambda: ost.zeros(3, order="G"), "order='G'"),
+        (lambda: ost.sort(X, kind="best"), "kind='best'; needed 'quicksort'"),
+        (lambda: ost.take(X, 3, mode="up"), "mode='up'; needed 'raise', 'wrap' or 'clip'"),
+        (lambda: ost.pad(X, 1, "best"), "mode 'best'; needed 'constant', 'empty', 'edge'"),
+        (lambda: ost.pad(X, 1, "reflect", reflect_type="up"), "reflect_type='up'"),
+        (
+            lambda: ost.pad(X, 1, constant_values=(1, 2, 3)),
+            r"constant_values=\(1, 2, 3\); needed one, a pair",
+        ),
+        (lambda: ost.pad(X, (1, 2, 3)), "widths of 0 or more"),
+        (lambda: ost.pad(ost.zeros((0, 2)), 1, "edge"), "an axis of 0 elements"),
+        (lambda: ost.einsum(X, X), "needed text such as"),
+        (lambda: ost.linalg.qr(X, "raw"), "needed 'reduced', 'complete' or 'r'"),
+        (lambda: ost.unique(X[:0], axis=0, size=3), "needed at least one element"),
+        (lambda: ost.vectorize(lambda x: x, otypes="dd")(X), "2 otypes for 1 results"),
+        (lambda: np.asarray(ost.choose([0, 3], [1, 2])), "index 3"),
     ],
 )
 def test_what_is_refused(call: Any, says: str) -> None:
@@ -195,3 +257,102 @@ def test_lines_are_permuted_each_by_itself() -> None:
             np.testing.assert_array_equal(np.sort(whole.reshape(-1)), x.reshape(-1))
             wanted = found if wanted is None else wanted
             np.testing.assert_array_equal(found, wanted)
+
+
+def test_as_many_results_as_the_data_has() -> None:
+    rows = R.integers(0, 2, (9, 2, 2))
+    with use((2,)):
+        x = ost.asarray(rows, split=0)
+        flags = {"return_index": True, "return_inverse": True, "return_counts": True}
+        for axis in (None, 0, 1, -1):
+            wanted = np.unique(rows, **flags, axis=axis)
+            for k in range(3):
+                own = {name: flags[name] for name in list(flags)[:k]}
+                found = flat(ost.unique(x, **own, axis=axis))
+                for y, w in zip(found, flat(np.unique(rows, **own, axis=axis)), strict=True):
+                    np.testing.assert_array_equal(np.asarray(y), w)
+            for size in (1, 4, 40):
+                given = {"size": size, "axis": axis, "fill_value": 7}
+                found = ost.compile(lambda x, given=given: ost.unique(x, **flags, **given))(x)
+                n = wanted[0].shape[axis or 0]
+                np.testing.assert_array_equal(
+                    np.asarray(found[2]).reshape(-1), wanted[2].reshape(-1)
+                )
+                for part, fill in ((0, 7), (1, None), (3, 0)):
+                    along = (axis or 0) if part == 0 else 0
+                    values = np.moveaxis(np.asarray(found[part]), along, 0)
+                    assert len(values) == size
+                    w = np.moveaxis(wanted[part], along, 0)
+                    np.testing.assert_array_equal(values[:n], w[:size])
+                    assert fill is None or (values[n:] == fill).all()
+        np.testing.assert_array_equal(np.asarray(ost.extract(x > 0, x * 3)), 3 * rows[rows > 0])
+        mask = np.array([True, False, True])
+        found = ost.compress(mask, ost.asarray(rows), axis=0)
+        np.testing.assert_array_equal(np.asarray(found), np.compress(mask, rows, axis=0))
+        gaps = np.array([np.nan, 1, np.nan])
+        values, counts = ost.unique(gaps, return_counts=True)
+        np.testing.assert_array_equal(np.asarray(counts), [1, 2])
+
+
+def test_widths_and_modes_of_pad_are_numpys() -> None:
+    """Drawn at random: shapes, dtypes, widths and modes; eagerly, and of parts."""
+    rng = np.random.default_rng(5)
+    modes = (
+        "constant",
+        "edge",
+        "linear_ramp",
+        "maximum",
+        "mean",
+        "median",
+        "minimum",
+        "reflect",
+        "symmetric",
+        "wrap",
+    )
+    with use((2,)):
+        for _ in range(40):
+            shape = tuple(rng.integers(1, 6, rng.integers(1, 4)).tolist())
+            x = (rng.normal(size=shape) * 9).astype(rng.choice(["f8", "f4", "i4", "u1"]))
+            width = rng.integers(0, 8, (len(shape), 2)).tolist()
+            mode = str(rng.choice(modes))
+            odd = mode in ("reflect", "symmetric") and x.dtype.kind != "u" and bool(rng.integers(2))
+            how: dict[str, Any] = {"reflect_type": "odd"} if odd else {}
+            wanted = np.pad(x, width, mode, **how)
+            found = ost.pad(ost.asarray(x, split=int(rng.integers(len(shape)))), width, mode, **how)
+            assert found.dtype == wanted.dtype
+            atol = 1e-4 if x.dtype.kind == "f" else 0
+            np.testing.assert_allclose(
+                np.asarray(found),
+                wanted,
+                1e-5,
+                atol,
+                err_msg=f"{x.shape} {x.dtype} {width} {mode} {how}",
+            )
+
+
+def test_gradients_and_vmap_go_through() -> None:
+    weights = R.normal(size=(19, 19))
+
+    def loss(x: Any, xp: Any = ost) -> Any:
+        made = [
+            xp.pad(x, (3, 9), "reflect", reflect_type="odd"), xp.pad(x, (3, 9), "linear_ramp", end_values=2.0),
+            xp.pad(x, (3, 9), "mean", stat_length=2), xp.pad(x, (3, 9), "symmetric"), xp.pad(x, (3, 9), "median"),
+        ]  # fmt: skip
+        total = sum((y * weights[: y.shape[0], : y.shape[1]]).sum() for y in made)
+        total += (xp.sort(x, None) * weights[:7, :5].reshape(-1)).sum()
+        return (
+            total
+            + (xp.reshape(x, (5, 7), "F") * weights[:5, :7]).sum()
+            + xp.linalg.qr(x, "r")[0, 0] * 3
+        )
+
+    with use():
+        slope = np.asarray(ost.grad(loss)(ost.asarray(X)))
+        step = R.normal(size=X.shape)
+        up, down = (float(loss(ost.asarray(X + s * 1e-6 * step))) for s in (1, -1))
+        assert abs((slope * step).sum() - (up - down) / 2e-6) < 1e-5
+        many = np.stack([X, Y])
+        found = ost.vmap(loss)(ost.asarray(many))
+        np.testing.assert_allclose(
+            np.asarray(found), [float(loss(ost.asarray(x))) for x in many], 1e-9
+        )
