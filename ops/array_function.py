@@ -522,6 +522,16 @@ def of_ufunc(ufunc: Any, method: str, inputs: Sequence[Any], options: dict[str, 
                     return getattr(ufunc, method)(*_read(inputs), **_read(options))
                 options = {n: v for n, v in options.items() if n != "out"}
     run = plain if method == "__call__" else getattr(plain, method, None)
+    if run is None and getattr(np, ufunc.__name__, None) is not ufunc:  # SciPy's and Numba's
+        here = of_numpy(ufunc.__name__)
+        call = "ost.callback(f, ost.spec(x.shape, x.dtype), x)"
+        raise misfit(
+            ArgumentError,
+            f"{ufunc.__name__} of another library",
+            got="an ostinato array",
+            needed="a function that ostinato has too, or values",
+            do=f"write {f'{here}, or {call}' if here else call}",
+        )
     if run is None or (method == "__call__" and ufunc.nout > 1 and options):
         raise _refused(name)
     if method not in ("__call__", "outer"):

@@ -25,7 +25,7 @@ from .core import array
 from .core.array import Array, Operandish, another, as_array, export, in_dtype, weak_kind
 from .core.spec import DType, DTypeLike, Shape, is_inexact
 from .core.user_line import misfit
-from .indexing import fits, getitem, shape_of, updated
+from .indexing import fits, shape_of, updated
 from .picked import Picked
 from .picking import under_mask
 from .shape import broadcast_to, reshape

@@ -7,7 +7,7 @@ is no memory for, or is made of files and large, stays pending, and is made agai
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from typing import Any
 
 import numpy as np
@@ -36,7 +36,7 @@ from ostinato.ops.core.spec import Spec, is_integer, lent
 from ostinato.ops.core.trace import Ref, collect
 from ostinato.ops.core.tracebacks import shorten
 from ostinato.ops.core.tree import flatten
-from ostinato.ops.core.user_line import misfit
+from ostinato.ops.core.user_line import asked_by_library, misfit, on_behalf
 from ostinato.planner.pipeline import make_plan
 from ostinato.planner.plan import Key, Plan
 
@@ -243,7 +243,7 @@ class _Reader:
     def settle(self, xs: Sequence[Array]) -> None:
         pending = [x for x in xs if x._operand is None]
         for x in pending:
-            self._refuse_traced(x, "reading an array", False)
+            self._refuse_traced(x, _ITSELF, False)
         if not pending:
             return
         try:
@@ -300,6 +300,17 @@ def _refusal(
             needed="a result whose shape does not depend on data",
             do=_STATIC.get(what, "compute it outside, or pass size="),
         )
+    if what == _ITSELF:  # for NumPy, or for who makes a NumPy array of it
+        library, line = asked_by_library()
+        with on_behalf(line) if library else nullcontext():
+            return misfit(
+                TracedValueError,
+                f"{what} in {library}" if library else what,
+                got=got,
+                needed="operations on arrays only",
+                do=f"{_TABLE * is_integer(x.dtype)}use ost's functions, ost.callback(f, ost.spec(shape,"
+                " dtype), x) for another library's f, or compute it outside",
+            )
     return misfit(
         TracedValueError,
         what,
@@ -340,6 +351,7 @@ _TRACED = {
     "x[start:stop]": "use ost.dynamic_slice(x, starts, sizes) with sizes that are known, or a stop that "
     "is start + a fixed number",
 }
+_ITSELF = "reading an array"
 _STATIC = {
     "bincount": "pass length=, e.g. ost.bincount(x, length=n)",
     **dict.fromkeys(

@@ -20,13 +20,13 @@ from typing import Any
 
 import numpy as np
 from ostinato.ops.core import activity
+from ostinato.ops.core.bounds import outside
 from ostinato.ops.core.device import Device, Repeater
 from ostinato.ops.core.garbage import seldom_collected
 from ostinato.ops.core.notes import Notes
 from ostinato.ops.core.signals import Living
 from ostinato.ops.core.spec import Spec, is_own, left, no_memory
 from ostinato.ops.cpu.threads import most_threads
-from ostinato.ops.core.bounds import outside
 from ostinato.planner.plan import Plan
 from ostinato.planner.title import title
 

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.ndimage
+import scipy.special
 
 import ostinato as ost
 from ostinato.errors import (
@@ -408,7 +410,10 @@ def traced(body: Any, *args: Any) -> Any:
     [
         (lambda x: 1 if x.sum() > 0 else 2, TracedValueError, r"bool\(\) \(.*test_compiled.py:\d+\): got bool\[\] while <lambda> is traced.*use ost.where or ost.cond"),
         (lambda x: float(x.sum()), TracedValueError, r"float\(\)"),
-        (lambda x: np.asarray(x), TracedValueError, r"reading an array"),
+        (lambda x: np.asarray(x), TracedValueError, r"reading an array \(.*use ost's functions, ost.callback\(f, ost.spec"),
+        (lambda x: scipy.ndimage.gaussian_filter(x, 1), TracedValueError, r"reading an array in scipy \(.*test_compiled.py:\d+\).*ost.callback"),
+        (lambda x: scipy.special.airy(x), ArgumentError, r"airy of another library .*write ost.callback\(f, ost.spec"),
+        (lambda x: scipy.special.expit(x), ArgumentError, r"write ostinato.special.expit, or ost.callback"),
         (lambda x: np.negative.at(x, [0]), ArgumentError, r"np.negative.at \(.*test_compiled.py:\d+\): got an ostinato array; needed"),
         (lambda x: np.spacing(x), ArgumentError, r"np.spacing"),
         (lambda x: np.sin(x, dtype="f4"), ArgumentError, r"np.sin .*got dtype= and an"),
