@@ -15,8 +15,7 @@ import numpy as np
 
 from .kernels import workload
 from .libraries import case, nothing, ostinato_case
-from .products import in_turn as between
-from .products import in_turns, mixed, numbers
+from .products import in_turns, numbers
 from .workload import Case, Numbers, Workload, scaled
 
 Operands = Callable[[], Sequence[Numbers]]
@@ -82,12 +81,6 @@ def nobody_counts() -> None:
     counting.LARGE = 1 << 62
 
 
-def nobody_moves() -> None:
-    from ostinato.ops.cpu.jit import parallel
-
-    parallel._crew[0, parallel.MOVING] = 1  # as if somebody were moving one all the time
-
-
 # -- the work ------------------------------------------------------------------------------
 def gram(xp: Any, x: Any) -> Any:
     return x.T @ x
@@ -119,15 +112,16 @@ def dense(xp: Any, x: Any, w: Any, b: Any) -> Any:
 
 def by_onednn(operands: Operands) -> Case:
     """The library's own product with bias and maximum, called by ctypes."""
-    from ostinato.ops.cpu.libraries.onednn import _Argument, _engine, _owner, _stream, _team
+    from ostinato.ops.cpu.libraries.onednn import _Argument, _engine, _owner
     from ostinato.ops.jit.stacks import Stack, stacked
 
     x, w, b = operands()
     y = np.empty((x.shape[0], w.shape[1]), x.dtype)
     stacks = stacked(x, w, y)
     assert stacks is not None
-    with _owner(*stacks) as owner, _team(2):
+    with _owner(*stacks) as owner:  # in as many threads as OpenMP has
         found = owner.library
+        stream = owner.make("stream", "dnnl_stream_create", _engine(), 1)
         bias = Stack((1, b.size), (b.size, 1), b.dtype)
         forms = [owner.descriptor(s) for s in (*stacks, bias)]
         after = owner.make("post_ops", "dnnl_post_ops_create")
@@ -143,8 +137,8 @@ def by_onednn(operands: Operands) -> Case:
         arguments = (_Argument * 4)(*map(_Argument, which, held))
 
     def run() -> Any:
-        assert found.dnnl_primitive_execute(primitive, _stream(), 4, arguments) == 0
-        found.dnnl_stream_wait(_stream())
+        assert found.dnnl_primitive_execute(primitive, stream, 4, arguments) == 0
+        found.dnnl_stream_wait(stream)
         return y
 
     return case(run, (), nothing, np.asarray)
@@ -266,13 +260,5 @@ WORKLOADS = (
             "ostinato/without": functools.partial(changing, product),
         },
         only=("ostinato", "ostinato/without", "numpy"),
-    ),
-    keep(
-        "moves",
-        "kernels and products in turn: threads are moved from cores that others use, against not",
-        between,
-        mixed,
-        nobody_moves,
-        0,
     ),
 )

@@ -73,7 +73,7 @@ def facts() -> Iterator[tuple[str, str]]:
     for name in ("numpy", "llvmlite"):
         yield name, version(name) or "missing"
     yield "cores", f"{cores()}, threads {most_threads()}"
-    yield "thread pool", "libgomp" if has_pool() else "none: apt-get install libgomp1"
+    yield "thread pool", "our own" if has_pool() else "none: it needs Linux"
     yield "kernels", why_not() or "machine code"
     found = blas()
     yield "products", in_words()

@@ -204,7 +204,7 @@ def info() -> dict[str, Any]:
         "workers": session.workers,
         "threads per worker": session.engine.threads,
         "cores": cores(),
-        "thread pool": "libgomp" if has_pool() else "none, libgomp is missing (Debian: libgomp1)",
+        "thread pool": "our own" if has_pool() else "none: it needs Linux",
         "kernels": why_not() or "machine code",
         "products": f"{in_words()}, {numpys}",
     }

@@ -26,7 +26,7 @@ from ostinato.ops.core.garbage import seldom_collected
 from ostinato.ops.core.notes import Notes
 from ostinato.ops.core.signals import Living
 from ostinato.ops.core.spec import Spec, is_own, left, no_memory
-from ostinato.ops.cpu.threads import most_threads
+from ostinato.ops.cpu.threads import follow, most_threads
 from ostinato.planner.plan import Plan
 from ostinato.planner.title import title
 
@@ -305,6 +305,7 @@ class Worker:
         """Run a plan on this worker's parts of the operands; its parts of the results, or an
         error.
         """
+        follow()
         bound = loaded.bound
         if bound is None:
             bound = loaded.bound = self._bind(loaded)

@@ -1,9 +1,8 @@
-"""Threads: how many cores this process may use, and the one pool that shares work among them.
+"""Threads: how many cores this process may use, and what its own helpers (ops/cpu/jit/parallel.py) go by.
 
-The pool is libgomp's: generated kernels (ops/cpu/loops/flat.py) and matrix products
-(ops/cpu/kernels/gemm.py) use it alike. A second pool would wait for its next work on the same cores; so
-the linear algebra library that NumPy brings, which has threads of its own, is kept at one thread where it
-works beside the pool."""
+Generated kernels and matrix products of all libraries share them. A second pool would wait for its next work
+on the same cores; so the linear algebra library that NumPy brings, which has threads of its own, is kept at
+one thread where it works beside them."""
 
 from __future__ import annotations
 
@@ -12,11 +11,15 @@ import ctypes
 import importlib
 import math
 import os
+import sys
+import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from .jit.code import CodeAddress, address_of, once
 
@@ -27,19 +30,20 @@ ASKED = os.environ.get("OMP_NUM_THREADS", "")
 
 # -- cores ---------------------------------------------------------------------------------
 def most_threads() -> int:
-    """As many as this process has cores, or OMP_NUM_THREADS; 1 without libgomp, or in a forked
-    child.
+    """As many as this process has cores, or OMP_NUM_THREADS; 1 where there are no helpers, as in a
+    forked child.
     """
     return 1 if _is_child or not has_pool() else _asked(cores())
+
+
+# Before an OpenMP library binds who loads it to a place, if it was told to.
+AT_START = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set[int]()
 
 
 @lru_cache(1)
 def cores() -> int:
     """Cores that this process may run on, by its affinity and by its control groups' limits."""
-    count = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
-    return math.ceil(min(count, quota()))
+    return math.ceil(min(len(AT_START) or os.cpu_count() or 1, quota()))
 
 
 def _asked(count: int) -> int:
@@ -81,25 +85,69 @@ def _limit(folder: Path, old: bool) -> float:
     return int(time) / int(period) if time.isdigit() and int(period) else math.inf
 
 
-# -- the pool ------------------------------------------------------------------------------
-POOL = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
-OF_POOL = ("omp_get_max_threads", "omp_set_num_threads")
+# -- helpers -------------------------------------------------------------------------------
+# For machine code: how many threads a kernel may use now, how many helpers there are, and for how many
+# nanoseconds one waits awake, which is what it takes to wake a thread, if OMP_WAIT_POLICY does not say.
+ALLOWED, HELPERS, SPIN = range(3)
+ANY = 1 << 20
+WAITS = {"passive": 0, "active": 10_000_000}
+facts = np.zeros(8, np.int64)
+facts[ALLOWED] = ANY
+facts[SPIN] = WAITS.get(os.environ.get("OMP_WAIT_POLICY", "").lower(), 50_000)
+# What each helper and those who ask for it have in common: among it its number for the system.
+MOST, BOX, NUMBER = 1024, 16, 3  # boxes, words of one
+_room = np.zeros((MOST + 1) * BOX, np.int64)
+boxes = _room[-_room.ctypes.data // 8 % 8 :][: MOST * BOX].reshape(MOST, BOX)
+# Where the user places threads, one that is bound to its place says nothing about the others.
+_BINDS = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY")
+PLACED = any(os.environ.get(name, "false").lower() != "false" for name in _BINDS)
+OFTEN, SELDOM = 0.02, 1.0  # seconds between looks at the affinity, and at control groups
+
+
+@dataclass
+class _Allowed:
+    """What the system was last seen to allow the process: processors, by its main thread's affinity, and
+    time, and when that is looked at next."""
+
+    processors: set[int] = field(default_factory=set)
+    quota: float = math.inf
+    next_look: float = 0.0
+    next_quota: float = 0.0
+
+
+_allowed = _Allowed()
+
+
+def follow() -> None:
+    """Kernels use as many threads, on those processors, as the system allows now. There are no more than
+    when the process began: plans have room for those."""
+    now = time.monotonic()
+    if now >= _allowed.next_look:
+        _allowed.next_look = now + OFTEN
+        look(now)
+
+
+def look(now: float = math.inf) -> None:
+    """Whether that has changed."""
+    if not hasattr(os, "sched_getaffinity") or PLACED or _is_child:
+        return
+    if now >= _allowed.next_quota:
+        _allowed.next_quota = now + SELDOM
+        _allowed.quota = quota()
+    processors = os.sched_getaffinity(os.getpid())
+    count = max(1, math.ceil(min(len(processors), _allowed.quota)))
+    facts[ALLOWED] = count if count < cores() else ANY
+    if processors != _allowed.processors:
+        _allowed.processors = processors
+        for number in boxes[: facts[HELPERS], NUMBER].tolist():
+            with contextlib.suppress(OSError):
+                os.sched_setaffinity(number, processors)
 
 
 @once
-def pool() -> dict[str, CodeAddress | None]:
-    """libgomp's entry points; without it (Debian: libgomp1, 0.3 MB) there is one thread."""
-    # Threads wait awake for some milliseconds: to wake one may take half a millisecond.
-    os.environ.setdefault("GOMP_SPINCOUNT", "100000")
-    try:
-        library = ctypes.CDLL("libgomp.so.1")
-    except OSError:
-        return dict.fromkeys((*POOL, *OF_POOL))  # never called
-    return {name: address_of(library, name) for name in (*POOL, *OF_POOL)}
-
-
 def has_pool() -> bool:
-    return pool()["GOMP_parallel"] is not None
+    """Whether the system has what helpers need."""
+    return sys.platform == "linux" and hasattr(ctypes.CDLL(None), "gettid")
 
 
 # -- NumPy's linear algebra library --------------------------------------------------------
@@ -164,9 +212,11 @@ def blas_threads(most: int) -> Iterator[None]:
 
 
 def _after_fork() -> None:
-    """A child has none of the pool's threads, and would wait for them forever."""
+    """A child has no helpers."""
     global _is_child
     _is_child = True
+    boxes[: facts[HELPERS]] = 0
+    facts[ALLOWED], facts[HELPERS] = 1, 0
 
 
 if hasattr(os, "register_at_fork"):

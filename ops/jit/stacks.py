@@ -86,3 +86,28 @@ def transposed(s: Stack) -> Stack:
         (*s.strides[:-2], s.strides[-1], s.strides[-2]),
         s.dtype,
     )
+
+
+LEAST, FEW = 1 << 17, 4  # multiplications of a block where there are at most so many ...
+LARGE, MANY, AREA = 1 << 22, 8, 1 << 17  # ... or so many; elements of one where there are more
+
+
+def blocks_of(out: Stack, k: int) -> int:
+    """In how many blocks, a power of two, threads share a result: by its extent and the terms of its sums
+    only, so no number of threads changes a bit."""
+    work = out.size * k
+    most = max(FEW, min(work // LARGE, max(MANY, out.size // AREA)))
+    return 1 << (max(1, min(work // LEAST, most)).bit_length() - 1)
+
+
+def most_square(m: int, n: int, count: int) -> tuple[int, int]:
+    """Rows and columns of the most square of so many blocks of a result."""
+    down = min(
+        (d for d in range(1, count + 1) if count % d == 0), key=lambda d: m / d + n * d / count
+    )
+    return step_of(m, down, 8), step_of(n, count // down)
+
+
+def step_of(extent: int, count: int, whole: int = 16) -> int:
+    """Full vectors of what is divided."""
+    return extent if count == 1 else -(-extent // (whole * count)) * whole

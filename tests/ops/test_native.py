@@ -11,7 +11,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -31,11 +30,9 @@ from ostinato.ops.core.signals import clear
 from ostinato.ops.core.spec import Spec, bfloat16
 from ostinato.ops.cpu.jit import code, llvm, parallel
 from ostinato.ops.cpu.jit.lines import can_lower
-from ostinato.ops.cpu.kernels.gemm import product
-from ostinato.ops.cpu.libraries import onednn
 from ostinato.ops.cpu.loops import flat as native
 from ostinato.ops.cpu.loops.flat import native_kernel
-from ostinato.ops.cpu.threads import has_pool, most_threads
+from ostinato.ops.cpu.threads import has_pool
 from ostinato.ops.jit.loops import loops_over
 from ostinato.ops.jit.scalar import differs
 from ostinato.ops.jit.values import HALVES
@@ -604,90 +601,6 @@ def test_code_that_runs_stays(make: Callable[[Any], tuple[Callable[..., None], A
     del thread
     forget()
     assert engine.closed
-
-
-@pytest.mark.skipif(most_threads() < 2, reason="there is one core")
-@pytest.mark.parametrize("by_library", [False, True])
-def test_threads_on_one_core_part(by_library: bool) -> None:
-    """The second one is brought to where the first one runs, until it is found there."""
-    x, out, less = np.ones(1 << 20), np.empty(1 << 20), np.empty(1 << 20, bool)
-    kernel = native_kernel(chain("float64"), x.shape, [(8,)] * 3 + [(1,)], 2)
-    kernel(x, x, out, less)
-    work = partial(kernel, x, x, out, less)
-    if by_library:
-        if isinstance(onednn.library(), str):
-            pytest.skip(str(onednn.library()))
-        a, made = np.ones((300, 300), np.float32), np.empty((300, 300), np.float32)
-        work = partial(product(a, a, made, 2), a, a, made)
-    own, second = threading.get_native_id(), int(parallel._crew[1, 1])
-    assert second not in (0, own)
-    anywhere, before = os.sched_getaffinity(0), parallel.moved()
-    longest = time.monotonic() + 20
-    try:
-        while parallel.moved() == before and time.monotonic() < longest:
-            for cores in ({min(anywhere)}, anywhere):
-                for who in (own, second):
-                    os.sched_setaffinity(who, cores)
-            work()
-    finally:
-        os.sched_setaffinity(own, anywhere)
-    assert parallel.moved() > before
-    assert os.sched_getaffinity(second) == anywhere, "it may be anywhere again"
-
-
-def test_who_is_moved_by_two_at_once_keeps_all_cores() -> None:
-    """The system is played: the second one asks while the first has left out a core, and ends last."""
-    allowed, crew = [0b1111], np.zeros((parallel.MOST, 8), np.int64)
-    crew[1, 1] = 7  # the one that is late
-    at, narrowed, asked, restored = dict[int, int](), *(threading.Event() for _ in range(3))
-
-    def core() -> int:
-        return at[threading.get_ident()]
-
-    def ask(_: int, __: int, mask: int) -> int:
-        ctypes.c_uint64.from_address(mask).value = allowed[0]
-        if core() == 2:
-            asked.set()
-        return 0
-
-    def allow(_: int, __: int, mask: int) -> int:
-        first = not narrowed.is_set()
-        if core() == 2:
-            restored.wait(1)
-        allowed[0] = ctypes.c_uint64.from_address(mask).value
-        if core() == 0 and first:
-            narrowed.set()
-            asked.wait(1)
-        elif core() == 0:
-            restored.set()
-        return 0
-
-    look = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_size_t, ctypes.c_void_p)
-    played = {
-        "sched_getcpu": ctypes.CFUNCTYPE(ctypes.c_int)(core),
-        "sched_getaffinity": look(ask),
-        "sched_setaffinity": look(allow),
-    }
-    text = parallel._known(parallel._PART).replace("@crew", "@played_crew")
-    code.symbol("played_crew", crew)
-    for name, function in played.items():
-        text = text.replace(f"@{name}", f"@played_{name}")
-        code.symbol(f"played_{name}", code.called(function))
-    part = llvm._load_or_make(text).function(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
-    late = np.zeros(32, np.int16)
-
-    def second() -> None:
-        at[threading.get_ident()] = 2
-        narrowed.wait(10)
-        part(late.ctypes.data, 3, 2)
-
-    thread = threading.Thread(target=second)
-    thread.start()
-    at[threading.get_ident()] = 0
-    part(late.ctypes.data, 3, 0)
-    thread.join()
-    assert crew[0, parallel.MOVED] >= 1
-    assert allowed[0] == 0b1111
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 7, 40])

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import hashlib
-import os
 import sys
 import threading
 import weakref
@@ -21,7 +20,7 @@ from typing import Any
 import numpy as np
 from ostinato.ops.core import activity, disk_cache
 from ostinato.ops.core.signals import aside, clear, once_gone, thread_for
-from ostinato.ops.cpu.threads import most_threads, pool
+from ostinato.ops.cpu.threads import most_threads
 
 from ostinato import settings
 
@@ -155,8 +154,6 @@ def _begin() -> Any:
         symbol(name, address_of(ctypes.pythonapi, name))
     for name, thing in (("none", None), ("array_type", np.ndarray), ("type_error", TypeError)):
         symbol(name, thing)
-    for name, address in pool().items():
-        symbol(name, address)
     about = f"{llvm.llvm_version_info} {llvm.get_host_cpu_name()} {features.flatten()}"
     return llvm, features.flatten(), about
 
@@ -290,6 +287,9 @@ def _tidy(disk: disk_cache.Cache) -> None:
     disk.keep_within("kernels", count=MOST_KEPT)
 
 
+on_threads: list[Callable[[int], None]] = []  # are told how many helpers a kernel may have
+
+
 def function_of(text: str, about: Any, held: Any = None) -> Callable[..., None]:
     """A module's `run` as a Python function that knows these facts: turns, threads, and its own;
     `held` is memory that they point to.
@@ -297,8 +297,8 @@ def function_of(text: str, about: Any, held: Any = None) -> Callable[..., None]:
     code = _compiled(text)
     about = about.view(_Facts)
     about.held = held, code  # a function lets go of its facts last
-    if about[1] > 1:
-        _shared.add(weakref.ref(about, _shared.discard))
+    for begin in on_threads if about[1] > 1 else ():
+        begin(int(about[1]) - 1)
     return about.function()
 
 
@@ -324,19 +324,3 @@ class _Facts(np.ndarray):
         """What its function does before there is machine code."""
         self.held[1].ready()
         return self.function()(*arrays)
-
-
-# Kernels that use threads, by their meta arrays: a forked child has none of libgomp's threads, and
-# would wait for them forever.
-_shared: set[weakref.ref[Any]] = set()
-
-
-def _alone() -> None:
-    """What a forked child does: all kernels run in one thread from now on."""
-    for shared in list(_shared):
-        if (about := shared()) is not None:
-            about[1] = 1
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_alone)

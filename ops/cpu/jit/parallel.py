@@ -1,53 +1,281 @@
 """How machine code is called, with arrays, and how threads share its turns.
 
-Threads of a pool that wait for each other are best on cores of their own. The system puts one where
-another runs at times, as when both have slept, and leaves it there for some milliseconds: the one
-that waits awake has the core, and the one that has work has not. So a thread that has done a slice
-looks where the others are, and one that is on its core, or has not begun, may go on elsewhere only; it
-may be anywhere again at once.
+Turns are cut into slices, which are claimed. Who calls a kernel offers it to the helpers, begins, and claims
+what is left; a helper that has not begun when nothing is left finds the offer withdrawn. So only for
+whom a slice is in the middle of is waited, and nobody waits awake for longer than it takes to wake a thread.
+An offer is a word in the helper's own box, which is there for ever; of the region itself, which lies on
+the caller's stack, a helper knows nothing before it has taken that word, and after it has given it back.
+
+Each helper has an account: the time that it has saved, less that in which it was waited for, since the
+system had given its core to somebody else. Who falls below zero is left alone, for some times that.
 
 No handler of a signal may run while a library's code uses the stack pointer as it likes, since the system
-puts the handler's frame below where that points to. So threads of the pool take no signals at all, and
-who calls such code takes them when it is back."""
+puts the handler's frame below where that points to. So helpers take no signals at all, and who calls
+such code takes them when it is back."""
 
 from __future__ import annotations
 
+import atexit
 import ctypes
+import os
 import signal
-import time
+import threading
 
 import numpy as np
+from ostinato.ops.core.spec import int64
+from ostinato.ops.cpu.threads import (
+    ALLOWED,
+    AT_START,
+    BOX,
+    HELPERS,
+    MOST,
+    NUMBER,
+    PLACED,
+    SPIN,
+    boxes,
+    facts,
+    has_pool,
+)
 
-from .code import address_of, once, symbol
-from .llvm import linked
+from .code import CodeAddress, address_of, once, symbol
+from .emitter import Code
+from .llvm import has, linked, on_threads
 
-# Volatile, or LLVM calls a function for it.
-_CLEAR = """
-define internal void @clear_lines(ptr %to, i64 %bytes) alwaysinline {
-entry:
-  br label %clear
-clear:
-  %z = phi i64 [%bytes, %entry], [%z1, %clear]
-  %z1 = sub i64 %z, 64
-  %line = getelementptr i8, ptr %to, i64 %z1
-  store volatile <8 x i64> zeroinitializer, ptr %line, align 64
-  %onward = icmp sgt i64 %z1, 0
-  br i1 %onward, label %clear, label %end
-end:
-  ret void
-}
-"""
 # Each thread has a part of the turns, and takes it slice by slice; who is done takes from others,
 # so that one whose core is busy with something else is not waited for.
 SLICES = 8
+# What a box says: nothing, or that its helper sleeps, works, works and is waited for, is done, has to end;
+# else where the offer is.
+FREE, ASLEEP, TAKEN, AWAITED, DONE, END = range(6)
+# Where else in a box: the account, until when the helper is left alone, the semaphores by which it is woken,
+# and wakes who waits for it.
+ACCOUNT, UNTIL, WAKE, BACK = 8, 16, 64, 96
+PATIENCE = 8  # times what it cost too much
+MOST_SAVED = 10_000_000  # nanoseconds that an account may have
+
+
+class _Text(Code):
+    """Text of what threads share."""
+
+    def at(self, base: str, offset: int | str) -> str:
+        return self.let(f"getelementptr i8, ptr {base}, i64 {offset}", "at")
+
+    def read(self, base: str, offset: int = 0, kind: str = "i64") -> str:
+        return self.let(f"load {kind}, ptr {self.at(base, offset)}")
+
+    def write(self, value: str, base: str, offset: int | str, kind: str = "i64") -> None:
+        self.add(f"store {kind} {value}, ptr {self.at(base, offset)}")
+
+    def state(self, box: str) -> str:
+        return self.let(f"load atomic i64, ptr {box} seq_cst, align 8")
+
+    def swap(self, box: str, old: int | str, new: int | str) -> str:
+        """Whether the box said that, and says this now."""
+        pair = self.let(f"cmpxchg ptr {box}, i64 {old}, i64 {new} seq_cst seq_cst")
+        return self.let(f"extractvalue {{i64, i1}} {pair}, 1")
+
+    def test(self, a: str, word: str, b: int | str) -> str:
+        return self.let(f"icmp {word} i64 {a}, {b}")
+
+    def both(self, a: str, b: str) -> str:
+        return self.let(f"and i1 {a}, {b}")
+
+    def now(self) -> str:
+        return self.let("call i64 @now()")
+
+    def rest(self) -> None:
+        """A moment."""
+        if has("sse2"):
+            self.lines.declared.add("declare void @llvm.x86.sse2.pause()")
+            self.add("call void @llvm.x86.sse2.pause()")
+
+    def sleep(self, box: str, semaphore: int, while_: int) -> None:
+        """Until the box says something else."""
+        with self.until() as ends:
+            self.add(f"call i32 @sem_wait(ptr {self.at(box, semaphore)})")
+            ends(self.test(self.state(box), "ne", while_))
+
+    def wake(self, box: str, semaphore: int) -> None:
+        self.add(f"call i32 @sem_post(ptr {self.at(box, semaphore)})")
+
+    def function(self, head: str, last: str) -> str:
+        body = "\n".join([*self.entry, *self.lines.text])
+        declared = "\n".join(sorted(self.lines.declared))
+        return f"{declared}\n{_KNOWN}\ndefine {head} {{\nentry:\n{body}\n  {last}\n}}\n"
+
+
+_KNOWN = """
+declare i32 @sem_wait(ptr) nonlazybind
+declare i32 @sem_post(ptr) nonlazybind
+declare i32 @clock_gettime(i32, ptr) nonlazybind
+declare i32 @gettid() nonlazybind
+declare void @take_slices(ptr) nonlazybind
+@facts_of_threads = external global i8
+@boxes_of_helpers = external global i8
+
+define internal i64 @now() {
+  %time = alloca [2 x i64]
+  %got = call i32 @clock_gettime(i32 1, ptr %time)
+  %part_at = getelementptr i64, ptr %time, i64 1
+  %seconds = load i64, ptr %time
+  %part = load i64, ptr %part_at
+  %whole = mul i64 %seconds, 1000000000
+  %now = add i64 %whole, %part
+  ret i64 %now
+}
+"""
+# A region: the arrays, the kernel's facts, its body, the count of threads, and a line for each of them: the
+# counter of its slices, the region, the thread's number, how many slices it did, its box.
+LINE, MADE, OF = 64, 24, 32
+
+
+def _slices() -> str:
+    """`run(line)`: does slices of a region until there are none."""
+    c = _Text()
+    region, t = c.read("%line", 8, "ptr"), c.read("%line", 16)
+    data, meta, body = (c.read(region, k, "ptr") for k in (0, 8, 16))
+    n, turns, made = c.read(region, 24), c.read(meta), c.cell(int64)
+    slices = c.times(n, str(SLICES))
+    c.add(f"store i64 0, ptr {made}")
+    with c.loop("0", n) as d:
+        whose = c.let(f"urem i64 {c.sum(t, d)}, {n}")
+        counter = c.at(region, c.times(c.sum(whose, "1"), str(LINE)))
+        first = c.times(whose, str(SLICES))
+        with c.until() as ends:
+            k = c.let(f"atomicrmw add ptr {counter}, i64 1 monotonic")
+            ends(c.test(k, "sge", SLICES))
+            s = c.sum(first, k)
+            lo, hi = (c.let(f"sdiv i64 {c.times(turns, x)}, {slices}") for x in (s, c.sum(s, "1")))
+            with c.when(c.test(lo, "slt", hi)):
+                c.add(f"call void {body}(ptr {data}, ptr {meta}, i64 {lo}, i64 {hi}, i64 {t})")
+            c.add(f"store i64 {c.sum(c.let(f'load i64, ptr {made}'), '1')}, ptr {made}")
+    c.write(c.let(f"load i64, ptr {made}"), "%line", MADE)
+    return c.function("void @run(ptr %line)", "ret void")
+
+
+def _helper() -> str:
+    """`run(box)`: what a helper does."""
+    c = _Text()
+    number = c.let("sext i32 %number to i64")
+    c.write(number, "%box", 8 * NUMBER)
+    begin = c.cell(int64)
+    with c.until() as end:
+        c.add(f"store i64 {c.now()}, ptr {begin}")
+        with c.until() as ends:
+            ends(c.test(c.state("%box"), "sge", END))
+            c.rest()
+            awake = c.let(f"sub i64 {c.now()}, {c.let(f'load i64, ptr {begin}')}")
+            with (
+                c.when(c.test(awake, "sge", c.read("@facts_of_threads", 8 * SPIN))),
+                c.when(c.swap("%box", FREE, ASLEEP)),
+            ):
+                c.sleep("%box", WAKE, ASLEEP)
+                c.add(f"store i64 0, ptr {begin}")  # if there is nothing left, it sleeps at once
+        offer = c.state("%box")
+        end(c.test(offer, "eq", END))
+        with (
+            c.when(c.test(offer, "ugt", END)),
+            c.when(c.swap("%box", offer, TAKEN)),
+        ):
+            c.add(f"call void @take_slices(ptr {c.let(f'inttoptr i64 {offer} to ptr')})")
+            before = c.let(f"atomicrmw xchg ptr %box, i64 {DONE} seq_cst")
+            with c.when(c.test(before, "eq", AWAITED)):
+                c.wake("%box", BACK)
+    c.entry.insert(0, "  %number = call i32 @gettid()")
+    return c.function("ptr @run(ptr %box)", "ret ptr null")
+
+
+def _region() -> str:
+    """`run(data, meta, body)`: all turns of a kernel."""
+    c = _Text()
+    allowed, helpers, spin = (c.read("@facts_of_threads", 8 * k) for k in (ALLOWED, HELPERS, SPIN))
+    turns, n = c.read("%meta"), c.least(c.read("%meta", 8), allowed)
+    taken = c.cell(int64)
+    c.add(f"store i64 1, ptr {taken}")
+
+    def taken_now() -> str:
+        return c.let(f"load i64, ptr {taken}")
+
+    with c.when(c.both(c.test(n, "sgt", 1), c.test(helpers, "sgt", 0))):
+        bytes_ = c.times(c.sum(n, "1"), str(LINE))
+        region = c.let(f"alloca i8, i64 {bytes_}, align {LINE}")
+        c.clear(region, bytes_)
+        for k, x in enumerate(("%data", "%meta", "%body")):
+            c.write(x, region, 8 * k, "ptr")
+        c.write(n, region, 24)
+        with c.loop("0", n) as t:
+            line = c.at(region, c.times(c.sum(t, "1"), str(LINE)))
+            c.write(region, line, 8, "ptr")
+            c.write(t, line, 16)
+        begin = c.now()
+        with c.loop("0", helpers) as h, c.when(c.test(taken_now(), "slt", n)):
+            box = c.at("@boxes_of_helpers", c.times(h, str(8 * BOX)))
+            state, until = c.state(box), c.read(box, UNTIL)
+            can = c.both(c.test(state, "ule", ASLEEP), c.test(until, "sle", begin))
+            line = c.at(region, c.times(c.sum(taken_now(), "1"), str(LINE)))
+            offer = c.let(f"ptrtoint ptr {line} to i64")
+            with c.when(can), c.when(c.swap(box, state, offer)):
+                c.write(box, line, OF, "ptr")
+                with c.when(c.test(state, "eq", ASLEEP)):
+                    c.wake(box, WAKE)
+                c.add(f"store i64 {c.sum(taken_now(), '1')}, ptr {taken}")
+        with c.when(c.test(taken_now(), "sgt", 1)):
+            own = c.at(region, LINE)
+            c.add(f"call void @take_slices(ptr {own})")
+            worked = c.let(f"sub i64 {c.now()}, {begin}")
+            made = c.read(own, MADE)
+            with c.loop("1", taken_now()) as t:
+                line = c.at(region, c.times(c.sum(t, "1"), str(LINE)))
+                box, offer = c.read(line, OF, "ptr"), c.let(f"ptrtoint ptr {line} to i64")
+                withdrawn = c.swap(box, offer, FREE)
+                with c.when(c.let(f"xor i1 {withdrawn}, true")):
+                    _back(c, box, line, worked, made, spin)
+    with c.when(c.test(taken_now(), "eq", 1)):
+        c.add(f"call void %body(ptr %data, ptr %meta, i64 0, i64 {turns}, i64 0)")
+    return c.function("void @run(ptr %data, ptr %meta, ptr %body)", "ret void")
+
+
+def _ending() -> str:
+    """`run(box)`: tells a helper that does nothing to end; 0 if it is at work."""
+    c = _Text()
+    state = c.state("%box")
+    with c.when(c.test(state, "ule", ASLEEP)):
+        told = c.swap("%box", state, END)
+        with c.when(told):
+            c.wake("%box", WAKE)
+    ended = c.test(c.state("%box"), "eq", END)
+    return c.function("i64 @run(ptr %box)", f"ret i64 {c.let(f'zext i1 {ended} to i64')}")
+
+
+def _back(c: _Text, box: str, line: str, worked: str, made: str, spin: str) -> None:
+    """Waits for a helper that has begun, and keeps its account."""
+    start = c.now()
+    with c.until() as ends:
+        waited = c.test(c.let(f"sub i64 {c.now()}, {start}"), "sgt", spin)
+        is_done = c.test(c.state(box), "eq", DONE)
+        ends(c.let(f"or i1 {is_done}, {waited}"))
+        c.rest()
+    with c.when(c.swap(box, TAKEN, AWAITED)):
+        c.sleep(box, BACK, AWAITED)
+    end = c.now()
+    theirs = c.times(c.read(line, MADE), worked)
+    some = c.let(f"call i64 @llvm.smax.i64(i64 {made}, i64 1)")
+    c.lines.declared.add("declare i64 @llvm.smax.i64(i64, i64)")
+    saved = c.least(c.let(f"sdiv i64 {theirs}, {some}"), worked)
+    cost = c.let(f"sub i64 {end}, {start}")
+    gain = c.let(f"sub i64 {saved}, {cost}")
+    account = c.least(c.sum(c.read(box, ACCOUNT), gain), str(MOST_SAVED))
+    below = c.test(account, "slt", 0)
+    with c.when(below):
+        c.write(c.let(f"sub i64 {end}, {c.times(account, str(PATIENCE))}"), box, UNTIL)
+    c.write(c.let(f"select i1 {below}, i64 0, i64 {account}"), box, ACCOUNT)
+    c.add(f"store atomic i64 {FREE}, ptr {box} seq_cst, align 8")
+
+
 # What calls a kernel's `body` and `finish` is the same for all kernels, and compiled once. They find
 # it in a table (nonlazybind): for a stub to jump by, LLVM's loader counts no memory.
 _CALLER = """
-declare void @GOMP_parallel(ptr, ptr, i32, i32)
-declare i32 @omp_get_thread_num()
-declare i32 @omp_get_num_threads()
-declare void @begin_turns(ptr, i64)
-declare void @part_threads(ptr, i64, i64)
+declare void @share_turns(ptr, ptr, ptr) nonlazybind
 declare ptr @PyEval_SaveThread()
 declare void @PyEval_RestoreThread(ptr)
 declare void @Py_IncRef(ptr)
@@ -56,62 +284,6 @@ declare void @PyErr_SetString(ptr, ptr)
 @array_type = external global i8
 @type_error = external global i8
 @words = private constant [24 x i8] c"a kernel of arrays only\\00"
-
-define internal void @task(ptr %job) {
-entry:
-  %data = load ptr, ptr %job
-  %j1 = getelementptr ptr, ptr %job, i64 1
-  %meta = load ptr, ptr %j1
-  %j2 = getelementptr ptr, ptr %job, i64 2
-  %body = load ptr, ptr %j2
-  %counters = getelementptr i8, ptr %job, i64 64
-  %turns = load i64, ptr %meta
-  %t32 = call i32 @omp_get_thread_num()
-  %n32 = call i32 @omp_get_num_threads()
-  %t = sext i32 %t32 to i64
-  %n = sext i32 %n32 to i64
-  %all = mul i64 %n, SLICES
-  %over = mul i64 %n, 64
-  %cores = getelementptr i8, ptr %counters, i64 %over
-  %own = getelementptr i16, ptr %cores, i64 %t
-  call void @begin_turns(ptr %own, i64 %t)
-  br label %share
-share:
-  %d = phi i64 [0, %entry], [%d1, %next]
-  %yet0 = phi i1 [true, %entry], [%yet1, %next]
-  %from = add i64 %t, %d
-  %whose = urem i64 %from, %n
-  %row = mul i64 %whose, 64
-  %counter = getelementptr i8, ptr %counters, i64 %row
-  %first = mul i64 %whose, SLICES
-  br label %slice
-slice:
-  %yet1 = phi i1 [%yet0, %share], [%yet1, %mine], [false, %work], [false, %look]
-  %k = atomicrmw add ptr %counter, i64 1 monotonic
-  %left = icmp slt i64 %k, SLICES
-  br i1 %left, label %mine, label %next
-mine:
-  %s0 = add i64 %first, %k
-  %s1 = add i64 %s0, 1
-  %x0 = mul i64 %turns, %s0
-  %x1 = mul i64 %turns, %s1
-  %lo = sdiv i64 %x0, %all
-  %hi = sdiv i64 %x1, %all
-  %some = icmp slt i64 %lo, %hi
-  br i1 %some, label %work, label %slice
-work:
-  call void %body(ptr %data, ptr %meta, i64 %lo, i64 %hi, i64 %t)
-  br i1 %yet1, label %look, label %slice
-look:
-  call void @part_threads(ptr %cores, i64 %n, i64 %t)
-  br label %slice
-next:
-  %d1 = add i64 %d, 1
-  %others = icmp slt i64 %d1, %n
-  br i1 %others, label %share, label %end
-end:
-  ret void
-}
 
 define ptr @run(ptr %self, ptr %args, i64 %given, i64 %many, ptr %body, ptr %finish) {
 entry:
@@ -154,27 +326,8 @@ alone:
   FREE
   br label %done
 together:
-  %count32 = trunc i64 %threads to i32
   %state = call ptr @PyEval_SaveThread()
-  %one = icmp eq i64 %threads, 1
-  br i1 %one, label %single, label %team
-single:
-  call void %body(ptr %data, ptr %meta, i64 0, i64 %turns, i64 0)
-  br label %ready
-team:
-  %lines = mul i64 %threads, 66
-  %most = add i64 %lines, 127
-  %bytes = and i64 %most, -64
-  %job = alloca i8, i64 %bytes, align 64
-  call void @clear_lines(ptr %job, i64 %bytes)
-  store ptr %data, ptr %job
-  %j1 = getelementptr ptr, ptr %job, i64 1
-  store ptr %meta, ptr %j1
-  %j2 = getelementptr ptr, ptr %job, i64 2
-  store ptr %body, ptr %j2
-  call void @GOMP_parallel(ptr @task, ptr %job, i32 %count32, i32 0)
-  br label %ready
-ready:
+  call void @share_turns(ptr %data, ptr %meta, ptr %body)
   call void %finish(ptr %data, ptr %meta)
   FREE
   call void @PyEval_RestoreThread(ptr %state)
@@ -221,7 +374,7 @@ def around(many: int, name: str = "run", held: bool = False) -> str:
 @once
 def _caller(held: bool) -> str:
     """The name of what calls a kernel's parts."""
-    text = (_CLEAR + _CALLER).replace("SLICES", str(SLICES))
+    text = _CALLER
     free = [_FREE.replace("freed", f"freed{k}") if held else "" for k in range(2)]
     text = text.replace("HOLD", _HOLD if held else "")
     text = text.replace("FREE", free[0], 1).replace("FREE", free[1], 1)
@@ -230,263 +383,78 @@ def _caller(held: bool) -> str:
     return name
 
 
-# -- threads apart -------------------------------------------------------------------------
-MOST = 1024  # threads, and cores, that are known
-COARSE = time.CLOCK_MONOTONIC_COARSE if hasattr(time, "CLOCK_MONOTONIC_COARSE") else 0
-_SYSTEM = (
-    *("pthread_self", "gettid", "sched_getcpu", "sched_getaffinity", "sched_setaffinity"),
-    *("clock_gettime", "pthread_key_create", "pthread_getspecific", "pthread_setspecific"),
-    "pthread_sigmask",
-)
-# Who each thread is, and its number for the system; in the first one's row also how often one was moved,
-# and whether one is being moved now: of two who did that at once, one would keep what the other had left out;
-# and the key under which each thread notes that it has begun before.
-_crew = np.zeros((MOST, 8), np.int64)
-MOVED, MOVING, KEY = 2, 3, 4
+# -- helpers -------------------------------------------------------------------------------
 # All but what a thread's own instruction raises: to hold that ends the process.
 _OWN = ("SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGTRAP", "SIGSYS", "SIGABRT")
 _held = np.zeros(16, np.int64)
 _held[0] = -1 - sum(1 << (getattr(signal, n) - 1) for n in _OWN if hasattr(signal, n))
-_BEGIN = """
-declare ptr @pthread_self()
-declare i32 @gettid()
-declare i32 @sched_getcpu()
-declare ptr @pthread_getspecific(i32)
-declare i32 @pthread_setspecific(i32, ptr)
-declare i32 @pthread_sigmask(i32, ptr, ptr)
-@crew = external global i8
-@held_signals = external global i8
-
-define void @run(ptr %place, i64 %t) {
-entry:
-  %core = call i32 @sched_getcpu()
-  %core1 = add i32 %core, 1
-  %told = trunc i32 %core1 to i16
-  store atomic i16 %told, ptr %place monotonic, align 2
-  %key_at = getelementptr i64, ptr @crew, i64 KEY
-  %key = load i32, ptr %key_at
-  %noted = call ptr @pthread_getspecific(i32 %key)
-  %known = icmp ne ptr %noted, null
-  br i1 %known, label %row_of, label %first
-first:
-  %note = call i32 @pthread_setspecific(i32 %key, ptr @crew)
-  %caller = icmp eq i64 %t, 0
-  br i1 %caller, label %row_of, label %hold
-hold:
-  %held = call i32 @pthread_sigmask(i32 BLOCK, ptr @held_signals, ptr null)
-  br label %row_of
-row_of:
-  %few = icmp ult i64 %t, MOST
-  br i1 %few, label %look, label %end
-look:
-  %over = shl i64 %t, 6
-  %row = getelementptr i8, ptr @crew, i64 %over
-  %who = call ptr @pthread_self()
-  %was = load ptr, ptr %row
-  %same = icmp eq ptr %who, %was
-  %still = and i1 %same, %known
-  br i1 %still, label %end, label %new
-new:
-  %number = call i32 @gettid()
-  %to = getelementptr i64, ptr %row, i64 1
-  store i32 %number, ptr %to
-  store ptr %who, ptr %row
-  br label %end
-end:
-  ret void
-}
-"""
-_PART = """
-declare i32 @sched_getcpu()
-declare i32 @sched_getaffinity(i32, i64, ptr)
-declare i32 @sched_setaffinity(i32, i64, ptr)
-@crew = external global i8
-
-define void @run(ptr %cores, i64 %n, i64 %mine) {
-entry:
-  %allowed = alloca [16 x i64]
-  %here = call i32 @sched_getcpu()
-  %here1 = add i32 %here, 1
-  %told = trunc i32 %here1 to i16
-  %many = icmp ult i64 %n, MOST
-  %last = select i1 %many, i64 %n, i64 MOST
-  %moving = getelementptr i64, ptr @crew, i64 MOVING
-  %placed = icmp ult i32 %here, MOST
-  br i1 %placed, label %each, label %end
-each:
-  %t = phi i64 [0, %entry], [%t1, %next]
-  %more = icmp slt i64 %t, %last
-  br i1 %more, label %look, label %end
-look:
-  %at = getelementptr i16, ptr %cores, i64 %t
-  %core = load atomic i16, ptr %at monotonic, align 2
-  %late = icmp eq i16 %core, 0
-  %beside = icmp eq i16 %core, %told
-  %waits = or i1 %late, %beside
-  %other = icmp ne i64 %t, %mine
-  %is = and i1 %waits, %other
-  br i1 %is, label %known, label %next
-known:
-  %over = shl i64 %t, 6
-  %row = getelementptr i8, ptr @crew, i64 %over
-  %number_at = getelementptr i64, ptr %row, i64 1
-  %number = load i32, ptr %number_at
-  %some = icmp ne i32 %number, 0
-  br i1 %some, label %free, label %next
-free:
-  %taken = atomicrmw xchg ptr %moving, i64 1 acquire
-  %mine_now = icmp eq i64 %taken, 0
-  br i1 %mine_now, label %ask, label %end
-ask:
-  %asked = call i32 @sched_getaffinity(i32 %number, i64 128, ptr %allowed)
-  %good = icmp eq i32 %asked, 0
-  br i1 %good, label %move, label %moved
-move:
-  %c = zext i32 %here to i64
-  %which = lshr i64 %c, 6
-  %within = and i64 %c, 63
-  %bit = shl i64 1, %within
-  %not = xor i64 %bit, -1
-  %word = getelementptr i64, ptr %allowed, i64 %which
-  %before = load i64, ptr %word
-  %fewer = and i64 %before, %not
-  store i64 %fewer, ptr %word
-  %gone = call i32 @sched_setaffinity(i32 %number, i64 128, ptr %allowed)
-  store i64 %before, ptr %word
-  %went = icmp eq i32 %gone, 0
-  br i1 %went, label %back, label %moved
-back:
-  %anywhere = call i32 @sched_setaffinity(i32 %number, i64 128, ptr %allowed)
-  %tally = getelementptr i64, ptr @crew, i64 MOVED
-  %count = atomicrmw add ptr %tally, i64 1 monotonic
-  br label %moved
-moved:
-  store atomic i64 0, ptr %moving release, align 8
-  br label %next
-next:
-  %t1 = add i64 %t, 1
-  br label %each
-end:
-  ret void
-}
-"""
-PATIENCE = 1 << 14  # looks at threads that have not begun
-# All meet at most once in a tick of the system's coarse clock, some milliseconds.
-_GATHER = """
-declare void @GOMP_parallel(ptr, ptr, i32, i32)
-declare i32 @omp_get_thread_num()
-declare i32 @omp_get_num_threads()
-declare i32 @clock_gettime(i32, ptr)
-declare void @begin_turns(ptr, i64)
-declare void @part_threads(ptr, i64, i64)
-@latest = internal global i64 0
-
-define internal void @each(ptr %cores) {
-entry:
-  %t32 = call i32 @omp_get_thread_num()
-  %n32 = call i32 @omp_get_num_threads()
-  %t = sext i32 %t32 to i64
-  %n = sext i32 %n32 to i64
-  %own = getelementptr i16, ptr %cores, i64 %t
-  call void @begin_turns(ptr %own, i64 %t)
-  %first = icmp eq i64 %t, 0
-  br i1 %first, label %wait, label %follow
-follow:
-  call void @part_threads(ptr %cores, i64 1, i64 %t)
-  ret void
-wait:
-  %looks = phi i64 [0, %entry], [%looks1, %wait]
-  %k = phi i64 [1, %entry], [%k1, %wait]
-  %at = getelementptr i16, ptr %cores, i64 %k
-  %core = load atomic i16, ptr %at monotonic, align 2
-  %begun = icmp ne i16 %core, 0
-  %more = zext i1 %begun to i64
-  %k1 = add i64 %k, %more
-  %looks1 = add i64 %looks, 1
-  %all = icmp sge i64 %k1, %n
-  %long = icmp sgt i64 %looks1, PATIENCE
-  %over = or i1 %all, %long
-  br i1 %over, label %part, label %wait
-part:
-  call void @part_threads(ptr %cores, i64 %n, i64 0)
-  ret void
-}
-
-define void @run(i64 %n) {
-entry:
-  %time = alloca [2 x i64]
-  store [2 x i64] zeroinitializer, ptr %time
-  %got = call i32 @clock_gettime(i32 COARSE, ptr %time)
-  %part_at = getelementptr i64, ptr %time, i64 1
-  %seconds = load i64, ptr %time
-  %part = load i64, ptr %part_at
-  %whole = mul i64 %seconds, 1000000000
-  %now = add i64 %whole, %part
-  %then = load atomic i64, ptr @latest monotonic, align 8
-  %often = icmp eq i64 %now, %then
-  %few = icmp slt i64 %n, 2
-  %no = or i1 %often, %few
-  br i1 %no, label %end, label %gather
-gather:
-  store atomic i64 %now, ptr @latest monotonic, align 8
-  %flags = shl i64 %n, 1
-  %most = add i64 %flags, 63
-  %bytes = and i64 %most, -64
-  %cores = alloca i8, i64 %bytes, align 64
-  call void @clear_lines(ptr %cores, i64 %bytes)
-  %team = trunc i64 %n to i32
-  call void @GOMP_parallel(ptr @each, ptr %cores, i32 %team, i32 0)
-  br label %end
-end:
-  ret void
-}
-"""
-_NOTHING = "define void @run(ptr %place, i64 %t) {\n  ret void\n}\n"
-_NUMBERS = {
-    "MOST": MOST,
-    "MOVED": MOVED,
-    "MOVING": MOVING,
-    "PATIENCE": PATIENCE,
-    "COARSE": COARSE,
-    "KEY": KEY,
-    "BLOCK": _BLOCK,
-}
+_helpers: list[tuple[ctypes.c_ulong, CodeAddress]] = []  # and the code that each is in
+_making = threading.Lock()
 
 
 @once
 def _ready() -> bool:
-    """What texts call to keep threads apart is there from now on; where the system cannot, which is the
-    answer, it does nothing. `gather_threads(n)` is for who calls a library that uses the pool: all of
-    them meet, and part.
-    """
+    """What texts call to share turns is there from now on; whether signals can be held."""
     system = ctypes.CDLL(None)
-    can = all(hasattr(system, name) for name in _SYSTEM)
-    for name in _SYSTEM if can else ():
-        symbol(name, address_of(system, name))
-    symbol("crew", _crew)
+    names = ("sem_wait", "sem_post", "clock_gettime", "gettid", "pthread_sigmask")
+    for name in names:  # without helpers none is called
+        symbol(name, address_of(system, name) if hasattr(system, name) else None)
     symbol("held_signals", _held)
-    if can:
-        key = ctypes.c_uint()
-        system.pthread_key_create(ctypes.byref(key), None)
-        _crew[0, KEY] = key.value
-    for name, text in (
-        ("begin_turns", _BEGIN),
-        ("part_threads", _PART),
-        ("gather_threads", _CLEAR + _GATHER),
-    ):
-        symbol(name, linked(_known(text) if can else _NOTHING))
-    return can
+    symbol("facts_of_threads", facts)
+    symbol("boxes_of_helpers", boxes)
+    symbol("take_slices", linked(_slices()))
+    symbol("share_turns", linked(_region()))
+    return hasattr(system, "pthread_sigmask")
 
 
-def _known(text: str) -> str:
-    for word, number in _NUMBERS.items():
-        text = text.replace(word, str(number))
-    return text
+def _begin(count: int) -> None:
+    """So many helpers at least."""
+    if len(_helpers) >= count or not has_pool():
+        return
+    main, system, before = linked(_helper()), ctypes.CDLL(None), (ctypes.c_int64 * 16)()
+    anywhere = (ctypes.c_uint64 * 16)()
+    for k in AT_START:
+        anywhere[k // 64 % 16] |= 1 << k % 64
+    with _making:
+        system.pthread_sigmask(_BLOCK, ctypes.c_void_p(_held.ctypes.data), before)
+        for k in range(len(_helpers), min(count, MOST)):
+            at = boxes[k].ctypes.data
+            for semaphore in (WAKE, BACK):
+                system.sem_init(ctypes.c_void_p(at + semaphore), 0, 0)
+            thread = ctypes.c_ulong()
+            if system.pthread_create(ctypes.byref(thread), None, main, ctypes.c_void_p(at)):
+                break  # the system has no more
+            system.pthread_setname_np(thread, b"ostinato")
+            if PLACED:  # not where who makes it is bound to
+                system.pthread_setaffinity_np(thread, 128, ctypes.byref(anywhere))
+            _helpers.append((thread, main))
+            facts[HELPERS] = k + 1
+        system.pthread_sigmask(_SET, before, None)
 
 
-def moved() -> int:
-    """How often a thread was moved to another core."""
-    return int(_crew[0, MOVED])
+@atexit.register
+def _end() -> None:
+    """Helpers go before the code that they are in."""
+    facts[ALLOWED] = 1
+    if not _helpers:
+        return
+    end, system = linked(_ending()).function(ctypes.c_int64, ctypes.c_void_p), ctypes.CDLL(None)
+    for k, (thread, _) in enumerate(_helpers):
+        if end(boxes[k].ctypes.data):
+            system.pthread_join(thread, None)
+    _helpers.clear()
+
+
+def _alone() -> None:
+    """A forked child has no helpers; their code stays, as a copy of what they were in."""
+    global _making
+    _making = threading.Lock()
+    _helpers.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_alone)
+on_threads.append(_begin)
 
 
 # -- without threads -----------------------------------------------------------------------

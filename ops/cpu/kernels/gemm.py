@@ -1,5 +1,5 @@
 """Matrix products as functions of three arrays: oneDNN's, or OpenBLAS's in blocks that the threads
-of the one pool share, or our own with a vector.
+share, or our own with a vector.
 
 A function is made once, for arrays that lie in one way. Blocks are those of the result; where the
 result is small and the sum long, they are of the sum, in a number that depends on extents only."""
@@ -22,7 +22,7 @@ from ostinato.ops.cpu.jit.parallel import around
 from ostinato.ops.cpu.libraries.onednn import Unable, onednn_product, with_weights
 from ostinato.ops.cpu.limits import LIMITS
 from ostinato.ops.cpu.threads import blas
-from ostinato.ops.jit.stacks import Stack, stacked, transposed
+from ostinato.ops.jit.stacks import Stack, blocks_of, most_square, stacked, step_of, transposed
 
 from .gemv import ADD_UP, STREAMS, streams_pay, vector_product
 from .ordered_gemm import INTEGERS, KINDS, ordered_product
@@ -208,7 +208,11 @@ def _blas_product(a: Stack, b: Stack, out: Stack, threads: int) -> Product | Non
     work, matrices = out.size * k, math.prod(out.shape[:-2])
     worth = max(1, min(threads, work // GRAIN))
     parts = _parts(m, n, k) if matrices == 1 and out.dtype.kind == "f" else 0
-    block = (m, n, -(-k // parts)) if parts else (*_block(m, n, -(-worth // matrices)), k)
+    block = (
+        (m, n, -(-k // parts))
+        if parts
+        else (*most_square(m, n, -(-blocks_of(out, k) // matrices)), k)
+    )
     table = _table(a, b, out, block, parts > 0)
     if len(table) > MOST_TURNS:
         return None
@@ -257,7 +261,7 @@ def _below(begin: int, size: int) -> Iterator[tuple[int, int, int, int]]:
     if size <= SMALLEST:
         yield begin, begin, size, size
         return
-    half = _step(size, 2)
+    half = step_of(size, 2)
     middle = begin + half
     for i in range(middle, begin + size, LARGEST):
         for j in range(begin, middle, LARGEST):
@@ -295,19 +299,6 @@ def _parts(m: int, n: int, k: int) -> int:
     not depend on the number of threads.
     """
     return min(PARTS, k // LONG) if k >= 2 * LONG and m * n <= LONG else 0
-
-
-def _block(m: int, n: int, count: int) -> tuple[int, int]:
-    """Rows and columns of the most square of so many blocks of a result."""
-    down = min(
-        (d for d in range(1, count + 1) if count % d == 0), key=lambda d: m / d + n * d / count
-    )
-    return _step(m, down), _step(n, count // down)
-
-
-def _step(extent: int, count: int) -> int:
-    """Full vectors of what is divided."""
-    return extent if count == 1 else -(-extent // (16 * count)) * 16
 
 
 def _table(a: Stack, b: Stack, out: Stack, block: Sequence[int], apart: bool) -> Any:

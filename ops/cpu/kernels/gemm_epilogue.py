@@ -22,10 +22,10 @@ from ostinato.ops.cpu.jit.code import address_of, symbol
 from ostinato.ops.cpu.jit.emitter import Code
 from ostinato.ops.cpu.jit.llvm import function_of
 from ostinato.ops.cpu.jit.parallel import around
-from ostinato.ops.cpu.libraries.onednn import CHECKED, check_symbols, library
+from ostinato.ops.cpu.libraries.onednn import CHECKED, check_symbols, library, omp
 from ostinato.ops.cpu.limits import LIMITS
 from ostinato.ops.cpu.loops.flat import kernel_code, native_kernel
-from ostinato.ops.cpu.threads import OF_POOL, most_threads, pool
+from ostinato.ops.cpu.threads import most_threads
 from ostinato.ops.jit.behind import rest_of
 from ostinato.ops.jit.loops import SUMS, Loops, loops_over, strides_over
 from ostinato.ops.jit.random_bits import numbers_in
@@ -341,8 +341,8 @@ def _text(rest: Graph, loops: Loops, others: tuple[int, ...], many: int, form: F
 def _by_sgemm() -> tuple[list[str], list[str], str]:
     """What stands before the turns, in each of them, and before all."""
     symbol("dnnl_sgemm", address_of(library(), "dnnl_sgemm"))
-    for name in OF_POOL:
-        symbol(name, pool()[name])
+    for name, code in omp().items():
+        symbol(name, code)
     before = [
         "  %char_a = trunc i64 %turn_a to i8",
         "  %char_b = trunc i64 %turn_b to i8",

@@ -1,24 +1,27 @@
 """Matrix products by oneDNN, through its C interface, which is the same in all of 3.x.
 
-A product is prepared once, for arrays that lie in one way; a call then hands three addresses over.
+A product is prepared once, for arrays that lie in one way, in blocks of the result that depend on extents
+only; a call then hands addresses over. Each block is a product in one thread, and the threads of kernels
+share them: the library begins none, for which it would wait.
 The library is found by the wheel that brings it (`onednn-cpu-gomp`), or as the system's own."""
 
 from __future__ import annotations
 
 import ctypes
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
-from typing import Any
+from functools import cache, lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 from ostinato.ops.core.signals import clear, once_gone
 from ostinato.ops.core.spec import DType
-from ostinato.ops.cpu.jit.code import address_of, once, symbol
+from ostinato.ops.cpu.jit.code import CodeAddress, address_of, once, symbol
+from ostinato.ops.cpu.jit.emitter import Code
 from ostinato.ops.cpu.jit.llvm import function_of
-from ostinato.ops.cpu.jit.parallel import around
-from ostinato.ops.cpu.threads import OF_POOL, has_pool, pool
-from ostinato.ops.jit.stacks import Stack
+from ostinato.ops.cpu.jit.parallel import TABLES, around
+from ostinato.ops.jit.stacks import Stack, blocks_of, most_square
 
 from ostinato import settings
 
@@ -57,8 +60,6 @@ def library() -> Any:
     """oneDNN, or why there is none as a string."""
     if settings.onednn == "off":
         return "OSTINATO_ONEDNN is off"
-    if not has_pool():
-        return "there is no libgomp (Debian: libgomp1), whose threads it would use"
     try:
         found = ctypes.CDLL(settings.onednn or _path())
         found.dnnl_version.restype = ctypes.POINTER(_Version)
@@ -161,27 +162,67 @@ def _engine() -> ctypes.c_void_p:
     return _Owner(library()).make("engine", "dnnl_engine_create", _CPU, ctypes.c_size_t(0))
 
 
-@once
-def _stream() -> ctypes.c_void_p:
-    return _Owner(library()).make("stream", "dnnl_stream_create", _engine(), 1)
+_OF_THREADS = ("omp_get_max_threads", "omp_set_num_threads")
+
+
+def omp() -> dict[str, CodeAddress]:
+    """What says, and sets, how many threads a thread that calls the library may have."""
+    return {name: address_of(library(), name) for name in _OF_THREADS}
 
 
 @contextmanager
-def _team(threads: int) -> Iterator[None]:
-    """Primitives are made for as many threads as OpenMP would give the caller."""
-    most, limit = (pool()[name] for name in OF_POOL)
-    assert most is not None
-    assert limit is not None
-    most, limit = most.function(ctypes.c_int), limit.function(None, ctypes.c_int)
-    before = most()
-    limit(threads)
+def _alone() -> Iterator[None]:
+    """Primitives are made for as many threads as OpenMP would give the caller: one."""
+    most, limit = omp().values()
+    before = most.function(ctypes.c_int)()
+    limit.function(None, ctypes.c_int)(1)
     try:
         yield
     finally:
-        limit(before)
+        limit.function(None, ctypes.c_int)(before)
+
+
+# -- blocks --------------------------------------------------------------------------------
+Operands = tuple[Stack, Stack, Stack]
+
+
+class _Block(NamedTuple):
+    """A part of a product: how its operands lie, and at which byte of theirs they begin."""
+
+    operands: Operands
+    begin: tuple[int, ...]
+
+
+def _blocks(a: Stack, b: Stack, out: Stack) -> list[_Block]:
+    k, steps, found = a.shape[-1], list(out.shape), list[_Block]()
+    count = blocks_of(out, k)
+    if len(steps) > 2:
+        lead = min(count, steps[0])
+        steps[0], count = -(-steps[0] // lead), count // lead
+    steps[-2:] = most_square(steps[-2], steps[-1], max(1, count))
+    for at in itertools.product(*(range(0, n, s) for n, s in zip(out.shape, steps, strict=True))):
+        *batch, m, n = (min(s, size - p) for s, size, p in zip(steps, out.shape, at, strict=True))
+        shapes = (*batch, m, k), (*batch, k, n), (*batch, m, n)
+        x, y, z = (s._replace(shape=shape) for s, shape in zip((a, b, out), shapes, strict=True))
+        corners = (*at[:-1], 0), (*at[:-2], 0, at[-1]), at
+        begin = (
+            sum(p * step for p, step in zip(corner, s.strides, strict=True)) * s.dtype.itemsize
+            for s, corner in zip((x, y, z), corners, strict=True)
+        )
+        found.append(_Block((x, y, z), tuple(begin)))
+    return found
 
 
 # -- products ------------------------------------------------------------------------------
+class _Way(NamedTuple):
+    """How a block's product is made: the algorithm, the forms of its operands, and weights that it has
+    instead of the given ones."""
+
+    algorithm: ctypes.c_void_p
+    forms: Sequence[Any]
+    packed: Any = None
+
+
 def onednn_product(
     a: Stack, b: Stack, out: Stack, turned: bool, threads: int, packed: bool, quick: bool
 ) -> Callable[..., None]:
@@ -189,12 +230,16 @@ def onednn_product(
 
     turned: the function is called with b, a, out. packed: by the algorithm that packs both
     operands. quick: not worth letting other Python threads run meanwhile."""
-    with _owner(a, b, out) as owner, _team(threads):
-        forms = [owner.descriptor(s) for s in (a, b, out)]
-        made = _algorithm(owner, forms, "gemm" if packed else "")
-        memories = [owner.memory(f, 0) for f in forms]
-        given = [memories[k] for k in ((1, 0, 2) if turned else (0, 1, 2))]
-        return _function(owner, made, memories, given, threads, quick)
+
+    @cache
+    def way(operands: Operands) -> _Way:
+        forms = [owner.descriptor(s) for s in operands]
+        return _Way(_algorithm(owner, forms, "gemm" if packed else ""), forms)
+
+    with _owner(a, b, out) as owner, _alone():
+        blocks = _blocks(a, b, out)
+        ways = [way(block.operands) for block in blocks]
+        return _function(owner, blocks, ways, (1, 0, 2) if turned else (0, 1, 2), threads, quick)
 
 
 @contextmanager
@@ -216,27 +261,51 @@ def _owner(a: Stack, b: Stack, out: Stack) -> Iterator[_Owner]:
 
 def _function(
     owner: _Owner,
-    made: ctypes.c_void_p,
-    memories: Sequence[ctypes.c_void_p],
-    given: Sequence[ctypes.c_void_p],
+    blocks: Sequence[_Block],
+    ways: Sequence[_Way],
+    order: Sequence[int],
     threads: int,
     quick: bool,
     *kept: Any,
 ) -> Callable[..., None]:
-    """A function that multiplies these memories, of arrays whose addresses the `given` ones take."""
-    found = owner.library
-    primitive = owner.make("primitive", "dnnl_primitive_create", made)
-    form = ctypes.c_void_p(found.dnnl_primitive_desc_query_md(made, _QUERY_SCRATCHPAD, 0))
-    pad, start = _room(owner, form)
-    which = (_SOURCE, _WEIGHTS, _RESULT, _SCRATCHPAD)
-    all_of_them = (*memories, owner.memory(form, start))
-    arguments = (_Argument * 4)(*(_Argument(w, m) for w, m in zip(which, all_of_them, strict=True)))
-    facts = [1, 0 if quick else 1, 0, threads, primitive.value, _stream().value, 4]
-    facts += [ctypes.addressof(arguments), *(m.value for m in given)]
+    """A function of arrays, of which the operands are in this order. Each thread has memories of the
+    library of its own, that take the addresses."""
+    kinds = list({id(w): w for w in ways}.values())
+    primitives = [owner.make("primitive", "dnnl_primitive_create", w.algorithm) for w in kinds]
+    records, held = list[int](), list[Any](kept)
+    team = max(1, min(threads, len(blocks)))
+    for _ in range(team):
+        stream = owner.make("stream", "dnnl_stream_create", _engine(), 1)
+        for primitive, made in zip(primitives, kinds, strict=True):
+            memories = [owner.memory(form, 0) for form in made.forms]
+            arguments = _arguments(owner, made, memories, held)
+            handles = (primitive, stream, arguments, *(memories[k] for k in order))
+            records += [handle.value or 0 for handle in handles]
+    numbers = {id(w): k for k, w in enumerate(kinds)}
+    places = [
+        [numbers[id(w)], *(b.begin[k] for k in order)] for b, w in zip(blocks, ways, strict=True)
+    ]
+    tables = np.array(records, np.int64), np.array(places, np.int64)
+    facts = [len(blocks), 0 if quick else team, 0, len(kinds), *(t.ctypes.data for t in tables)]
     about = np.array(facts, np.int64)
     once_gone(about, owner.destroy)
-    text = _text(len(given), not _name(owner, made).startswith(_ON_STACK))
-    return function_of(text, about, (arguments, pad, *kept))
+    on_stack = all(_name(owner, made.algorithm).startswith(_ON_STACK) for made in kinds)
+    return function_of(_text(not on_stack), about, (*tables, *held))
+
+
+def _arguments(
+    owner: _Owner, made: _Way, memories: Sequence[ctypes.c_void_p], held: list[Any]
+) -> ctypes.c_void_p:
+    """Where the list is of what a primitive works on: these memories, and room of its own."""
+    query = owner.library.dnnl_primitive_desc_query_md
+    form = ctypes.c_void_p(query(made.algorithm, _QUERY_SCRATCHPAD, 0))
+    pad, start = _room(owner, form)
+    left, weights, result = memories
+    used = (left, made.packed or weights, result, owner.memory(form, start))
+    which = (_SOURCE, _WEIGHTS, _RESULT, _SCRATCHPAD)
+    arguments = (_Argument * 4)(*(_Argument(w, m) for w, m in zip(which, used, strict=True)))
+    held += [arguments, pad]
+    return ctypes.c_void_p(ctypes.addressof(arguments))
 
 
 def _room(owner: _Owner, form: ctypes.c_void_p) -> tuple[Any, int]:
@@ -274,36 +343,58 @@ def with_weights(
     """A function like `onednn_product`'s that has the right matrix as it is now, in the form that
     the library likes best, and does not look at its second array; and the bytes that it keeps. To
     the bit it gives what the other one does: `Unable` if it would not."""
-    with _owner(a, b, out) as owner, _team(threads):
-        found, n = owner.library, len(b.shape)
-        forms = [owner.descriptor(s) for s in (a, b, out)]
-        shape, kind = (ctypes.c_int64 * n)(*b.shape), _TYPES[b.dtype.name]
-        anyhow = owner.make("memory_desc", "dnnl_memory_desc_create_with_tag", n, shape, kind, _ANY)
-        made = _algorithm(owner, [forms[0], anyhow, forms[2]], "")
-        best = ctypes.c_void_p(found.dnnl_primitive_desc_query_md(made, _QUERY_WEIGHTS, 0))
-        if found.dnnl_memory_desc_equal(best, forms[1]):
-            raise Unable("they lie best as they are")
-        room, start = _room(owner, best)
-        packed, unused = owner.memory(best, start), owner.memory(forms[1], 0)
-        _reorder(owner, forms[1], weights, best, packed)
-        left, result = (owner.memory(f, 0) for f in (forms[0], forms[2]))
-        memories, given = (left, packed, result), (left, unused, result)
-        function = _function(owner, made, memories, given, threads, quick, room)
+    columns: dict[int, _Packed] = {}  # by where these weights begin
+
+    @cache
+    def way(operands: Operands, begin: int) -> _Way:
+        forms = [owner.descriptor(s) for s in operands]
+        n, shape = len(operands[1].shape), operands[1].shape
+        kind = (ctypes.c_int64 * n)(*shape), _TYPES[b.dtype.name]
+        best = columns[begin].form if begin in columns else owner.make(*_ANYHOW, n, *kind, _ANY)
+        made = _algorithm(owner, [forms[0], best, forms[2]], "")
+        if begin not in columns:
+            query = owner.library.dnnl_primitive_desc_query_md
+            best = ctypes.c_void_p(query(made, _QUERY_WEIGHTS, 0))
+            if owner.library.dnnl_memory_desc_equal(best, forms[1]):
+                raise Unable("they lie best as they are")
+            room, start = _room(owner, best)
+            columns[begin] = _Packed(best, owner.memory(best, start), room)
+            source = owner.memory(forms[1], weights.ctypes.data + begin)
+            _reorder(owner, forms[1], source, best, columns[begin].memory)
+        return _Way(made, forms, columns[begin].memory)
+
+    with _owner(a, b, out) as owner, _alone():
+        blocks = _blocks(a, b, out)
+        ways = [way(block.operands, block.begin[1]) for block in blocks]
+        function = _function(owner, blocks, ways, (0, 1, 2), threads, quick, columns)
     plain = onednn_product(a, b, out, False, threads, False, quick)
     if not _alike(plain, function, a, out, weights):
         raise Unable("other bits")
-    return function, room.nbytes
+    return function, sum(packed.room.nbytes for packed in columns.values())
 
 
-def _reorder(owner: _Owner, form: Any, weights: Any, best: Any, packed: ctypes.c_void_p) -> None:
+class _Packed(NamedTuple):
+    """Weights in the form that is best: that, the library's memory, and the memory itself."""
+
+    form: ctypes.c_void_p
+    memory: ctypes.c_void_p
+    room: Any
+
+
+_ANYHOW = "memory_desc", "dnnl_memory_desc_create_with_tag"
+
+
+def _reorder(
+    owner: _Owner, form: Any, source: ctypes.c_void_p, best: Any, packed: ctypes.c_void_p
+) -> None:
     engine = _engine()
     made = owner.make(
         "primitive_desc", "dnnl_reorder_primitive_desc_create", form, engine, best, engine, None
     )
     primitive = owner.make("primitive", "dnnl_primitive_create", made)
-    source = owner.memory(form, weights.ctypes.data)
+    stream = owner.make("stream", "dnnl_stream_create", engine, 1)
     arguments = (_Argument * 2)(_Argument(_FROM, source), _Argument(_TO, packed))
-    if status := owner.library.dnnl_primitive_execute(primitive, _stream(), 2, arguments):
+    if status := owner.library.dnnl_primitive_execute(primitive, stream, 2, arguments):
         raise Unable(f"dnnl_primitive_execute: status {status}")
 
 
@@ -326,38 +417,51 @@ def _some(lies: Stack) -> Any:
 
 
 # -- machine code --------------------------------------------------------------------------
-@lru_cache(8)
-def _text(many: int, held: bool) -> str:
-    """Facts: turns, threads, status, threads of the library, primitive, stream, count of arguments,
-    arguments, and the memories that take the arrays' addresses.
+@lru_cache(2)
+def _text(held: bool) -> str:
+    """Facts: turns, threads, status, kinds of blocks; what each thread has for each kind: primitive, stream,
+    arguments, and the memories that take three arrays' addresses; of each turn the kind, and where the
+    arrays begin.
     """
-    for name in ("dnnl_memory_set_data_handle", "dnnl_primitive_execute"):
-        symbol(name, address_of(library(), name))
-    for name in OF_POOL:
-        symbol(name, pool()[name])
+    names = ("dnnl_memory_set_data_handle", "dnnl_primitive_execute")
+    for name, code in {**{n: address_of(library(), n) for n in names}, **omp()}.items():
+        symbol(name, code)
     check_symbols()
-    facts = ("status", "team", "primitive", "stream", "count", "arguments")
-    code = [
-        "declare i32 @dnnl_memory_set_data_handle(ptr, ptr)",
-        "declare i32 @dnnl_primitive_execute(ptr, ptr, i32, ptr)",
-        "declare i32 @omp_get_max_threads()",
-        "declare void @omp_set_num_threads(i32)",
-        "declare void @gather_threads(i64)",
-        "define internal void @body(ptr %data, ptr %meta, i64 %lo, i64 %hi, i64 %thread) {",
-    ]
-    for k, fact in enumerate(facts, 2):
-        code.append(f"  %{fact}_at = getelementptr i64, ptr %meta, i64 {k}")
-        code.append(f"  %{fact} = load i64, ptr %{fact}_at")
-    code += [f"  %{x}_p = inttoptr i64 %{x} to ptr" for x in ("primitive", "stream", "arguments")]
-    for k in range(many):
-        code += [
-            f"  %memory{k}_at = getelementptr ptr, ptr %meta, i64 {2 + len(facts) + k}",
-            f"  %memory{k} = load ptr, ptr %memory{k}_at",
-            f"  %array{k}_at = getelementptr ptr, ptr %data, i64 {k}",
-            f"  %array{k} = load ptr, ptr %array{k}_at",
-            f"  %set{k} = call i32 @dnnl_memory_set_data_handle(ptr %memory{k}, ptr %array{k})",
-        ]
-    return "\n".join([*code, _REST, CHECKED, around(many, "shared", held)])
+    c = Code()
+    kinds, of_threads, of_turns = (
+        c.let(f"call {t} @{f}(ptr %meta, i64 {k})") for t, f, k in _FACTS
+    )
+    c.add("%before = call i32 @omp_get_max_threads()")
+    c.add("call void @omp_set_num_threads(i32 1)")
+    with c.loop("%lo", "%hi") as turn:
+        row = c.let(f"getelementptr i64, ptr {of_turns}, i64 {c.times(turn, '4')}")
+        number = c.sum(c.times("%thread", kinds), c.let(f"load i64, ptr {row}"))
+        own = c.let(f"getelementptr i64, ptr {of_threads}, i64 {c.times(number, '6')}")
+        primitive, stream, arguments, *memories = (
+            c.let(f"call ptr @array(ptr {own}, i64 {k})") for k in range(6)
+        )
+        for k, memory in enumerate(memories):
+            begin = c.let(f"call i64 @fact(ptr {row}, i64 {k + 1})")
+            whole = c.let(f"call ptr @array(ptr %data, i64 {k})")
+            at = c.let(f"getelementptr i8, ptr {whole}, i64 {begin}")
+            c.let(f"call i32 @dnnl_memory_set_data_handle(ptr {memory}, ptr {at})")
+        given = f"ptr {primitive}, ptr {stream}, i32 4, ptr {arguments}"
+        done = c.let(f"sext i32 {c.let(f'call i32 @dnnl_primitive_execute({given})')} to i64")
+        status = c.let("getelementptr i64, ptr %meta, i64 2")
+        c.let(f"atomicrmw or ptr {status}, i64 {done} monotonic")
+    c.add("call void @omp_set_num_threads(i32 %before)")
+    head = "define internal void @body(ptr %data, ptr %meta, i64 %lo, i64 %hi, i64 %thread) {"
+    body = "\n".join([head, *c.entry, *c.lines.text, "  ret void", "}"])
+    return "\n".join([TABLES, _CALLED, body, CHECKED, around(3, "shared", held)])
+
+
+_FACTS = (("i64", "fact", 3), ("ptr", "array", 4), ("ptr", "array", 5))
+_CALLED = """
+declare i32 @dnnl_memory_set_data_handle(ptr, ptr)
+declare i32 @dnnl_primitive_execute(ptr, ptr, i32, ptr)
+declare i32 @omp_get_max_threads()
+declare void @omp_set_num_threads(i32)
+"""
 
 
 def check_symbols() -> None:
@@ -365,20 +469,6 @@ def check_symbols() -> None:
     symbol("Py_DecRef", address_of(ctypes.pythonapi, "Py_DecRef"))
     symbol("memory_error", MemoryError)
 
-
-_REST = """
-  %before = call i32 @omp_get_max_threads()
-  %team32 = trunc i64 %team to i32
-  %count32 = trunc i64 %count to i32
-  call void @gather_threads(i64 %team)
-  call void @omp_set_num_threads(i32 %team32)
-  %done = call i32 @dnnl_primitive_execute(ptr %primitive_p, ptr %stream_p, i32 %count32, ptr %arguments_p)
-  call void @omp_set_num_threads(i32 %before)
-  %done64 = sext i32 %done to i64
-  store i64 %done64, ptr %status_at
-  ret void
-}
-"""
 
 # A `run` that looks whether the library said, in the first of its facts, that it could not.
 CHECKED = """
