@@ -96,8 +96,8 @@ class Picked(Array):
     def __copy__(self) -> Array:
         return pick(self.whole, self.mask, self.axis, self.line)
 
-    def ravel(self) -> Array:
-        return self.__copy__() if self.ndim == 1 else super().ravel()
+    def ravel(self, order: str = "C") -> Array:
+        return self.__copy__() if self.ndim == 1 else super().ravel(order)
 
     flatten = ravel
 

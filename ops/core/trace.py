@@ -132,8 +132,8 @@ def collect(
         line = lines.get(term.line)
         if line is None:
             line = lines[term.line] = short(term.line)
-        inputs = [value(t, j) for t, j in term.inputs]
-        values[id(term)] = builder.add(term.op.name, inputs, term.params, term.specs, line)
+        ins = [value(t, j) for t, j in term.inputs]
+        values[id(term)] = builder.add(term.op.name, ins, term.params, term.specs, line)
     return Collected(builder.graph([value(t, k) for t, k in roots]), captured, held, order)
 
 
