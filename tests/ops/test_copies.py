@@ -73,6 +73,15 @@ def test_which_copies_are_shared() -> None:
     np.testing.assert_array_equal(made, z)
 
 
+def test_a_piece_without_elements_is_no_piece() -> None:
+    """The other one takes what it needs of the operands, not all of them."""
+    x, none, made = np.arange(12.0).reshape(3, 4), np.empty((0, 4)), np.empty((3, 4))
+    copy = in_pieces([Piece(0), Piece(1, (slice(0, 0),))], [x, none, made], 1, often=True)
+    assert copy is not None
+    copy(x, none, made)
+    np.testing.assert_array_equal(made, x)
+
+
 @pytest.mark.parametrize(("shape", "axis"), [((5,), 0), ((4, 5), 0), ((4, 5), 1), ((2, 3, 4), 1)])
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int64", "uint8", "bool"])
 def test_at_a_place_that_is_found_out_as_it_runs(

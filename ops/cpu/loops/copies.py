@@ -124,8 +124,12 @@ def in_pieces(
             return None
         if to.size:
             parts.append((kernel, piece))
-    whole = len(parts) == 1 and not parts[0][1].at
-    return parts[0][0] if whole else Pieces(parts)
+    if len(parts) == 1:
+        ((kernel, piece),) = parts
+        known = [*range(len(xs)), -1]
+        if not piece.at and piece.given(known, -1) == known:  # of all operands, and as they come
+            return kernel
+    return Pieces(parts)
 
 
 def _at_places(piece: Piece, xs: Sequence[Any], out: Any, threads: int) -> Copy | None:
