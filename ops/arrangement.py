@@ -13,7 +13,7 @@ from ostinato.errors import ArgumentError, BoundsError
 
 from . import linalg
 from .contraction import diagonal, matmul, tensordot, vecdot
-from .core.array import Array, Operandish, as_array, unify
+from .core.array import Array, Operandish, as_array, export, unify
 from .core.spec import DTypeLike, bool_
 from .core.user_line import misfit
 from .creation import eye, ones, zeros
@@ -489,7 +489,7 @@ def identity(n: int, dtype: DTypeLike | None = None) -> Array:
     return eye(n, dtype=dtype)
 
 
-def tri(N: int, M: int | None = None, k: int = 0, *, dtype: DTypeLike | None = None) -> Array:
+def tri(N: int, M: int | None = None, k: int = 0, dtype: DTypeLike | None = None) -> Array:
     """Ones on and below the k-th diagonal.
 
     >>> ost.tri(3)
@@ -566,7 +566,8 @@ def cross(
 
 
 # -- along an axis -------------------------------------------------------------------------------
-def cumsum(a: Operandish, axis: int | None = None, *, dtype: DTypeLike | None = None) -> Array:
+@export
+def cumsum(a: Operandish, axis: int | None = None, dtype: DTypeLike | None = None) -> Array:
     """Running sums along an axis; of all elements in one row, for None.
 
     >>> ost.cumsum([1, 2, 3])
@@ -576,7 +577,8 @@ def cumsum(a: Operandish, axis: int | None = None, *, dtype: DTypeLike | None = 
     return cumulative_sum(x, axis=d, dtype=dtype)
 
 
-def cumprod(a: Operandish, axis: int | None = None, *, dtype: DTypeLike | None = None) -> Array:
+@export
+def cumprod(a: Operandish, axis: int | None = None, dtype: DTypeLike | None = None) -> Array:
     """Running products along an axis; of all elements in one row, for None.
 
     >>> ost.cumprod([1, 2, 3])

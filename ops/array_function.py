@@ -43,7 +43,7 @@ from . import (
     whole_numbers,
 )
 from . import elementwise as e
-from .core.array import Array, another, as_array, functions, weak_kind
+from .core.array import Array, as_array, functions, weak_kind
 from .core.spec import DTYPES, DType, bool_, float64, int64, is_inexact, promote
 from .core.spelling import of_numpy
 from .core.user_line import misfit
@@ -596,16 +596,9 @@ _IN_PLACE = ("copyto", "putmask", "place", "put", "put_along_axis", "fill_diagon
 
 def _written(name: str, x: Array, *args: Any, **options: Any) -> None:
     """What writes to its first argument, which is ours."""
-    given = _given(name, (x, *args), options).arguments
-    if name == "fill_diagonal" and not given.get("wrap"):
-        places.fill_diagonal(x, given["val"])
-        return
-    if name != "copyto" or given.get("casting", "same_kind") != "same_kind":
-        raise _unchanged(name)
-    values = as_array(given["src"])
-    kept = given.get("where", True)
-    made = shape.broadcast_to(values, x.shape) if kept is True else e.where(kept, values, x)
-    assigning.written(x, another(made) if made is values else made, "np.copyto")
+    made = getattr(places, name)(x, *args, **options)
+    if made is not None:
+        assigning.written(x, made, f"np.{name}")
 
 
 def _alike(ufunc: Any, inputs: Sequence[Any], results: Any) -> Any:

@@ -14,17 +14,19 @@ operations use, give what they are given where nothing changes."""
 from __future__ import annotations
 
 import math
+from types import FrameType
 from typing import Any
 
 import numpy as np
 
-from ostinato.errors import DTypeError, ShapeError
+from ostinato.errors import AssignmentError, DTypeError, ShapeError
 
 from . import elementwise
 from .core import array
 from .core.array import Array, Operandish, another, as_array, export, in_dtype, weak_kind
 from .core.spec import DType, DTypeLike, Shape, is_inexact
 from .core.user_line import misfit
+from .core.views import is_dropped
 from .indexing import fits, shape_of, updated
 from .picked import Picked
 from .picking import under_mask
@@ -96,6 +98,18 @@ def in_place(x: Array, made: Array, what: str) -> Array:
             do=f"convert the array first, x.astype(ost.{made.dtype.name}), or make another one",
         )
     return astype(made, x.dtype, copy=False)
+
+
+@export
+def changed(x: Any, made: Array, what: str, frame: FrameType) -> Array:
+    """What was made of x by what NumPy does in place: in a statement, x itself is that from now on."""
+    if not is_dropped(frame):
+        return made
+    if not isinstance(x, Array):
+        got, do = f"a {type(x).__name__}, and nobody who takes the result", "assign the result"
+        raise misfit(AssignmentError, what, got=got, needed="an array of ost's", do=do)
+    x._tell_view(what, frame, False)
+    return written(x, made, what)
 
 
 @export

@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 import string
 from collections.abc import Sequence
-from typing import Any
+from types import EllipsisType
+from typing import Any, overload
 
 import numpy as np
 
@@ -447,6 +448,12 @@ def _lettered(given: tuple[Any, ...]) -> tuple[str, tuple[Any, ...]]:
     return ",".join(words) + arrow, given[0 : len(given) - len(given) % 2 : 2]
 
 
+@overload
+def einsum(text: str, /, *operands: Operandish, optimize: Any = True) -> Array: ...
+@overload
+def einsum(
+    a: Operandish, labels: Sequence[int | EllipsisType], /, *more: Any, optimize: Any = True
+) -> Array: ...
 @export
 @door
 def einsum(text: Any, /, *operands: Any, optimize: Any = True) -> Array:

@@ -474,6 +474,10 @@ def repeat(x: int, repeats: Callable[[S], S], /, state: S) -> S: ...
 def repeat(x: Operandish, repeats: Operandish, /, *, axis: int | None = ...) -> Array: ...
 
 
+@overload
+def repeat(x: Operandish, repeats: Operandish, axis: int | None, /) -> Array: ...
+
+
 @export
 @door
 def repeat(x: Any, repeats: Any, /, state: Any = None, *, axis: int | None = None) -> Any:
@@ -487,7 +491,7 @@ def repeat(x: Any, repeats: Any, /, state: Any = None, *, axis: int | None = Non
     Array([0, 0, 1, 1, 2, 2], dtype=int64)
     """
     if not callable(repeats):
-        return repeat_elements(x, repeats, axis)
+        return repeat_elements(x, repeats, axis if state is None else state)
     function, trips = repeats, whole_number(x, "repeat", 0)
     return _run_loop(lambda index, s, _: (function(s), None), state, None, trips, False, "repeat")[
         0

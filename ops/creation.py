@@ -432,9 +432,8 @@ def linspace(
 
 @export
 def eye(
-    n_rows: int,
-    n_cols: int | None = None,
-    /,
+    N: int,
+    M: int | None = None,
     k: int = 0,
     dtype: DTypeLike | None = None,
     order: str | None = None,
@@ -450,7 +449,7 @@ def eye(
     """
     check_device("eye", device)
     counts_columns(order, "eye")
-    height, width = as_shape((n_rows, n_rows if n_cols is None else n_cols))
+    height, width = as_shape((N, N if M is None else M))
     kind = as_dtype(dtype) if dtype is not None else float64
     k = diagonal_number(k, (height, width), "eye")
     on = equal(iota((height, 1), 0) + k, iota((1, width), 1))
@@ -459,9 +458,13 @@ def eye(
 
 @export
 def meshgrid(
-    *arrays: Operandish, indexing: Literal["xy", "ij"] = "xy", sparse: bool = False
+    *arrays: Operandish,
+    indexing: Literal["xy", "ij"] = "xy",
+    sparse: bool = False,
+    copy: bool = True,
 ) -> list[Array]:
-    """Coordinate arrays of a grid whose axes are these vectors; of one line each, if `sparse`.
+    """Coordinate arrays of a grid whose axes are these vectors; of one line each, if `sparse`. Arrays
+    are values, so `copy`, which NumPy has, is all the same.
 
     >>> x, y = ost.meshgrid(ost.arange(3), ost.arange(2))
     >>> y

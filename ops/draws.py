@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, overload
 
@@ -16,6 +17,7 @@ import numpy as np
 
 from ostinato.errors import ArgumentError, DTypeError, ShapeError
 
+from .assigning import changed
 from .core.array import Array, Operandish, Split, apply, as_array, weak_kind
 from .core.index import LETTERS, Indices
 from .core.parameters import DTYPE, FLAG, SHAPE, unfit, whole
@@ -600,12 +602,14 @@ def permuted(
 
 
 def shuffle(x: Operandish, /, axis: int = 0, *, seed: Any = None) -> Array:
-    """The slices of an array along an axis, in random order.
+    """The slices of an array along an axis, in random order. As a statement it shuffles the array itself,
+    as NumPy's does.
 
     >>> ost.random.shuffle(ost.arange(4), seed=7)
     Array([2, 1, 0, 3], dtype=int64)
     """
-    return permutation(as_array(x), axis=axis, seed=seed)
+    made = permutation(as_array(x), axis=axis, seed=seed)
+    return changed(x, made, "shuffle", sys._getframe(1))
 
 
 # -- in kernels ----------------------------------------------------------------------------

@@ -1505,13 +1505,22 @@ def where(
 
 
 @export
-def clip(x: Operandish, /, min: Operandish | None = None, max: Operandish | None = None) -> Array:
-    """x, but at least min and at most max.
+def clip(
+    x: Operandish,
+    /,
+    min: Operandish | None = None,
+    max: Operandish | None = None,
+    *,
+    a_min: Operandish | None = None,
+    a_max: Operandish | None = None,
+) -> Array:
+    """x, but at least min and at most max, which NumPy calls `a_min` and `a_max`, too.
 
     >>> ost.clip([1, 5, 9], 2, 6)
     Array([2, 5, 6], dtype=int64)
     """
     given = x = as_array(x)
+    min, max = min if a_min is None else a_min, max if a_max is None else a_max
     for limit, nearer, is_low in ((min, maximum, True), (max, minimum, False)):
         if limit is None:
             continue

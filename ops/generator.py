@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import itertools
 import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from . import distributions, draws, more_distributions
+from . import assigning, distributions, draws, more_distributions
 from .core.array import Array, Operandish, as_array
 from .core.spec import DTypeLike, ShapeLike, float64, int64
 from .core.spelling import hint
@@ -20,7 +21,7 @@ from .shape import whole_number
 class Generator:
     """Draws numbers that depend on its seed and on how many draws came before, and on nothing else: no
     layout and no number of workers changes them. Within a compiled function each call draws anew, as
-    functions without a seed do. Arrays never change, so `shuffle` returns what it made.
+    functions without a seed do.
 
     >>> rng = ost.random.default_rng(7)
     >>> rng.integers(0, 10, size=3)
@@ -96,8 +97,10 @@ class Generator:
         return draws.permutation(x, axis=axis, seed=self._next())
 
     def shuffle(self, x: Operandish, axis: int = 0) -> Array:
-        """An array's slices along an axis in random order, as a new array."""
-        return draws.shuffle(x, axis, seed=self._next())
+        """An array's slices along an axis in random order, as a new array; as a statement, it shuffles
+        the array itself, as NumPy's does."""
+        made = draws.permutation(as_array(x), axis=axis, seed=self._next())
+        return assigning.changed(x, made, "shuffle", sys._getframe(1))
 
     def permuted(self, x: Operandish, axis: int | None = None) -> Array:
         """The elements along an axis in random order, in each line another."""

@@ -216,9 +216,19 @@ def _or_other(x1: Operandish, x2: Operandish, better: Callable[..., Array]) -> A
     return where(isnan(x2), x1, where(isnan(x1), x2, found)) if is_inexact(found.dtype) else found
 
 
-def polyfit(x: Operandish, y: Operandish, deg: int, w: Operandish | None = None) -> Array:
+def polyfit(
+    x: Operandish,
+    y: Operandish,
+    deg: int,
+    rcond: float | None = None,
+    full: bool = False,
+    w: Operandish | None = None,
+    cov: bool | str = False,
+) -> Any:
     """The polynomial of a degree that is nearest to points by least squares, the coefficient of the highest
-    power first; `y` may have a column for each of several. Weights multiply what is left.
+    power first; `y` may have a column for each of several. Weights multiply what is left. `full` gives
+    residuals, rank, singular values and `rcond`, too; `cov` the covariances of the coefficients, scaled by
+    what is left, or as they are for "unscaled".
 
     >>> ost.round(ost.polyfit([0.0, 1.0, 2.0], [1.0, 3.0, 5.0], 1), 6)
     Array([2., 1.], dtype=float64)
@@ -237,8 +247,19 @@ def polyfit(x: Operandish, y: Operandish, deg: int, w: Operandish | None = None)
         table = table * each[:, None]
         target = target * (each if target.ndim == 1 else each[:, None])
     scale = sqrt(sum_of(table * table, axis=0))
-    found: Array = linalg.lstsq(table / scale, target).x
-    return found / (scale if target.ndim == 1 else scale[:, None])
+    tall = table / scale
+    rcond = float(np.finfo(v.dtype).eps) * v.size if rcond is None else rcond
+    solved = linalg.lstsq(tall, target, rcond)
+    found = solved.x / (scale if target.ndim == 1 else scale[:, None])
+    if full:
+        return found, solved.residuals, solved.rank, solved.singular_values, rcond
+    if not cov:
+        return found
+    spread = linalg.inv(tall.T @ tall) / (scale[:, None] * scale)
+    if cov != "unscaled":
+        share = solved.residuals / (v.size - deg - 1)
+        spread = spread * share if target.ndim == 1 else spread[:, :, None] * share
+    return found, spread
 
 
 def polyval(p: Operandish, x: Operandish) -> Array:

@@ -2,31 +2,39 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from ostinato.errors import ArgumentError, ShapeError
+from ostinato.errors import ArgumentError, DTypeError, ShapeError
 
 from .arrangement import ravel
-from .core.array import Array, Operandish, apply, as_array
+from .assigning import changed, written
+from .core.array import Array, Operandish, another, apply, as_array
 from .core.spec import DTypeLike, bool_, int64
 from .core.user_line import misfit
-from .creation import arange, iota, zeros
+from .creation import arange, iota, meshgrid, zeros
 from .elementwise import as_dtype, astype
+from .elementwise import where as choice
 from .indexing import inside, take
 from .masks import nonzero
+from .reduction import cumulative_sum
 from .shape import MODES, axis_of, broadcast_to, listed, moveaxis, reshape, slice_axes, stack
 
 __all__ = [
+    "copyto",
     "diag_indices",
     "diag_indices_from",
     "fill_diagonal",
     "fromfunction",
     "indices",
     "ix_",
+    "place",
+    "put",
     "put_along_axis",
+    "putmask",
     "ravel_multi_index",
     "sliding_window_view",
     "tril_indices",
@@ -48,7 +56,7 @@ def put_along_axis(
     mode: str = "set",
 ) -> Array:
     """The array with values at each line's own places along an axis: set there, or joined by `add`,
-    `multiply`, `min` or `max`. The array that was given stays.
+    `multiply`, `min` or `max`. The array that was given stays, except in a statement, as in NumPy.
 
     >>> ost.put_along_axis([[3, 1], [2, 4]], [[0], [1]], 9)
     Array([[9, 1],
@@ -56,7 +64,9 @@ def put_along_axis(
     """
     x, i = as_array(arr), as_array(indices)
     if axis is None:
-        return reshape(put_along_axis(ravel(x), ravel(i), values, 0, mode=mode), x.shape)
+        row = put_along_axis(ravel(x), ravel(i), values, 0, mode=mode)
+        made = reshape(row, x.shape)
+        return changed(arr, made, "put_along_axis", sys._getframe(1))
     d = axis_of(axis, x.ndim, "put_along_axis")
     if mode not in MODES:
         raise misfit(ArgumentError, "put_along_axis", got=f"mode={mode!r}", needed=", ".join(MODES))
@@ -72,12 +82,12 @@ def put_along_axis(
         broadcast_to(i, shape) if k == d else apply("iota", shape=shape, axis=k, dtype=int64)
         for k in range(x.ndim)
     )
-    made: Array = getattr(x.at[lines], mode)(values)
-    return made
+    made = getattr(x.at[lines], mode)(values)
+    return changed(arr, made, "put_along_axis", sys._getframe(1))
 
 
-def indices(dimensions: Sequence[int], dtype: DTypeLike = int64) -> Array:
-    """For each axis of a grid the places along it.
+def indices(dimensions: Sequence[int], dtype: DTypeLike = int64, sparse: bool = False) -> Any:
+    """For each axis of a grid the places along it; of one line each, in a tuple, if `sparse`.
 
     >>> ost.indices((2, 2))[1]
     Array([[0, 1],
@@ -85,6 +95,9 @@ def indices(dimensions: Sequence[int], dtype: DTypeLike = int64) -> Array:
     """
     shape = listed(dimensions, "indices")
     kind = as_dtype(dtype)
+    if sparse:
+        rows = [apply("iota", shape=(n,), axis=0, dtype=kind) for n in shape]
+        return tuple(meshgrid(*rows, indexing="ij", sparse=True))
     if not shape:
         return zeros((0,), dtype=kind)
     return stack([apply("iota", shape=shape, axis=d, dtype=kind) for d in range(len(shape))])
@@ -217,8 +230,80 @@ def ravel_multi_index(
     return found
 
 
-def fill_diagonal(a: Array, val: Operandish) -> None:
-    """Puts a value, or one for each place, on the diagonal of an array, which then stands for that.
+def copyto(dst: Array, src: Operandish, casting: str = "same_kind", where: Any = True) -> None:
+    """Puts values into an array, or where a mask says so; `casting` as in NumPy, down to "same_kind".
+
+    >>> x = ost.zeros(3)
+    >>> ost.copyto(x, [1.0, 2.0, 3.0], where=[True, False, True])
+    >>> x
+    Array([1., 0., 3.], dtype=float64)
+    """
+    x = _own(dst, "copyto")
+    values = as_array(src)
+    if casting != "same_kind":
+        if not np.can_cast(values.dtype, x.dtype, casting):  # type: ignore[arg-type]
+            got = f"{values.dtype.name} for {x.dtype.name} and casting={casting!r}"
+            raise misfit(DTypeError, "copyto", got=got, needed="a cast that this allows")
+        values = astype(values, x.dtype)
+    made = broadcast_to(values, x.shape) if where is True else choice(where, values, x)
+    written(x, another(made) if made is values else made, "copyto")
+
+
+def put(a: Array, ind: Operandish, v: Operandish, mode: str = "raise") -> None:
+    """Puts values at places among the elements in one row, again and again if there are fewer.
+
+    >>> x = ost.zeros(4)
+    >>> ost.put(x, [0, -1], [1.0, 2.0])
+    >>> x
+    Array([1., 0., 0., 2.], dtype=float64)
+    """
+    x, places, values = _own(a, "put"), ravel(ind), ravel(v)
+    if places.size and values.size:
+        picks = take(values, arange(places.size) % values.size)
+        x.flat[inside(places, x.size, mode, "put")] = picks
+
+
+def putmask(a: Array, mask: Operandish, values: Operandish) -> None:
+    """Puts values where a mask holds, each element's own, as if they were repeated.
+
+    >>> x = ost.arange(4)
+    >>> ost.putmask(x, x > 1, [10, 20])
+    >>> x
+    Array([ 0,  1, 10, 20], dtype=int64)
+    """
+    x, row = _own(a, "putmask"), ravel(values)
+    x[...] = choice(mask, _again(row, arange(x.size), x), x)
+
+
+def place(arr: Array, mask: Operandish, vals: Operandish) -> None:
+    """Puts the first value where a mask holds first, and so on, again and again if there are fewer.
+
+    >>> x = ost.arange(4)
+    >>> ost.place(x, x > 1, [10, 20])
+    >>> x
+    Array([ 0,  1, 10, 20], dtype=int64)
+    """
+    x, row, held = _own(arr, "place"), ravel(vals), astype(mask, bool_)
+    number = cumulative_sum(astype(ravel(held), int64)) - 1
+    x[...] = choice(held, _again(row, number, x), x)
+
+
+def _again(row: Array, numbers: Array, x: Array) -> Array:
+    if not row.size:
+        raise misfit(ArgumentError, "values", got="none of them", needed="at least one")
+    return reshape(take(astype(row, x.dtype), numbers % row.size), x.shape)
+
+
+def _own(x: Any, name: str) -> Array:
+    """An array that can be assigned to."""
+    if isinstance(x, Array):
+        return x
+    raise misfit(ArgumentError, name, got=f"a {type(x).__name__}", needed="an array of ostinato's")
+
+
+def fill_diagonal(a: Array, val: Operandish, wrap: bool = False) -> None:
+    """Puts a value, or one for each place, on the diagonal of an array, which then stands for that. Of a
+    matrix with many rows, `wrap` begins it anew, one row further down.
 
     >>> x = ost.ones((2, 2))
     >>> ost.fill_diagonal(x, 0.0)
@@ -235,7 +320,10 @@ def fill_diagonal(a: Array, val: Operandish) -> None:
         )
     if a.ndim > 2 and len({*a.shape}) > 1:
         raise misfit(ShapeError, "fill_diagonal", got=f"shape {a.shape}", needed="one extent")
-    a[(arange(min(a.shape)),) * a.ndim] = val
+    if wrap and a.ndim == 2:
+        a.flat[:: a.shape[1] + 1] = ravel(val)[0] if as_array(val).size == 1 else val
+    else:
+        a[(arange(min(a.shape)),) * a.ndim] = val
 
 
 def fromfunction(

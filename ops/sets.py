@@ -12,11 +12,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Literal, NamedTuple, overload
 
 import numpy as np
 
-from ostinato.errors import ShapeError
+from ostinato.errors import ArgumentError, ShapeError
 
 from .core import array
 from .core.array import Array, Operandish, apply, as_array, export, unify
@@ -117,15 +118,24 @@ op(
 
 
 @export
-def isin(x: Operandish, elements: Operandish, /, *, invert: bool = False) -> Array:
-    """Whether each element is one of these, which every worker has whole.
+def isin(
+    x: Operandish,
+    /,
+    test_elements: Operandish,
+    assume_unique: bool = False,
+    invert: bool = False,
+    *,
+    kind: str | None = None,
+) -> Array:
+    """Whether each element is one of these, which every worker has whole. How they are looked up is not
+    the user's to say: `assume_unique` and `kind` are there since NumPy has them.
 
     >>> ost.isin([1, 2, 3], [2, 4])
     Array([False,  True, False], dtype=bool)
     """
-    x, e = unify(x, elements)
-    kind = promote(x.dtype, e.dtype)
-    x, e = astype(x, kind), reshape(astype(e, kind), (-1,))
+    x, e = unify(x, test_elements)
+    both = promote(x.dtype, e.dtype)
+    x, e = astype(x, both), reshape(astype(e, both), (-1,))
     if x.dtype.kind == "c":
         found = anywhere(equal(expand_dims(x, axis=x.ndim), e), axis=-1)
     elif e.size == 0:
@@ -405,15 +415,27 @@ def union1d(
 
 
 def intersect1d(
-    ar1: Operandish, ar2: Operandish, *, size: int | None = None, fill_value: Any = None
-) -> Array:
-    """The values that are in both, in order; with `size`, so many, the rest filled.
+    ar1: Operandish,
+    ar2: Operandish,
+    assume_unique: bool = False,
+    return_indices: bool = False,
+    *,
+    size: int | None = None,
+    fill_value: Any = None,
+) -> Any:
+    """The values that are in both, in order; with `size`, so many, the rest filled. `return_indices`
+    gives where each stands first in the one and in the other, too.
 
     >>> ost.intersect1d([1, 2], [2, 3])
     Array([2], dtype=int64)
     """
     if size is None:
-        return _read("intersect1d", np.intersect1d, ar1, ar2)[0]
+        how = {"assume_unique": assume_unique, "return_indices": return_indices}
+        found = _read("intersect1d", partial(np.intersect1d, **how), ar1, ar2)
+        return tuple(found) if return_indices else found[0]
+    if return_indices:
+        got, needed = "return_indices=True and a size", "one of them"
+        raise misfit(ArgumentError, "intersect1d", got=got, needed=needed)
     a, b = _two(ar1, ar2, "intersect1d")
     return _picked(a, lambda x: isin(x, b), size, fill_value, "intersect1d")
 

@@ -47,7 +47,7 @@ from .core.parameters import (
     unfit,
 )
 from .core.registry import ANY, Params, Piece, Place, Specs, op, stream_cost
-from .core.spec import DType, Shape, Spec, float32, int64, is_float, promote
+from .core.spec import DType, DTypeLike, Shape, Spec, float32, int64, is_float, promote
 from .core.user_line import misfit
 from .elementwise import astype, broadcast, greater_equal, number_of, where
 
@@ -466,7 +466,7 @@ def moveaxis(
 
 
 @export
-def swapaxes(x: Operandish, a: int, b: int, /) -> Array:
+def swapaxes(x: Operandish, /, axis1: int, axis2: int) -> Array:
     """Two axes swapped.
 
     >>> ost.swapaxes(ost.zeros((2, 3, 4)), 0, 2).shape
@@ -474,7 +474,7 @@ def swapaxes(x: Operandish, a: int, b: int, /) -> Array:
     """
     x = as_array(x)
     order = list(range(x.ndim))
-    a, b = axis_of(a, x.ndim, "swapaxes"), axis_of(b, x.ndim, "swapaxes")
+    a, b = (axis_of(d, x.ndim, "swapaxes") for d in (axis1, axis2))
     order[a], order[b] = order[b], order[a]
     return permute_dims(x, order)
 
@@ -783,8 +783,15 @@ op(
 
 
 @export
-def concat(arrays: Sequence[Operandish], /, axis: int | None = 0) -> Array:
-    """One after the other along an axis; flattened first for None.
+def concat(
+    arrays: Sequence[Operandish],
+    /,
+    axis: int | None = 0,
+    *,
+    dtype: DTypeLike | None = None,
+    casting: str = "same_kind",
+) -> Array:
+    """One after the other along an axis; flattened first for None. `casting` is there since NumPy has it.
 
     >>> ost.concat([[1, 2], [3]])
     Array([1, 2, 3], dtype=int64)
@@ -794,11 +801,14 @@ def concat(arrays: Sequence[Operandish], /, axis: int | None = 0) -> Array:
     xs = unify(*arrays)
     if axis is None:
         xs, axis = [reshape(x, (-1,)) for x in xs], 0
-    return apply("concat", *xs, axis=axis_of(axis, xs[0].ndim, "concat"))
+    found = apply("concat", *xs, axis=axis_of(axis, xs[0].ndim, "concat"))
+    return found if dtype is None else astype(found, dtype)
 
 
 @export
-def stack(arrays: Sequence[Operandish], /, axis: int = 0) -> Array:
+def stack(
+    arrays: Sequence[Operandish], /, axis: int = 0, *, dtype: DTypeLike | None = None
+) -> Array:
     """Side by side along a new axis.
 
     >>> ost.stack([[1, 2], [3, 4]], axis=1)
@@ -814,7 +824,7 @@ def stack(arrays: Sequence[Operandish], /, axis: int = 0) -> Array:
             needed="arrays of one shape",
         )
     at = axis_of(axis, xs[0].ndim + 1, "stack")
-    return concat([expand_dims(x, axis=at) for x in xs], axis=at)
+    return concat([expand_dims(x, axis=at) for x in xs], axis=at, dtype=dtype)
 
 
 @export
@@ -885,13 +895,13 @@ def add_zeros(x: Array, width: Any) -> Array:
 
 
 @export
-def tile(x: Operandish, repetitions: int | Sequence[int], /) -> Array:
+def tile(x: Operandish, /, reps: int | Sequence[int]) -> Array:
     """The whole array again and again along its axes.
 
     >>> ost.tile([1, 2], 2)
     Array([1, 2, 1, 2], dtype=int64)
     """
-    x, given = as_array(x), listed(repetitions, "tile")
+    x, given = as_array(x), listed(reps, "tile")
     counts = (1,) * (x.ndim - len(given)) + given
     if min(counts, default=0) < 0:
         raise misfit(ArgumentError, "tile", got=f"{given}", needed="numbers of 0 or more")

@@ -9,6 +9,7 @@ import ml_dtypes
 from ostinato.errors import ArgumentError, ShapeError
 
 from .arrangement import atleast_2d, cumprod, cumsum
+from .assigning import written
 from .contraction import diagonal, matmul
 from .core.array import Array, Axis, Operandish, another, as_array
 from .core.spec import DTypeLike, float64, int64, is_inexact, promote, real_of
@@ -220,15 +221,20 @@ def ptp(a: Operandish, axis: Axis = None, *, keepdims: bool = False) -> Array:
 
 
 # -- NaN left out ------------------------------------------------------------------------------------
-def nan_to_num(x: Operandish, nan: Any = 0.0, posinf: Any = None, neginf: Any = None) -> Array:
+def nan_to_num(
+    x: Operandish, copy: bool = True, nan: Any = 0.0, posinf: Any = None, neginf: Any = None
+) -> Array:
     """Numbers in the place of NaN, and of infinities: the largest and the smallest, unless said otherwise.
+    With copy=False, the array itself is that from now on.
 
     >>> ost.nan_to_num([1.0, np.nan])
     Array([1., 0.], dtype=float64)
     """
+    if not copy and isinstance(x, Array):
+        return written(x, nan_to_num(x, True, nan, posinf, neginf), "nan_to_num")
     y = as_array(x)
     if y.dtype.kind == "c":
-        first, second = (nan_to_num(part, nan, posinf, neginf) for part in (real(y), imag(y)))
+        first, second = (nan_to_num(part, True, nan, posinf, neginf) for part in (real(y), imag(y)))
         return first + second * 1j
     if not is_inexact(y.dtype):
         return another(y)

@@ -576,6 +576,10 @@ class Array:
         """The one element as a Python number."""
         return cast(Scalar, self._scalar("item()", ShapeError).item())
 
+    def tobytes(self) -> bytes:
+        """The bytes of the values, the last index running fastest."""
+        return reader.value(self).tobytes()
+
     def tolist(self) -> Any:
         """The values as Python's numbers, in nested lists."""
         return reader.value(self).tolist()
@@ -910,7 +914,7 @@ class Array:
     def copy(self, order: str = "C") -> Array:
         return _call("copy", self, order)
 
-    def astype(self, dtype: DTypeLike, /, *, copy: bool = True) -> Array:
+    def astype(self, dtype: DTypeLike, *, copy: bool = True) -> Array:
         if not copy:
             return cast(Array, functions["astype"](self, dtype, copy=False))
         return _call("astype", self, dtype)
@@ -925,11 +929,20 @@ class Array:
             return self.T
         return _call("permute_dims", self, axes[0] if not _is_int(axes[0]) else axes)
 
-    def swapaxes(self, a: int, b: int) -> Array:
-        return _call("swapaxes", self, a, b)
+    def swapaxes(self, axis1: int, axis2: int) -> Array:
+        return _call("swapaxes", self, axis1, axis2)
 
     def ravel(self, order: str = "C") -> Array:
         return _call("reshape", self, (-1,), order)
+
+    @property
+    def flat(self) -> Flat:
+        """The elements in one row: to be read, assigned to, gone through.
+
+        >>> ost.eye(2).flat[1:3]
+        Array([0., 0.], dtype=float64)
+        """
+        return Flat(self)
 
     flatten = ravel
 
@@ -1038,11 +1051,11 @@ class Array:
     ) -> Array:
         return _call("all", self, axis, keepdims=keepdims, where=where)
 
-    def cumsum(self, axis: int | None = None) -> Array:
-        return _call("cumulative_sum", self, axis=axis)
+    def cumsum(self, axis: int | None = None, dtype: DTypeLike | None = None) -> Array:
+        return _call("cumsum", self, axis, dtype=dtype)
 
-    def cumprod(self, axis: int | None = None) -> Array:
-        return _call("cumulative_prod", self, axis=axis)
+    def cumprod(self, axis: int | None = None, dtype: DTypeLike | None = None) -> Array:
+        return _call("cumprod", self, axis, dtype=dtype)
 
     def repeat(self, repeats: Any, axis: int | None = None) -> Array:
         return _call("repeat", self, repeats, axis=axis)
@@ -1064,7 +1077,9 @@ class Array:
         descending: bool = False,
         stable: bool | None = True,
     ) -> Array:
-        return _call("sort", self, axis, kind, descending=descending, stable=stable)
+        """The elements in order; as a statement, it sorts the array itself, as NumPy's does."""
+        made = _call("sort", self, axis, kind, descending=descending, stable=stable)
+        return cast(Array, functions["changed"](self, made, "x.sort()", sys._getframe(1)))
 
     def argsort(
         self,
@@ -1079,8 +1094,10 @@ class Array:
     def take(self, indices: Operandish, axis: int | None = None, mode: str = "raise") -> Array:
         return _call("take", self, indices, axis=axis, mode=mode)
 
-    def searchsorted(self, v: Operandish, side: Literal["left", "right"] = "left") -> Array:
-        return _call("searchsorted", self, v, side=side)
+    def searchsorted(
+        self, v: Operandish, side: Literal["left", "right"] = "left", sorter: Any = None
+    ) -> Array:
+        return _call("searchsorted", self, v, side, sorter)
 
     def diagonal(self, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Array:
         return _call("diagonal", self, offset, axis1, axis2)
@@ -1483,6 +1500,31 @@ class At:
 
     def __getitem__(self, key: Any) -> Spot:
         return Spot(self._x, key)
+
+
+class Flat:
+    """`x.flat`: the elements of x in one row."""
+
+    __slots__ = ("_x",)
+
+    def __init__(self, x: Array) -> None:
+        self._x = x
+
+    def __len__(self) -> int:
+        return self._x.size
+
+    def __iter__(self) -> Iterator[Array]:
+        return iter(self._x.ravel())
+
+    def __getitem__(self, key: Any) -> Array:
+        return self._x.ravel()[key]
+
+    def __setitem__(self, key: Any, values: Operandish) -> None:
+        row = self._x.ravel()
+        self._x[...] = functions["assigned"](row, key, values).reshape(self._x.shape)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        return self._x.ravel().__array__(dtype, copy)
 
 
 class Spot:

@@ -11,6 +11,8 @@ import re
 import sys
 from typing import Any
 
+from ostinato.errors import LinAlgError
+
 from .other_names import IN_ROOMS, LIBRARIES, METHODS, NOWHERE, NUMPYS, OURS
 
 ROOMS = ("linalg", "fft", "special", "random", "nn", "optim", "solve", "debug")
@@ -113,6 +115,8 @@ def missing(room: str) -> Any:
     """A module's `__getattr__`."""
 
     def __getattr__(name: str) -> Any:
+        if (room, name) == ("linalg", "LinAlgError"):
+            return LinAlgError
         here = f"ostinato.{room}"
         message = f"module {here!r} has no attribute {name!r}{hint(name, room)}"
         raise AttributeError(message, name=name, obj=sys.modules.get(f"ostinato.ops.{room}"))

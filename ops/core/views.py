@@ -37,7 +37,7 @@ def tell(what: str, spec: Spec, base: Spec, frame: FrameType, to_name: bool) -> 
     code = frame.f_code
     if is_ours(code) or "-packages" in code.co_filename:
         return
-    if to_name and not _goes_to_name(code, frame.f_lasti):
+    if to_name and not _next(code, frame.f_lasti).startswith(_TO_NAMES):
         return
     line = f"{code.co_filename}:{frame.f_lineno}"
     warnings.warn_explicit(
@@ -51,10 +51,15 @@ def tell(what: str, spec: Spec, base: Spec, frame: FrameType, to_name: bool) -> 
     )
 
 
+def is_dropped(frame: FrameType) -> bool:
+    """Whether the user's call in this frame is a statement, whose result nobody takes."""
+    return not is_ours(frame.f_code) and _next(frame.f_code, frame.f_lasti) == "POP_TOP"
+
+
 @lru_cache(256)
-def _goes_to_name(code: CodeType, at: int) -> bool:
-    """Whether the next instruction gives a name to what this one made."""
+def _next(code: CodeType, at: int) -> str:
+    """The instruction that takes what this one made."""
     for step in dis.get_instructions(code):
         if step.offset > at and step.opname not in ("CACHE", "EXTENDED_ARG"):
-            return step.opname.startswith(_TO_NAMES)
-    return False
+            return step.opname
+    return ""

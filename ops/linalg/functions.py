@@ -158,13 +158,30 @@ def qr(x: Operandish, /, mode: Literal["reduced", "complete", "r"] = "reduced") 
 
 @overload
 def svd(
-    x: Operandish, /, full_matrices: bool = True, compute_uv: Literal[True] = True
+    x: Operandish,
+    /,
+    full_matrices: bool = True,
+    compute_uv: Literal[True] = True,
+    hermitian: bool = False,
 ) -> SVDResult: ...
 @overload
-def svd(x: Operandish, /, full_matrices: bool = True, *, compute_uv: Literal[False]) -> Array: ...
-def svd(x: Operandish, /, full_matrices: bool = True, compute_uv: bool = True) -> SVDResult | Array:
+def svd(
+    x: Operandish,
+    /,
+    full_matrices: bool = True,
+    *,
+    compute_uv: Literal[False],
+    hermitian: bool = False,
+) -> Array: ...
+def svd(
+    x: Operandish,
+    /,
+    full_matrices: bool = True,
+    compute_uv: bool = True,
+    hermitian: bool = False,
+) -> SVDResult | Array:
     """x = U diag(S) Vh, singular values from the largest to the smallest; S alone, without
-    `compute_uv`.
+    `compute_uv`. A matrix that is said to be `hermitian` is taken as any other.
 
     >>> ost.linalg.svd([[3.0, 0.0], [0.0, 4.0]]).S
     Array([4., 3.], dtype=float64)
@@ -416,9 +433,12 @@ def _pinv_by_svd(x: Array, rtol: Array) -> Array:
     return (adjoint(vh) * expand_dims(inverse, axis=-2)) @ adjoint(u)
 
 
-def pinv(x: Operandish, /, rcond: Any = None, *, rtol: Any = None) -> Array:
-    """The pseudo-inverse. Singular values up to `rtol`, or `rcond` (eps times the larger extent, if
-    not given; one number, or one for each matrix), of the largest count as 0.
+def pinv(
+    x: Operandish, /, rcond: Any = None, hermitian: bool = False, *, rtol: Any = None
+) -> Array:
+    """The pseudo-inverse, also of what is said to be `hermitian`. Singular values up to `rtol`, or
+    `rcond` (eps times the larger extent, if not given; one number, or one for each matrix), of the
+    largest count as 0.
 
     >>> ost.linalg.pinv([[2.0], [0.0]])
     Array([[0.5, 0. ]], dtype=float64)

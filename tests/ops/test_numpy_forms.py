@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import ostinato as ost
-from ostinato.errors import OstinatoError
+from ostinato.errors import AssignmentError, AssignmentWarning, OstinatoError
 from tests.sessions import use
 
 from .test_numpy_names import agree, flat
@@ -84,6 +84,19 @@ CASES: list[tuple[str, Callable[..., Any], tuple[Any, ...]]] = [
         xp.rollaxis(z, 2), xp.rollaxis(z, 0, 3), xp.rollaxis(z, -1, 1), xp.resize(x, (3, 30)), xp.resize(x, 4),
         xp.row_stack([x, x]) if xp is ost else np.vstack([x, x]),
         xp.apply_over_axes(xp.sum, z, (0, -1)), xp.apply_over_axes(xp.cumsum, z, 1)], (X, Z)),
+    ("names of arguments", lambda xp, x, z, k: [
+        xp.clip(x, a_min=-1, a_max=0.5), xp.clip(x, None, a_max=x[0]), xp.tile(x, reps=(2, 1)), xp.repeat(x, 2, 1),
+        xp.repeat(x, [1, 2, 0, 1, 1], axis=1), xp.eye(N=3, M=4) + x[0, 0], xp.swapaxes(z, axis1=0, axis2=-1),
+        x.swapaxes(0, 1), x.astype(dtype="f4"), xp.isin(k, test_elements=[1, 2], assume_unique=False, invert=True),
+        xp.stack([x, x], 1, dtype="f4"), xp.concatenate([k, k], dtype=float, axis=1), xp.concat([k, k], dtype="f4"),
+        xp.indices((7, 5), sparse=True)[0] * x, xp.meshgrid(x[0], x[:, 0], copy=False), xp.nan_to_num(1 / k, True, 3.0, 4.0),
+        xp.cumsum(k, 0, "f4"), k.cumsum(axis=1, dtype=float), x.cumprod(0), xp.tri(3, 4, -1, int) * x[0, 0],
+        xp.linalg.pinv(x[:5] + x[:5].T, hermitian=True), xp.linalg.svd(x[:5] + x[:5].T, compute_uv=False, hermitian=True),
+        xp.sort(x[0]).searchsorted(x[1], sorter=xp.arange(5)), x.flat[3:9], x.flat[-1]], (X, Z, WHOLE)),
+    ("polyfit", lambda xp, v, w, x: [
+        xp.asarray(part) * 1.0 for full in (False, True) for part in flat(xp.polyfit(w, v[:5], 2, full=full) )] + [
+        *flat(xp.polyfit(v, xp.sin(v), 3, cov=True)), *flat(xp.polyfit(v, xp.sin(v), 1, w=v**2 + 1, cov="unscaled")),
+        *flat(xp.polyfit(x[:, 0], x, 1, cov=True))], (V, W, X)),
     ("functions of lines", lambda xp, x, z: [
         xp.apply_along_axis(lambda v: v[::-1] * v.sum(), 0, x), xp.apply_along_axis(lambda v: v.max(), 1, z),
         xp.apply_along_axis(lambda v: xp.outer(v, v), 1, z), xp.apply_along_axis(lambda v, k, p=1: v * k**p, 0, x, 3, p=2),
@@ -356,3 +369,68 @@ def test_gradients_and_vmap_go_through() -> None:
         np.testing.assert_allclose(
             np.asarray(found), [float(loss(ost.asarray(x))) for x in many], 1e-9
         )
+
+
+def test_what_numpy_does_in_place() -> None:
+    """As statements; whoever takes the result has another array."""
+    calls: list[Callable[..., Any]] = [
+        lambda xp, x: xp.copyto(x, 3), lambda xp, x: xp.copyto(x, X[0], where=X > 0),
+        lambda xp, x: xp.copyto(x, X * 2, casting="unsafe"), lambda xp, x: xp.put(x, [3, -1, 9], [1.0, 2.0]),
+        lambda xp, x: xp.put(x, [[40], [2]], 5, mode="wrap"), lambda xp, x: xp.putmask(x, x > 0, [7.0, 8.0, 9.0]),
+        lambda xp, x: xp.place(x, x > 0, [7.0, 8.0, 9.0]), lambda xp, x: xp.fill_diagonal(x, 4, wrap=True),
+        lambda xp, x: xp.nan_to_num(x, copy=False, posinf=3),
+    ]  # fmt: skip
+    with use((2,)):
+        for call in calls:
+            wanted, found = X.copy(), ost.asarray(X, split=0)
+            call(np, wanted)
+            call(ost, found)
+            np.testing.assert_array_equal(np.asarray(found), wanted)
+
+            def traced(x: Any, call: Callable[..., Any] = call) -> Any:
+                y = x + 0
+                call(ost, y)
+                return y
+
+            np.testing.assert_array_equal(np.asarray(ost.compile(traced)(X)), wanted)
+            if call not in calls[-2:]:
+                through = ost.asarray(X)
+                call(np, through)
+                np.testing.assert_array_equal(np.asarray(through), wanted)
+        x = ost.asarray(X)
+        y = x.sort(axis=0)
+        np.testing.assert_array_equal(np.asarray(x), X)
+        x.sort(axis=0)
+        np.testing.assert_array_equal(np.asarray(x), np.asarray(y))
+        np.testing.assert_array_equal(np.asarray(x), np.sort(X, 0))
+        with pytest.warns(AssignmentWarning, match="taken from"):
+            x[0].sort()
+
+        def sorts(x: Any) -> Any:
+            y = x * 1
+            y.sort(0)
+            ost.random.shuffle(x)
+            return y, x
+
+        for rows, shuffled in (sorts(ost.asarray(X)), ost.compile(sorts)(ost.asarray(X))):
+            np.testing.assert_array_equal(np.asarray(rows), np.sort(X, 0))
+            mixed = np.asarray(shuffled)
+            assert (mixed != X).any()
+            np.testing.assert_array_equal(np.sort(mixed, 0), np.sort(X, 0))
+        rng = ost.random.default_rng(3)
+        deck = ost.arange(20)
+        rng.shuffle(deck)
+        assert deck.tolist() != list(range(20)) == sorted(deck.tolist())
+        with pytest.raises(AssignmentError, match="got a list, and nobody who takes the result"):
+            ost.random.shuffle([1, 2, 3])
+        x.flat[2:4] = 0
+        assert x.tobytes() == np.asarray(x).tobytes()
+        assert list(np.asarray(x.flat)[2:4]) == [0, 0] == [float(v) for v in x.flat][2:4]
+        assert len(x.flat) == x.size
+        found = ost.intersect1d([1, 3, 5], [5, 1, 1], return_indices=True)
+        for y, w in zip(
+            found, np.intersect1d([1, 3, 5], [5, 1, 1], return_indices=True), strict=True
+        ):
+            np.testing.assert_array_equal(np.asarray(y), w)
+        with pytest.raises(ost.linalg.LinAlgError):
+            np.asarray(ost.linalg.cholesky(-ost.eye(2)))
