@@ -17,7 +17,7 @@ from .core.array import Array, Operandish, as_array, export, unify
 from .core.spec import DTypeLike, bool_
 from .core.user_line import misfit
 from .creation import eye, ones, zeros
-from .elementwise import astype, multiply, where
+from .elementwise import Out, astype, conj, multiply, put_out, where
 from .indexing import inside, take, take_along_axis
 from .reduction import cumulative_prod, cumulative_sum
 from .shape import (
@@ -63,6 +63,8 @@ __all__ = [
     "hsplit",
     "hstack",
     "identity",
+    "matvec",
+    "vecmat",
     "inner",
     "insert",
     "kron",
@@ -140,15 +142,18 @@ def atleast_3d(*arys: Operandish) -> Any:
 
 # -- joining -------------------------------------------------------------------------------------
 def concatenate(
-    arrays: Sequence[Operandish], axis: int | None = 0, *, dtype: DTypeLike | None = None
+    arrays: Sequence[Operandish],
+    axis: int | None = 0,
+    out: Out = None,
+    *,
+    dtype: DTypeLike | None = None,
 ) -> Array:
     """One behind the other along an axis; flat, for None.
 
     >>> ost.concatenate([[1, 2], [3]])
     Array([1, 2, 3], dtype=int64)
     """
-    found = concat(list(arrays), axis=axis)
-    return found if dtype is None else astype(found, dtype)
+    return put_out(concat(list(arrays), axis=axis, dtype=dtype), out, "concatenate")
 
 
 def append(arr: Operandish, values: Operandish, axis: int | None = None) -> Array:
@@ -501,7 +506,7 @@ def tri(N: int, M: int | None = None, k: int = 0, dtype: DTypeLike | None = None
 
 
 # -- products ------------------------------------------------------------------------------------
-def dot(a: Operandish, b: Operandish) -> Array:
+def dot(a: Operandish, b: Operandish, out: Out = None) -> Array:
     """The sum of products over the last axis of a and the second last of b.
 
     >>> ost.dot([1, 2], [3, 4])
@@ -509,10 +514,10 @@ def dot(a: Operandish, b: Operandish) -> Array:
     """
     x, y = as_array(a), as_array(b)
     if not (x.ndim and y.ndim):
-        return multiply(x, y)
+        return multiply(x, y, out)
     if x.ndim <= 2 and y.ndim <= 2:
-        return matmul(x, y)
-    return tensordot(x, y, axes=((-1,), (-min(y.ndim, 2),)))
+        return matmul(x, y, out)
+    return put_out(tensordot(x, y, axes=((-1,), (-min(y.ndim, 2),))), out, "dot")
 
 
 def inner(a: Operandish, b: Operandish) -> Array:
@@ -525,6 +530,24 @@ def inner(a: Operandish, b: Operandish) -> Array:
     if not (x.ndim and y.ndim):
         return multiply(x, y)
     return tensordot(x, y, axes=((-1,), (-1,)))
+
+
+def matvec(x1: Operandish, x2: Operandish) -> Array:
+    """Matrices times vectors, which have other axes in front.
+
+    >>> ost.matvec([[1, 2], [3, 4]], [1, 10])
+    Array([21, 43], dtype=int64)
+    """
+    return matmul(x1, expand_dims(x2, axis=-1))[..., 0]
+
+
+def vecmat(x1: Operandish, x2: Operandish) -> Array:
+    """Vectors, conjugated, times matrices.
+
+    >>> ost.vecmat([1, 10], [[1, 2], [3, 4]])
+    Array([31, 42], dtype=int64)
+    """
+    return matmul(expand_dims(conj(as_array(x1)), axis=-2), x2)[..., 0, :]
 
 
 def vdot(a: Operandish, b: Operandish) -> Array:
@@ -567,22 +590,26 @@ def cross(
 
 # -- along an axis -------------------------------------------------------------------------------
 @export
-def cumsum(a: Operandish, axis: int | None = None, dtype: DTypeLike | None = None) -> Array:
+def cumsum(
+    a: Operandish, axis: int | None = None, dtype: DTypeLike | None = None, out: Out = None
+) -> Array:
     """Running sums along an axis; of all elements in one row, for None.
 
     >>> ost.cumsum([1, 2, 3])
     Array([1, 3, 6], dtype=int64)
     """
     x, d = (ravel(a), 0) if axis is None else (as_array(a), axis)
-    return cumulative_sum(x, axis=d, dtype=dtype)
+    return put_out(cumulative_sum(x, axis=d, dtype=dtype), out, "cumsum")
 
 
 @export
-def cumprod(a: Operandish, axis: int | None = None, dtype: DTypeLike | None = None) -> Array:
+def cumprod(
+    a: Operandish, axis: int | None = None, dtype: DTypeLike | None = None, out: Out = None
+) -> Array:
     """Running products along an axis; of all elements in one row, for None.
 
     >>> ost.cumprod([1, 2, 3])
     Array([1, 2, 6], dtype=int64)
     """
     x, d = (ravel(a), 0) if axis is None else (as_array(a), axis)
-    return cumulative_prod(x, axis=d, dtype=dtype)
+    return put_out(cumulative_prod(x, axis=d, dtype=dtype), out, "cumprod")

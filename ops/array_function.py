@@ -315,7 +315,7 @@ MEANT: dict[str, Callable[..., Any]] = {
     "nonzero": lambda a: masks.nonzero(a),
     "where": _chosen,
     "take": lambda a, indices, axis=None, mode="raise": indexing.take(
-        a, _places(indices), axis, mode
+        a, _places(indices), axis, mode=mode
     ),
     "take_along_axis": lambda arr, indices, axis=-1: _along(
         lambda x, axis: indexing.take_along_axis(x, indices, axis=axis)

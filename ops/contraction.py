@@ -25,7 +25,7 @@ from .core.registry import Params, Product, Scratch, Specs, op
 from .core.spec import DType, DTypeLike, Shape, Spec, float32, promote
 from .core.tracebacks import door
 from .core.user_line import misfit
-from .elementwise import broadcast, conj, convert
+from .elementwise import Out, broadcast, conj, convert, put_out
 from .shape import (
     accumulator,
     add_up,
@@ -242,7 +242,7 @@ def _same_dtype(a: Array, b: Array) -> tuple[Array, Array]:
 
 
 @export
-def matmul(a: Operandish, b: Operandish, /) -> Array:
+def matmul(a: Operandish, b: Operandish, /, out: Out = None) -> Array:
     """Matrix product; vectors count as a row on the left and a column on the right, other axes are
     batches.
 
@@ -258,7 +258,7 @@ def matmul(a: Operandish, b: Operandish, /) -> Array:
             needed="at least one axis each",
             do="use *",
         )
-    return apply("matmul", *_same_dtype(a, b))
+    return put_out(apply("matmul", *_same_dtype(a, b)), out, "matmul")
 
 
 # -- einsum --------------------------------------------------------------------------------
@@ -449,14 +449,19 @@ def _lettered(given: tuple[Any, ...]) -> tuple[str, tuple[Any, ...]]:
 
 
 @overload
-def einsum(text: str, /, *operands: Operandish, optimize: Any = True) -> Array: ...
+def einsum(text: str, /, *operands: Operandish, out: Out = None, optimize: Any = True) -> Array: ...
 @overload
 def einsum(
-    a: Operandish, labels: Sequence[int | EllipsisType], /, *more: Any, optimize: Any = True
+    a: Operandish,
+    labels: Sequence[int | EllipsisType],
+    /,
+    *more: Any,
+    out: Out = None,
+    optimize: Any = True,
 ) -> Array: ...
 @export
 @door
-def einsum(text: Any, /, *operands: Any, optimize: Any = True) -> Array:
+def einsum(text: Any, /, *operands: Any, out: Out = None, optimize: Any = True) -> Array:
     """Sums of products, in Einstein's notation: `einsum("ij,jk->ik", a, b)`, or with numbers in place
     of letters, `einsum(a, [0, 1], b, [1, 2], [0, 2])`. The order of several products is always the
     cheapest; `optimize` is there since NumPy has it.
@@ -468,19 +473,19 @@ def einsum(text: Any, /, *operands: Any, optimize: Any = True) -> Array:
     if not isinstance(text, str):
         text, operands = _lettered((text, *operands))
     xs = unify(*operands) if operands else []
-    labels, out = _read_text(text, [x.shape for x in xs])
+    labels, result = _read_text(text, [x.shape for x in xs])
     _drop_repeated(text, xs, labels)
     while len(xs) > 1:
         i, j = _cheapest(labels, xs) if len(xs) > 2 else (0, 1)
         b, right = xs.pop(j), labels.pop(j)
         a, left = xs.pop(i), labels.pop(i)
-        later = set(out).union(*labels)
+        later = set(result).union(*labels)
         kept = "".join(dict.fromkeys(c for c in left + right if c in later))
         if not labels:
-            kept = out
+            kept = result
         xs.append(_pair(a, left, b, right, kept))
         labels.append(kept)
-    return _single(xs[0], labels[0], out)
+    return put_out(_single(xs[0], labels[0], result), out, "einsum")
 
 
 def _drop_repeated(text: str, xs: list[Array], labels: list[str]) -> None:
@@ -638,7 +643,7 @@ def vecdot(a: Operandish, b: Operandish, /, *, axis: int = -1) -> Array:
 
 
 @export
-def outer(a: Operandish, b: Operandish, /) -> Array:
+def outer(a: Operandish, b: Operandish, /, out: Out = None) -> Array:
     """Each element of one array, flat, times each of the other.
 
     >>> ost.outer([1, 2], [3, 4])
@@ -647,7 +652,7 @@ def outer(a: Operandish, b: Operandish, /) -> Array:
     """
     a, b = unify(a, b)
     a, b = (x if x.ndim == 1 else reshape(x, (-1,)) for x in (a, b))
-    return expand_dims(a, axis=1) * expand_dims(b, axis=0)
+    return put_out(expand_dims(a, axis=1) * expand_dims(b, axis=0), out, "outer")
 
 
 # -- diagonals -----------------------------------------------------------------------------

@@ -334,6 +334,11 @@ def binary_function(function: Callable[[Operandish, Operandish], Array]) -> Bina
     return _of_two(run)
 
 
+def put_out(made: Array, out: Out, name: str) -> Array:
+    """What was made, assigned to `out` if there is one."""
+    return made if out is None else into(lambda: made, name, (), out, None)
+
+
 def into(
     function: Callable[..., Array],
     name: str,
@@ -499,7 +504,7 @@ _rint: Unary = unary("rint", "rint", doc="Nearest integer, halves to even.", gra
 
 
 @export
-def round(x: Operandish, /, decimals: int = 0) -> Array:
+def round(x: Operandish, /, decimals: int = 0, out: Out = None) -> Array:
     """Nearest number with so many decimals (before the point if negative); halves go to even.
 
     >>> ost.round([1.25, 2.5], 0)
@@ -507,10 +512,12 @@ def round(x: Operandish, /, decimals: int = 0) -> Array:
     """
     x = as_array(x)
     if decimals == 0 or (is_integer(x.dtype) and decimals > 0):
-        return another(x) if is_integer(x.dtype) else _rint(x)
-    if decimals > 0:
-        return _rint(x * 10.0**decimals) / 10.0**decimals
-    return astype(_rint(x / 10.0**-decimals) * 10.0**-decimals, x.dtype)
+        made = another(x) if is_integer(x.dtype) else _rint(x)
+    elif decimals > 0:
+        made = _rint(x * 10.0**decimals) / 10.0**decimals
+    else:
+        made = astype(_rint(x / 10.0**-decimals) * 10.0**-decimals, x.dtype)
+    return put_out(made, out, "round")
 
 
 @export
@@ -1510,6 +1517,7 @@ def clip(
     /,
     min: Operandish | None = None,
     max: Operandish | None = None,
+    out: Out = None,
     *,
     a_min: Operandish | None = None,
     a_max: Operandish | None = None,
@@ -1529,7 +1537,7 @@ def clip(
             if (limit <= edge) if is_low else (limit >= edge):
                 continue  # all of them are within
         x = nearer(x, limit)
-    return another(x) if x is given else x
+    return put_out(another(x) if x is given else x, out, "clip")
 
 
 # -- dtypes --------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ from .core.parameters import AXIS, FLAG, TEXT, one_of, unfit, whole
 from .core.registry import Params, Piece, Place, Specs, op, stream_cost
 from .core.spec import Shape, Spec, bool_, int64, is_inexact, is_integer
 from .core.user_line import misfit
-from .elementwise import astype, clip, equal, less, maximum, minimum, remainder, where
+from .elementwise import Out, astype, clip, equal, less, maximum, minimum, put_out, remainder, where
 from .extents import distance
 from .shape import (
     COMBINES,
@@ -234,7 +234,12 @@ def _indices(i: Any, size: int, name: str) -> Array:
 
 @export
 def take(
-    x: Operandish, indices: Operandish, /, axis: int | None = None, mode: str = "raise"
+    x: Operandish,
+    indices: Operandish,
+    /,
+    axis: int | None = None,
+    out: Out = None,
+    mode: str = "raise",
 ) -> Array:
     """The elements at these places along an axis. Places outside are an error, or, with `mode`, count on
     from the other end ("wrap") or are the nearest there is ("clip").
@@ -247,7 +252,8 @@ def take(
         x, axis = (x if x.ndim == 1 else reshape(x, (-1,))), 0
     d = axis_of(axis, x.ndim, "take")
     n = x.shape[d]
-    return apply("take", x, _indices(inside(indices, n, mode, "take"), n, "take"), axis=d)
+    places = _indices(inside(indices, n, mode, "take"), n, "take")
+    return put_out(apply("take", x, places, axis=d), out, "take")
 
 
 def inside(places: Any, size: int, mode: str, name: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,9 +13,10 @@ from .core.array import Array, unify
 from .core.spec import DTypeLike, ShapeLike, promote
 from .core.user_line import misfit
 from .creation import arange, asarray, empty, linspace, meshgrid
+from .elementwise import as_dtype
 from .shape import concat, permute_dims, reshape, stack
 
-__all__ = ["c_", "index_exp", "mgrid", "ndarray", "ogrid", "r_", "s_"]
+__all__ = ["c_", "frombuffer", "fromiter", "index_exp", "mgrid", "ndarray", "ogrid", "r_", "s_"]
 
 s_, index_exp = np.s_, np.index_exp  # slices, written as in brackets
 
@@ -34,6 +36,24 @@ def _range(key: Any, name: str) -> Array:
     if isinstance(step, complex):
         return linspace(start, key.stop, int(abs(step)))
     return arange(start, key.stop, step)
+
+
+def frombuffer(buffer: Any, dtype: DTypeLike = float, count: int = -1, offset: int = 0) -> Array:
+    """The numbers whose bytes lie in a buffer, which is copied.
+
+    >>> ost.frombuffer(bytes([1, 2]), dtype=ost.uint8)
+    Array([1, 2], dtype=uint8)
+    """
+    return asarray(np.frombuffer(buffer, as_dtype(dtype), count, offset))
+
+
+def fromiter(iter: Iterable[Any], dtype: DTypeLike, count: int = -1) -> Array:
+    """The numbers that come one after the other.
+
+    >>> ost.fromiter((k * k for k in range(3)), int)
+    Array([0, 1, 4], dtype=int64)
+    """
+    return asarray(np.fromiter(iter, as_dtype(dtype), count))
 
 
 class Grid:

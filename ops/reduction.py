@@ -41,6 +41,7 @@ from .core.spec import (
 from .core.trace import graph_of
 from .core.user_line import misfit
 from .elementwise import (
+    Out,
     add,
     as_dtype,
     astype,
@@ -55,6 +56,7 @@ from .elementwise import (
     minimum,
     multiply,
     not_equal,
+    put_out,
     real,
     sqrt,
     where,
@@ -263,9 +265,10 @@ def sum(
     x: Operandish,
     /,
     axis: Axis = None,
-    *,
     dtype: DTypeLike | None = None,
+    out: Out = None,
     keepdims: bool = False,
+    *,
     initial: Operandish | None = None,
     where: Operandish | None = None,
 ) -> Array:
@@ -279,7 +282,9 @@ def sum(
     y = _only(x, where, "sum")
     for some in _in_turn(x.shape, axes):
         y = apply("sum", y, axes=some, dtype=accumulator(kind))
-    return restore(_begun(astype(y, kind), initial, add, "sum"), axes, keepdims)
+    return put_out(
+        restore(_begun(astype(y, kind), initial, add, "sum"), axes, keepdims), out, "sum"
+    )
 
 
 def _in_turn(shape: Shape, axes: tuple[int, ...]) -> Sequence[tuple[int, ...]]:
@@ -343,9 +348,10 @@ def mean(
     x: Operandish,
     /,
     axis: Axis = None,
-    *,
     dtype: DTypeLike | None = None,
+    out: Out = None,
     keepdims: bool = False,
+    *,
     where: Operandish | None = None,
 ) -> Array:
     """The mean over axes, all of them for None, of the elements `where` a mask is True; NaN of none.
@@ -364,7 +370,7 @@ def mean(
         y = apply("mean", x, axes=axes, count=count)
     else:
         y = astype(apply("sum", x, axes=axes, dtype=wide) / float(count), x.dtype)
-    return restore(y, axes, keepdims)
+    return put_out(restore(y, axes, keepdims), out, "mean")
 
 
 def _prod_kernel(xp: Any, out: Any, x: Any, *, axes: tuple[int, ...], dtype: DType) -> None:
@@ -408,9 +414,10 @@ def prod(
     x: Operandish,
     /,
     axis: Axis = None,
-    *,
     dtype: DTypeLike | None = None,
+    out: Out = None,
     keepdims: bool = False,
+    *,
     initial: Operandish | None = None,
     where: Operandish | None = None,
 ) -> Array:
@@ -423,7 +430,9 @@ def prod(
     x = as_array(x)
     axes, kind = axes_of(axis, x.ndim, "prod"), _sum_dtype(x.spec, dtype)
     y = apply("prod", _only(x, where, "prod"), axes=axes, dtype=accumulator(kind))
-    return restore(_begun(astype(y, kind), initial, multiply, "prod"), axes, keepdims)
+    return put_out(
+        restore(_begun(astype(y, kind), initial, multiply, "prod"), axes, keepdims), out, "prod"
+    )
 
 
 # -- smallest and largest ------------------------------------------------------------------
@@ -497,8 +506,9 @@ def min(
     x: Operandish,
     /,
     axis: Axis = None,
-    *,
+    out: Out = None,
     keepdims: bool = False,
+    *,
     initial: Operandish | None = None,
     where: Operandish | None = None,
 ) -> Array:
@@ -508,7 +518,7 @@ def min(
     >>> ost.min([[1, 5], [3, 4]], axis=1)
     Array([1, 3], dtype=int64)
     """
-    return _extreme_of("min", x, axis, keepdims, initial, where)
+    return put_out(_extreme_of("min", x, axis, keepdims, initial, where), out, "min")
 
 
 @export
@@ -517,8 +527,9 @@ def max(
     x: Operandish,
     /,
     axis: Axis = None,
-    *,
+    out: Out = None,
     keepdims: bool = False,
+    *,
     initial: Operandish | None = None,
     where: Operandish | None = None,
 ) -> Array:
@@ -528,7 +539,7 @@ def max(
     >>> ost.max([[1, 5], [3, 4]], axis=1)
     Array([5, 4], dtype=int64)
     """
-    return _extreme_of("max", x, axis, keepdims, initial, where)
+    return put_out(_extreme_of("max", x, axis, keepdims, initial, where), out, "max")
 
 
 def _position(name: str, worst: Callable[[DType], Any]) -> Callable[[Array, int], Array]:
@@ -586,23 +597,27 @@ def _arg(x: Operandish, axis: int | None, keepdims: bool, name: str) -> Array:
 
 
 @export
-def argmin(x: Operandish, /, axis: int | None = None, *, keepdims: bool = False) -> Array:
+def argmin(
+    x: Operandish, /, axis: int | None = None, out: Out = None, *, keepdims: bool = False
+) -> Array:
     """Where the smallest element is; the first of equal ones.
 
     >>> ost.argmin([1, 5, 3])
     Array(0, dtype=int64)
     """
-    return _arg(x, axis, keepdims, "argmin")
+    return put_out(_arg(x, axis, keepdims, "argmin"), out, "argmin")
 
 
 @export
-def argmax(x: Operandish, /, axis: int | None = None, *, keepdims: bool = False) -> Array:
+def argmax(
+    x: Operandish, /, axis: int | None = None, out: Out = None, *, keepdims: bool = False
+) -> Array:
     """Where the largest element is; the first of equal ones.
 
     >>> ost.argmax([1, 5, 3])
     Array(1, dtype=int64)
     """
-    return _arg(x, axis, keepdims, "argmax")
+    return put_out(_arg(x, axis, keepdims, "argmax"), out, "argmax")
 
 
 # -- truth ---------------------------------------------------------------------------------
@@ -635,13 +650,12 @@ def any(
     x: Operandish,
     /,
     axis: Axis = None,
-    out: None = None,
-    *,
+    out: Out = None,
     keepdims: bool = False,
+    *,
     where: Operandish | None = None,
 ) -> Array:
-    """Whether some element along axes is true, of those `where` a mask is True. (`out` is there since
-    xarray hands NumPy's None on.)
+    """Whether some element along axes is true, of those `where` a mask is True.
 
     >>> ost.any([True, False])
     Array(True, dtype=bool)
@@ -649,7 +663,9 @@ def any(
     x = as_array(x)
     axes = axes_of(axis, x.ndim, "any")
     x = x if x.dtype == bool_ else not_equal(x, 0)
-    return restore(apply("any", _only(x, where, "any"), axes=axes), axes, keepdims)
+    return put_out(
+        restore(apply("any", _only(x, where, "any"), axes=axes), axes, keepdims), out, "any"
+    )
 
 
 @export
@@ -658,9 +674,9 @@ def all(
     x: Operandish,
     /,
     axis: Axis = None,
-    out: None = None,
-    *,
+    out: Out = None,
     keepdims: bool = False,
+    *,
     where: Operandish | None = None,
 ) -> Array:
     """Whether all elements along axes are true, of those `where` a mask is True.
@@ -671,7 +687,9 @@ def all(
     x = as_array(x)
     axes = axes_of(axis, x.ndim, "all")
     x = x if x.dtype == bool_ else not_equal(x, 0)
-    return restore(apply("all", _only(x, where, "all"), axes=axes), axes, keepdims)
+    return put_out(
+        restore(apply("all", _only(x, where, "all"), axes=axes), axes, keepdims), out, "all"
+    )
 
 
 @export
@@ -814,11 +832,12 @@ def var(
     x: Operandish,
     /,
     axis: Axis = None,
-    *,
     dtype: DTypeLike | None = None,
-    correction: float = 0.0,
-    keepdims: bool = False,
+    out: Out = None,
     ddof: float | None = None,
+    keepdims: bool = False,
+    *,
+    correction: float = 0.0,
     where: Operandish | None = None,
 ) -> Array:
     """The variance over axes, of the elements `where` a mask is True; the sum of squares is divided by
@@ -835,7 +854,7 @@ def var(
     square = apply_all("moments", astype(x, accumulator(x.dtype)), axes=axes)[2]
     count = float(_count(x, axes) - correction)
     found = square / (count if count > 0 else math.nan)
-    return restore(astype(found, real_of(x.dtype)), axes, keepdims)
+    return put_out(restore(astype(found, real_of(x.dtype)), axes, keepdims), out, "var")
 
 
 def _var_where(x: Array, axes: tuple[int, ...], which: Operandish, correction: float) -> Array:
@@ -863,11 +882,12 @@ def std(
     x: Operandish,
     /,
     axis: Axis = None,
-    *,
     dtype: DTypeLike | None = None,
-    correction: float = 0.0,
-    keepdims: bool = False,
+    out: Out = None,
     ddof: float | None = None,
+    keepdims: bool = False,
+    *,
+    correction: float = 0.0,
     where: Operandish | None = None,
 ) -> Array:
     """The standard deviation over axes: the root of `var`.
@@ -877,7 +897,7 @@ def std(
     """
     correction = correction if ddof is None else ddof
     found = var(x, axis, dtype=dtype, correction=correction, keepdims=keepdims, where=where)
-    return sqrt(found)
+    return put_out(sqrt(found), out, "std")
 
 
 @export

@@ -49,7 +49,7 @@ from .core.parameters import (
 from .core.registry import ANY, Params, Piece, Place, Specs, op, stream_cost
 from .core.spec import DType, DTypeLike, Shape, Spec, float32, int64, is_float, promote
 from .core.user_line import misfit
-from .elementwise import astype, broadcast, greater_equal, number_of, where
+from .elementwise import Out, astype, broadcast, greater_equal, number_of, put_out, where
 
 __all__ = [
     "broadcast_arrays",
@@ -787,6 +787,7 @@ def concat(
     arrays: Sequence[Operandish],
     /,
     axis: int | None = 0,
+    out: Out = None,
     *,
     dtype: DTypeLike | None = None,
     casting: str = "same_kind",
@@ -802,12 +803,17 @@ def concat(
     if axis is None:
         xs, axis = [reshape(x, (-1,)) for x in xs], 0
     found = apply("concat", *xs, axis=axis_of(axis, xs[0].ndim, "concat"))
-    return found if dtype is None else astype(found, dtype)
+    return put_out(found if dtype is None else astype(found, dtype), out, "concat")
 
 
 @export
 def stack(
-    arrays: Sequence[Operandish], /, axis: int = 0, *, dtype: DTypeLike | None = None
+    arrays: Sequence[Operandish],
+    /,
+    axis: int = 0,
+    out: Out = None,
+    *,
+    dtype: DTypeLike | None = None,
 ) -> Array:
     """Side by side along a new axis.
 
@@ -824,7 +830,7 @@ def stack(
             needed="arrays of one shape",
         )
     at = axis_of(axis, xs[0].ndim + 1, "stack")
-    return concat([expand_dims(x, axis=at) for x in xs], axis=at, dtype=dtype)
+    return concat([expand_dims(x, axis=at) for x in xs], at, out, dtype=dtype)
 
 
 @export

@@ -19,7 +19,17 @@ from .core.index import LETTERS, Indices
 from .core.parameters import AXIS, BOUNDS, FLAG, one_of, unfit
 from .core.parameters import whole as whole_from
 from .core.registry import Params, Place, Specs, op, stream_cost
-from .core.spec import DType, Spec, bfloat16, float32, int64, is_inexact, promote
+from .core.spec import (
+    DType,
+    Spec,
+    bfloat16,
+    complex64,
+    complex_of,
+    float32,
+    int64,
+    is_inexact,
+    promote,
+)
 from .core.user_line import misfit
 from .elementwise import astype, imag, real
 from .indexing import take, take_along_axis
@@ -31,6 +41,7 @@ __all__ = [
     "lexsort",
     "searchsorted",
     "sort",
+    "sort_complex",
     "topk",
 ]
 
@@ -264,6 +275,17 @@ def argsort(
     order = _order(imag(x), d, descending, True, x.shape[d])
     parts = take_along_axis(real(x), order, axis=d)
     return take_along_axis(order, _order(parts, d, descending, True, x.shape[d]), axis=d)
+
+
+def sort_complex(a: Operandish) -> Array:
+    """The elements in order along the last axis, as complex numbers.
+
+    >>> ost.sort_complex([2.0, 1.0])
+    Array([1.+0.j, 2.+0.j], dtype=complex128)
+    """
+    x = as_array(a)
+    wide = complex64 if x.dtype.itemsize <= 2 and x.dtype.kind in "iub" else complex_of(x.dtype)
+    return sort(astype(x, wide))
 
 
 @export

@@ -572,8 +572,11 @@ class Array:
             )
         return self._scalar(what)
 
-    def item(self) -> Scalar:
-        """The one element as a Python number."""
+    def item(self, *place: Any) -> Scalar:
+        """The one element as a Python number, or that at a place, counted in one row or along each axis."""
+        if place:
+            key = place[0] if len(place) == 1 else place
+            return (self if isinstance(key, tuple) else self.ravel())[key].item()
         return cast(Scalar, self._scalar("item()", ShapeError).item())
 
     def tobytes(self) -> bytes:
@@ -960,96 +963,110 @@ class Array:
     def sum(
         self,
         axis: Axis = None,
-        *,
         dtype: Any = None,
+        out: Array | None = None,
         keepdims: bool = False,
         initial: Operandish | None = None,
         where: Operandish | None = None,
     ) -> Array:
-        how = {"dtype": dtype, "keepdims": keepdims, "initial": initial, "where": where}
-        return _call("sum", self, axis, **how)
+        return _call("sum", self, axis, dtype, out, keepdims, initial=initial, where=where)
 
     def prod(
         self,
         axis: Axis = None,
-        *,
         dtype: Any = None,
+        out: Array | None = None,
         keepdims: bool = False,
         initial: Operandish | None = None,
         where: Operandish | None = None,
     ) -> Array:
-        how = {"dtype": dtype, "keepdims": keepdims, "initial": initial, "where": where}
-        return _call("prod", self, axis, **how)
+        return _call("prod", self, axis, dtype, out, keepdims, initial=initial, where=where)
 
     def mean(
         self,
         axis: Axis = None,
-        *,
         dtype: Any = None,
+        out: Array | None = None,
         keepdims: bool = False,
         where: Operandish | None = None,
     ) -> Array:
-        return _call("mean", self, axis, dtype=dtype, keepdims=keepdims, where=where)
+        return _call("mean", self, axis, dtype, out, keepdims, where=where)
 
     def var(
         self,
         axis: Axis = None,
+        dtype: Any = None,
+        out: Array | None = None,
+        ddof: float | None = None,
+        keepdims: bool = False,
         *,
         correction: float = 0.0,
-        keepdims: bool = False,
-        ddof: float | None = None,
         where: Operandish | None = None,
     ) -> Array:
-        correction = correction if ddof is None else ddof  # as NumPy calls it
-        return _call("var", self, axis, correction=correction, keepdims=keepdims, where=where)
+        how = {"correction": correction, "where": where}
+        return _call("var", self, axis, dtype, out, ddof, keepdims, **how)
 
     def std(
         self,
         axis: Axis = None,
+        dtype: Any = None,
+        out: Array | None = None,
+        ddof: float | None = None,
+        keepdims: bool = False,
         *,
         correction: float = 0.0,
-        keepdims: bool = False,
-        ddof: float | None = None,
         where: Operandish | None = None,
     ) -> Array:
-        correction = correction if ddof is None else ddof  # as NumPy calls it
-        return _call("std", self, axis, correction=correction, keepdims=keepdims, where=where)
+        how = {"correction": correction, "where": where}
+        return _call("std", self, axis, dtype, out, ddof, keepdims, **how)
 
     def min(
         self,
         axis: Axis = None,
-        *,
+        out: Array | None = None,
         keepdims: bool = False,
         initial: Operandish | None = None,
         where: Operandish | None = None,
     ) -> Array:
-        return _call("min", self, axis, keepdims=keepdims, initial=initial, where=where)
+        return _call("min", self, axis, out, keepdims, initial=initial, where=where)
 
     def max(
         self,
         axis: Axis = None,
-        *,
+        out: Array | None = None,
         keepdims: bool = False,
         initial: Operandish | None = None,
         where: Operandish | None = None,
     ) -> Array:
-        return _call("max", self, axis, keepdims=keepdims, initial=initial, where=where)
+        return _call("max", self, axis, out, keepdims, initial=initial, where=where)
 
-    def argmin(self, axis: int | None = None, *, keepdims: bool = False) -> Array:
-        return _call("argmin", self, axis=axis, keepdims=keepdims)
+    def argmin(
+        self, axis: int | None = None, out: Array | None = None, *, keepdims: bool = False
+    ) -> Array:
+        return _call("argmin", self, axis, out, keepdims=keepdims)
 
-    def argmax(self, axis: int | None = None, *, keepdims: bool = False) -> Array:
-        return _call("argmax", self, axis=axis, keepdims=keepdims)
+    def argmax(
+        self, axis: int | None = None, out: Array | None = None, *, keepdims: bool = False
+    ) -> Array:
+        return _call("argmax", self, axis, out, keepdims=keepdims)
 
     def any(
-        self, axis: Axis = None, *, keepdims: bool = False, where: Operandish | None = None
+        self,
+        axis: Axis = None,
+        out: Array | None = None,
+        keepdims: bool = False,
+        where: Operandish | None = None,
     ) -> Array:
-        return _call("any", self, axis, keepdims=keepdims, where=where)
+        return _call("any", self, axis, out, keepdims, where=where)
 
     def all(
-        self, axis: Axis = None, *, keepdims: bool = False, where: Operandish | None = None
+        self,
+        axis: Axis = None,
+        out: Array | None = None,
+        keepdims: bool = False,
+        where: Operandish | None = None,
     ) -> Array:
-        return _call("all", self, axis, keepdims=keepdims, where=where)
+        return _call("all", self, axis, out, keepdims, where=where)
 
     def cumsum(self, axis: int | None = None, dtype: DTypeLike | None = None) -> Array:
         return _call("cumsum", self, axis, dtype=dtype)

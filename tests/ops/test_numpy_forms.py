@@ -50,9 +50,9 @@ CASES: list[tuple[str, Callable[..., Any], tuple[Any, ...]]] = [
         xp.pad(z, {1: (1, 2), -1: 3}, "symmetric"), xp.pad(array=x, pad_width=2) if xp is np else xp.pad(x, pad_width=2),
         ], (X, Z)),
     ("pad's modes", lambda xp, x, k: [
-        *(xp.pad(y, ((2, 3), (0, 4)), m, stat_length=s) for y in (x, k) for m in ("maximum", "minimum", "mean", "median")
-          for s in (None, 2, ((1, 3), (2, 9)))),
-        *(xp.pad(y, ((2, 3), (4, 0)), "linear_ramp", end_values=e) for y in (x, k) for e in (0, (-5, 5), ((1, 2), (3, 4)))),
+        *(xp.pad(y, ((2, 3), (0, 4)), m, stat_length=s) for m in ("maximum", "minimum", "mean", "median")
+          for y, s in ((x, ((1, 3), (2, 9))), (k, 2))),
+        *(xp.pad(y, ((2, 3), (4, 0)), "linear_ramp", end_values=e) for y, e in ((x, ((1, 2), (3, 4))), (k, (-5, 5)))),
         *(xp.pad(y, ((2, 17), (9, 1)), m, reflect_type="odd") for y in (x, k) for m in ("reflect", "symmetric")),
         xp.pad(x, 2, constant_values=7), xp.pad(x, ((1, 2), (3, 0)), constant_values=((1, 2), (3, 4))),
         xp.pad(k, (1, 2), "constant", constant_values=(-1, 9)),
@@ -93,6 +93,12 @@ CASES: list[tuple[str, Callable[..., Any], tuple[Any, ...]]] = [
         xp.cumsum(k, 0, "f4"), k.cumsum(axis=1, dtype=float), x.cumprod(0), xp.tri(3, 4, -1, int) * x[0, 0],
         xp.linalg.pinv(x[:5] + x[:5].T, hermitian=True), xp.linalg.svd(x[:5] + x[:5].T, compute_uv=False, hermitian=True),
         xp.sort(x[0]).searchsorted(x[1], sorter=xp.arange(5)), x.flat[3:9], x.flat[-1]], (X, Z, WHOLE)),
+    ("by position", lambda xp, x, k: [
+        xp.sum(k, 0, "i2"), xp.prod(x, 1, float, None, True), xp.mean(k, 0, float, None, True), xp.std(x, 0, float, None, 1),
+        xp.any(x > 1, 0, None, True), k.sum(0, float), x.std(0, None, None, 1), x.max(0, None, True), x.argmax(1)], (X, WHOLE)),
+    ("more names", lambda xp, x, v, z, c: [
+        xp.matvec(x, v[:5]), xp.vecmat(c[0], x.T), xp.matvec(z, z[0, 0]), xp.vecmat(z[:, 0, :], z.swapaxes(1, 2)),
+        xp.sort_complex(x), xp.sort_complex(c)], (X, V, Z, X + 1j * Y)),
     ("polyfit", lambda xp, v, w, x: [
         xp.asarray(part) * 1.0 for full in (False, True) for part in flat(xp.polyfit(w, v[:5], 2, full=full) )] + [
         *flat(xp.polyfit(v, xp.sin(v), 3, cov=True)), *flat(xp.polyfit(v, xp.sin(v), 1, w=v**2 + 1, cov="unscaled")),
@@ -158,6 +164,12 @@ def test_ndarray_is_the_class_of_arrays_and_makes_them() -> None:
 
 def test_sizes_and_names_of_numpys_own() -> None:
     with use():
+        assert ost.asarray(X).item(3) == X.item(3)
+        assert ost.asarray(X).item(-1, 2) == ost.asarray(X).item((-1, 2)) == X.item(-1, 2)
+        assert (
+            ost.frombuffer(X.tobytes(), offset=8, count=3).tolist() == X.reshape(-1)[1:4].tolist()
+        )
+        assert ost.fromiter(iter([1, 2.5]), ost.float32).tolist() == [1, 2.5]
         x = ost.zeros((2, 3))
         assert (ost.shape(x), ost.ndim([1]), ost.size(x), ost.size(x, -1)) == ((2, 3), 1, 6, 3)
         assert ost.intp is np.intp
@@ -434,3 +446,37 @@ def test_what_numpy_does_in_place() -> None:
             np.testing.assert_array_equal(np.asarray(y), w)
         with pytest.raises(ost.linalg.LinAlgError):
             np.asarray(ost.linalg.cholesky(-ost.eye(2)))
+
+
+def test_results_go_where_out_says() -> None:
+    """The array that is given is the result, in its own dtype and shape."""
+    calls: dict[Callable[..., Any], tuple[int, ...]] = {
+        lambda xp, x, y, o: xp.dot(x, y.T, out=o): (7, 7), lambda xp, x, y, o: xp.matmul(x, y.T, o): (7, 7),
+        lambda xp, x, y, o: xp.sum(x, 0, None, o): (5,), lambda xp, x, y, o: xp.mean(x, axis=0, out=o): (5,),
+        lambda xp, x, y, o: xp.max(x, 0, o): (5,), lambda xp, x, y, o: x.min(1, out=o): (7,),
+        lambda xp, x, y, o: xp.std(x, 0, None, o, 1): (5,), lambda xp, x, y, o: x.sum(0, "f8", o): (5,),
+        lambda xp, x, y, o: xp.clip(x, 0, 1, o): (7, 5), lambda xp, x, y, o: xp.cumsum(x, axis=0, out=o): (7, 5),
+        lambda xp, x, y, o: xp.einsum("ij,kj->ik", x, y, out=o): (7, 7), lambda xp, x, y, o: xp.outer(x[0], y[0], o): (5, 5),
+        lambda xp, x, y, o: xp.take(x, [1, 2], axis=0, out=o, mode="clip"): (2, 5),
+        lambda xp, x, y, o: xp.concatenate((x, y), axis=0, out=o): (14, 5),
+        lambda xp, x, y, o: xp.stack((x, y), out=o): (2, 7, 5), lambda xp, x, y, o: xp.round(x, 1, out=o): (7, 5),
+        lambda xp, x, y, o: xp.any(x > 0, 0, o): (5,), lambda xp, x, y, o: xp.argmin(x > 0, 0, o): (5,),
+    }  # fmt: skip
+    with use((2,)):
+        for k, (call, shape) in enumerate(calls.items()):
+            dtype = {16: "?", 17: "i8"}.get(k, "f8")
+            wanted = call(np, X, Y, np.empty(shape, dtype))
+
+            def run(
+                x: Any, y: Any, call: Any = call, shape: Any = shape, dtype: Any = dtype
+            ) -> Any:
+                buffer = ost.zeros(shape, dtype)
+                assert call(ost, x, y, buffer) is buffer
+                return buffer
+
+            for f in (run, ost.compile(run)):
+                found = f(ost.asarray(X, split=0), ost.asarray(Y, split=1))
+                assert found.dtype == wanted.dtype
+                np.testing.assert_allclose(np.asarray(found), wanted, 1e-12, 1e-12)
+        with pytest.raises(OstinatoError, match="shape"):
+            ost.sum(X, 0, out=ost.zeros(4))
