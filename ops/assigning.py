@@ -26,7 +26,7 @@ from .core import array
 from .core.array import Array, Operandish, another, as_array, export, in_dtype, weak_kind
 from .core.spec import DType, DTypeLike, Shape, is_inexact
 from .core.user_line import misfit
-from .core.views import is_dropped
+from .core.views import is_dropped, is_shown
 from .indexing import fits, shape_of, updated
 from .picked import Picked
 from .picking import under_mask
@@ -103,7 +103,7 @@ def in_place(x: Array, made: Array, what: str) -> Array:
 @export
 def changed(x: Any, made: Array, what: str, frame: FrameType) -> Array:
     """What was made of x by what NumPy does in place: in a statement, x itself is that from now on."""
-    if not is_dropped(frame):
+    if not (is_dropped(frame) or (isinstance(x, Array) and is_shown(frame))):
         return made
     if not isinstance(x, Array):
         got, do = f"a {type(x).__name__}, and nobody who takes the result", "assign the result"

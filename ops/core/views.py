@@ -22,6 +22,7 @@ from .spec import Spec
 from .user_line import is_ours, short
 
 _BASIC = (int, slice, NoneType, type(Ellipsis), np.integer)
+_PRINTS = ("PRINT_EXPR", "CALL_INTRINSIC_1")  # the latter since Python 3.12; it does little else
 _TO_NAMES = ("STORE_FAST", "STORE_NAME", "STORE_GLOBAL", "STORE_DEREF")
 
 
@@ -54,6 +55,11 @@ def tell(what: str, spec: Spec, base: Spec, frame: FrameType, to_name: bool) -> 
 def is_dropped(frame: FrameType) -> bool:
     """Whether the user's call in this frame is a statement, whose result nobody takes."""
     return not is_ours(frame.f_code) and _next(frame.f_code, frame.f_lasti) == "POP_TOP"
+
+
+def is_shown(frame: FrameType) -> bool:
+    """Whether it is one at a prompt, or the last one of a notebook's cell, whose result is printed."""
+    return not is_ours(frame.f_code) and _next(frame.f_code, frame.f_lasti) in _PRINTS
 
 
 @lru_cache(256)

@@ -429,6 +429,10 @@ def test_what_numpy_does_in_place() -> None:
             mixed = np.asarray(shuffled)
             assert (mixed != X).any()
             np.testing.assert_array_equal(np.sort(mixed, 0), np.sort(X, 0))
+        names = {"x": ost.asarray(V), "ost": ost}
+        for line in ("x.sort()", "y = x[::-1].sort()"):  # at a prompt
+            exec(compile(line, "<prompt>", "single"), names)
+            np.testing.assert_array_equal(np.asarray(names["x"]), np.sort(V))
         rng = ost.random.default_rng(3)
         deck = ost.arange(20)
         rng.shuffle(deck)
