@@ -302,7 +302,7 @@ def _refusal(
         )
     if what == _ITSELF:  # for NumPy, or for who makes a NumPy array of it
         library, line = asked_by_library()
-        with on_behalf(line) if library else nullcontext():
+        with on_behalf(line) if line else nullcontext():
             return misfit(
                 TracedValueError,
                 f"{what} in {library}" if library else what,

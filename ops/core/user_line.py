@@ -87,15 +87,16 @@ def _outside(frame: FrameType | None) -> FrameType | None:
 
 
 def asked_by_library() -> tuple[str, str]:
-    """The library in whose code the innermost frame is that is not ours, if it is not NumPy, and the
-    line of the user who called it; empty if it is the user's own."""
+    """The library in whose code the innermost frame is that is not ours, unless it is NumPy, and the
+    line of the user who called it; empty if the frame is the user's own."""
     frame, name = _outside(sys._getframe(1)), ""
     while frame is not None and "-packages" + os.sep in frame.f_code.co_filename:
         name = name or str(frame.f_globals.get("__name__", "")).partition(".")[0]
         frame = _outside(frame.f_back)
-    if frame is None or name == "numpy":
+    if frame is None or not name:
         return "", ""
-    return name, f"{frame.f_code.co_filename}:{frame.f_lineno}" if name else ""
+    line = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+    return "" if name == "numpy" else name, line
 
 
 def short(line: str) -> str:
