@@ -13,9 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from ostinato.errors import ArgumentError, BoundsError, ShapeError
+from ostinato.errors import (
+    ArgumentError,
+    BoundsError,
+    DataDependentShapeError,
+    ShapeError,
+    TracedValueError,
+)
 from ostinato.ops.batching import Batch, given_axis
-from ostinato.ops.core.array import Array, Trace, as_array
+from ostinato.ops.core.array import Array, Trace, as_array, have_values
 from ostinato.ops.core.refusals import end_refusals
 from ostinato.ops.core.spec import Spec, int64
 from ostinato.ops.core.trace import check_ended
@@ -105,7 +111,8 @@ def apply_along_axis(
     func1d: Callable[..., Any], axis: int, arr: Any, *args: Any, **kwargs: Any
 ) -> Any:
     """A function of one line for each line along an axis, all at once, by `vmap`. The axes of what it makes of
-    a line take that axis's place.
+    a line take that axis's place. A function that asks for values gets line after line, outside of compiled
+    functions and gradients.
 
     >>> ost.apply_along_axis(lambda v: v - v.mean(), 0, [[1.0, 2.0], [3.0, 6.0]])
     Array([[-1., -2.],
@@ -115,7 +122,15 @@ def apply_along_axis(
     d = _axis(axis, x.ndim, "apply_along_axis", "axis")
     rest = (*x.shape[:d], *x.shape[d + 1 :])
     lines = reshape(moveaxis(x, d, -1), (-1, x.shape[d]))
-    made, structure = flatten(vmap(lambda line: func1d(line, *args, **kwargs))(lines))
+    try:
+        made, structure = flatten(vmap(lambda line: func1d(line, *args, **kwargs))(lines))
+    except _ASKS:
+        if not have_values([x]):
+            raise
+        each = np.apply_along_axis(
+            lambda v: np.asarray(func1d(as_array(v), *args, **kwargs)), d, np.asarray(x)
+        )
+        return as_array(each)
     found = []
     for y in made:
         inner = y.shape[1:]
@@ -123,6 +138,9 @@ def apply_along_axis(
         last = tuple(range(len(rest), whole.ndim))
         found.append(moveaxis(whole, last, tuple(range(d, d + len(inner)))))
     return unflatten(structure, found)
+
+
+_ASKS = (TracedValueError, DataDependentShapeError)  # for values, which `vmap` has not
 
 
 def vectorize(
@@ -136,7 +154,8 @@ def vectorize(
     """A function of numbers as one of arrays, which broadcast; or, with a signature such as "(n),(n)->()", of
     arrays with more axes in front. It is called once, with all elements at the same time, by `vmap`; so it is
     made of our operations. What is `excluded` goes to it as it is. `otypes` are the results' dtypes, in a
-    list or as NumPy's letters; `cache` is there since NumPy has it.
+    list or as NumPy's letters; `cache` is there since NumPy has it. A function that asks for values, as `if`
+    does, is called for one element after the other, outside of compiled functions and gradients.
 
     >>> ost.vectorize(lambda a, b: ost.where(a > b, a - b, a + b))([1, 2, 3], 2)
     Array([3, 4, 1], dtype=int64)
@@ -192,7 +211,16 @@ def vectorize(
 
         if not front:
             return typed(one(*given))
-        made, structure = flatten(vmap(one, in_axes=tuple(axes))(*given))
+        try:
+            made, structure = flatten(vmap(one, in_axes=tuple(axes))(*given))
+        except _ASKS:
+            if not have_values(given):
+                raise
+            each = np.vectorize(pyfunc, otypes, None, set(excluded), False, signature)
+            read = [np.asarray(x) if isinstance(x, Array) else x for x in args]
+            by_name = {k: np.asarray(x) if isinstance(x, Array) else x for k, x in kwargs.items()}
+            made, structure = flatten(each(*read, **by_name))
+            return unflatten(structure, [as_array(y) for y in made])
         whole = [reshape(y, (*front, *y.shape[1:])) for y in made]
         return typed(unflatten(structure, whole))
 

@@ -1132,6 +1132,12 @@ class Array:
 Axis = int | tuple[int, ...] | None
 
 
+def have_values(xs: Sequence[Array]) -> bool:
+    """Whether these can be read, and nobody would miss it: neither a trace nor a gradient."""
+    plain = not any(x._term is not None and x._term.traces for x in xs)
+    return plain and _current.trace is None
+
+
 def builtins_range(*args: int) -> tuple[int, ...]:
     return tuple(builtins.range(*args))
 

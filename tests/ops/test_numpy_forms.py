@@ -10,7 +10,12 @@ import numpy as np
 import pytest
 
 import ostinato as ost
-from ostinato.errors import AssignmentError, AssignmentWarning, OstinatoError
+from ostinato.errors import (
+    AssignmentError,
+    AssignmentWarning,
+    OstinatoError,
+    TracedValueError,
+)
 from tests.sessions import use
 
 from .test_numpy_names import agree, flat
@@ -484,3 +489,31 @@ def test_results_go_where_out_says() -> None:
                 np.testing.assert_allclose(np.asarray(found), wanted, 1e-12, 1e-12)
         with pytest.raises(OstinatoError, match="shape"):
             ost.sum(X, 0, out=ost.zeros(4))
+
+
+def test_a_function_that_asks_for_values_gets_them_one_by_one() -> None:
+    """Where values are known, and no gradient would be lost."""
+
+    def steps(c: Any, most: int = 9) -> Any:
+        z, n = 0.0 * c, 0
+        while abs(z) < 2 and n < most:
+            z, n = z * z + c, n + 1
+        return n
+
+    def largest(v: Any) -> Any:
+        return v[v > 0].sum() if v[0] > 0 else v[0]
+
+    with use():
+        for given in (X, X + 1j * Y, V):
+            found = ost.vectorize(steps)(ost.asarray(given))
+            np.testing.assert_array_equal(np.asarray(found), np.vectorize(steps)(given))
+        found = ost.vectorize(steps, otypes=[float], excluded=["most"])(ost.asarray(X), most=3)
+        assert found.dtype == ost.float64
+        two = ost.vectorize(lambda a, b: (a, b) if a > b else (b, a))(ost.asarray(X), 0.5)
+        np.testing.assert_array_equal(np.asarray(two[0]), np.maximum(X, 0.5))
+        for axis in (0, 1):
+            found = ost.apply_along_axis(largest, axis, ost.asarray(X))
+            np.testing.assert_allclose(np.asarray(found), np.apply_along_axis(largest, axis, X))
+        for run in (ost.compile, ost.grad, ost.vmap):
+            with pytest.raises(TracedValueError):
+                run(lambda x: ost.vectorize(steps)(x).sum() * 1.0)(ost.asarray(X))
