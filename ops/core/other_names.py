@@ -273,6 +273,7 @@ OURS = {  # what is no name is what to write
     "tree": "tree_map",
     "tree_util": "tree_map",
     "triangular_solve": "linalg.solve_triangular",
+    "tridiagonal_solve": "linalg.solve_tridiagonal",
     "trim_zeros": "ostinato.asarray(np.trim_zeros(np.asarray(x)))",
     "typeof": "x.shape and x.dtype",
     "ufunc": "vectorize",

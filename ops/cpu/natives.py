@@ -30,6 +30,7 @@ from .kernels.search import searching_kernel
 from .kernels.sort.order import sort_function, sort_room
 from .kernels.syrk import gram_native, gram_room, gram_ways
 from .kernels.tally import counting_kernel, folding_kernel
+from .kernels.triangular import triangular_kernel
 from .kernels.true_places import true_places
 from .libraries import lapack
 
@@ -255,6 +256,7 @@ def register(cpu: Device) -> None:
         cpu.runs(name, epilogue_native, **facts)
     cpu.runs("fused_nest", stages, ways=stages_ways, scratch=stages_room)
     cpu.runs("solve", _solve)
+    cpu.runs("solve_triangular", triangular_kernel, least=COMPILED)
     cpu.runs("solve_banded", banded_kernel, least=COMPILED)
     cpu.runs("pair_distances", pair_distances)
     cpu.runs("cumulative_sum", partial(_running, False), least=COMPILED)

@@ -12,15 +12,16 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
-from ostinato.ops.core.spec import DType, bool_, real_of
-from ostinato.ops.cpu.jit.emitter import Code, loop_facts, memory_type, places
+from ostinato.ops.core.spec import DType, bool_
+from ostinato.ops.cpu.jit.emitter import Code, memory_type
 from ostinato.ops.cpu.jit.llvm import function_of, vector_bits, why_not
-from ostinato.ops.cpu.jit.parallel import TABLES, around
 from ostinato.ops.cpu.limits import LIMITS
 from ostinato.ops.jit.loops import loops_over
 from ostinato.ops.jit.pairs import Pair
 from ostinato.ops.jit.values import Value, where
 from ostinato.ops.linalg.banded import NARROW
+
+from .elements import Elements, text_of
 
 WIDE = 128  # systems side by side at the most
 CACHE = 1 << 17  # bytes of what is kept of them
@@ -86,31 +87,19 @@ def banded_kernel(
 @lru_cache(32)
 def _text(form: Form) -> str:
     code, many = Code(), len(form.lies)
-    entry = [f"  %{name} = call i64 @fact(ptr %meta, i64 {k})" for k, name in enumerate(_FACTS)]
-    for k in range(many):
-        for word, at in (("along", 2 * k), ("across", 2 * k + 1)):
-            entry.append(f"  %{word}{k} = call i64 @fact(ptr %meta, i64 {len(_FACTS) + at})")
-    entry.append(f"  %axes = getelementptr i64, ptr %meta, i64 {len(_FACTS) + 2 * many}")
+    steps = [f"{word}{k}" for k in range(many) for word in ("along", "across")]
     _Writer(form, code).turns()
-    head = "define internal void @body(ptr %data, ptr %meta, i64 %lo, i64 %hi, i64 %thread) {"
-    finish = "define internal void @finish(ptr %data, ptr %meta) {\n  ret void\n}"
-    entry.append("  %last = sub i64 %n, 1")
-    body = "\n".join([head, "entry:", *code.entry, *entry, *code.lines.text, "  ret void", "}"])
-    declared = sorted(code.lines.declared)
-    return "\n".join(
-        [TABLES, places(many), *declared, body, finish, around(many), loop_facts(form.bits)]
-    )
+    return text_of(code, (*_FACTS, *steps), many, ["  %last = sub i64 %n, 1"])
 
 
-class _Writer:
+class _Writer(Elements):
     """The body of a kernel. Rows are lists: what is left in columns that follow each other, and of the
     right-hand side."""
 
     def __init__(self, form: Form, code: Code) -> None:
-        self.form, self.code, self.item = form, code, form.dtype.itemsize
-        part = real_of(form.dtype).itemsize  # of which vectors are made
-        self.lanes = 0 if form.dtype.kind == "c" and form.below > 1 else part  # LLVM gives up
-        self.lines = code.lines
+        super().__init__(code, form.dtype)
+        self.form = form
+        self.lanes = 0 if form.dtype.kind == "c" and form.below > 1 else self.part  # LLVM gives up
         self.wide = form.below + form.above + 1
         self.zero = code.lines.constant(0, form.dtype)
         self.state = [
@@ -123,27 +112,6 @@ class _Writer:
             f"  {name} = alloca [{WIDE} x {memory_type(self.form.dtype)}], align 64"
         )
         return name
-
-    def over(self, base: str, count: str, step: str) -> str:
-        return self.code.let(f"getelementptr i8, ptr {base}, i64 {self.code.times(count, step)}")
-
-    def load(self, at: str, dtype: DType | None = None) -> Value:
-        dtype = dtype or self.form.dtype
-        if dtype.kind == "c":
-            part = real_of(dtype)
-            return Pair(self.load(at, part), self.load(self.code.second(at, part), part))
-        fact = f"align {dtype.itemsize}, !llvm.access.group !1"
-        return Value(
-            self.lines, self.code.let(f"load {memory_type(dtype)}, ptr {at}, {fact}"), dtype
-        )
-
-    def store(self, x: Value, at: str) -> None:
-        if isinstance(x, Pair):
-            self.store(x.real, at)
-            self.store(x.imag, self.code.second(at, x.real.dtype))
-            return
-        fact = f"align {x.dtype.itemsize}, !llvm.access.group !1"
-        self.code.add(f"store {x.kind} {x.name}, ptr {at}, {fact}")
 
     def element(self, bases: Sequence[str], lane: str, i: str, o: int, column: str) -> Value:
         """a[i, i + o], or zero outside of the matrix."""
@@ -159,7 +127,7 @@ class _Writer:
 
     def read(self, bases: Sequence[str], array: int, lane: str, i: str, inside: str) -> Value:
         found = self.load(self.at(bases, array, lane, self.code.least(i, "%last")))
-        return where(Value(self.lines, inside, bool_), found, self.zero)
+        return where(Value(self.code.lines, inside, bool_), found, self.zero)
 
     def at(self, bases: Sequence[str], array: int, lane: str, i: str) -> str:
         """Where a system's element of an array is; the last is of results."""

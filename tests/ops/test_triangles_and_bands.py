@@ -1,11 +1,12 @@
-"""Equations of matrices with a few diagonals, beside SciPy and whole matrices."""
+"""Equations of triangles and of matrices with a few diagonals, beside SciPy and whole matrices."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 import scipy.linalg
-from ostinato.ops.cpu.kernels import banded as kernels
+from ostinato.ops.cpu import kernels
+from ostinato.ops.cpu.jit.llvm import why_not
 from ostinato.ops.cpu.limits import LIMITS
 from ostinato.ops.linalg import banded
 
@@ -44,7 +45,7 @@ def test_any_diagonals_along_any_axis_in_any_order_of_memory(kind):
         facts = {"lower": lower, "axis": axis, "transposed": bool(rng.integers(2))}
         wanted = solved_bands(*(x.astype(np.result_type(kind, "float64")) for x in arrays), **facts)
         out = np.empty(shape, kind)
-        made = kernels.banded_kernel([*arrays, out], 2, **facts)
+        made = kernels.banded.banded_kernel([*arrays, out], 2, **facts)
         assert (made is None) == (max(lower, upper) > banded.NARROW)
         if made is not None:
             made(*arrays, out)
@@ -162,3 +163,36 @@ def test_errors_say_what_is_needed():
         ost.linalg.solve_triangular(np.eye(4), x, 3)
     with pytest.raises(ost.errors.DTypeError, match="float32, float64, complex64 or complex128"):
         ost.linalg.solve_tridiagonal(*(ost.ones(4, dtype=ost.float16),) * 4)
+
+
+@pytest.mark.skipif(bool(why_not()), reason="needs LLVM")
+@pytest.mark.parametrize("kind", KINDS)
+def test_stacks_of_triangles_however_they_lie(kind):
+    """With one column on the right or several; transposes, matrices for all of a stack, and unit diagonals."""
+    rng = np.random.default_rng(KINDS.index(kind))
+    for columns in (1, 5):
+        n, many = int(rng.integers(1, 30)), int(rng.integers(2, 40))
+        a = drawn(rng, kind, *((many,) if rng.random() < 0.7 else ()), n, n) / n
+        a[..., np.arange(n), np.arange(n)] += 2
+        b = drawn(rng, kind, 3, many, n, columns)
+        if rng.random() < 0.5:
+            a, b = a.swapaxes(-1, -2), b.swapaxes(-1, -2).copy().swapaxes(-1, -2)
+        upper, unit = bool(rng.integers(2)), bool(rng.integers(2))
+        t = np.triu(a) if upper else np.tril(a)
+        if unit:
+            t = t - t * np.eye(n, dtype=kind) + np.eye(n, dtype=kind)
+        out = np.empty(b.shape, kind)
+        kernels.triangular.triangular_kernel([a, b, out], 2, upper=upper, unit=unit)(a, b, out)
+        wanted = np.linalg.solve(t, b)
+        near(out, wanted, kind)
+        over = b + 0  # over the right-hand sides
+        lying = [a, over, over]
+        kernels.triangular.triangular_kernel(lying, 1, upper=upper, unit=unit)(*lying)
+        near(over, wanted, kind)
+
+
+def test_one_singular_triangle_of_many_is_an_error():
+    a = np.broadcast_to(np.eye(8), (200, 8, 8)).copy()
+    a[7, 3, 3] = 0
+    with pytest.raises(ost.errors.LinAlgError, match="singular"):
+        np.asarray(ost.linalg.solve_triangular(a, np.ones((200, 8, 1))))
