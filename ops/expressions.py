@@ -150,6 +150,27 @@ def sliced(builder: Builder, v: int, starts: Sequence[int], spec: Spec, line: st
     return builder.add("slice", (v,), params, (spec,), line)[0]
 
 
+def plane(builder: Builder, v: int, axis: int, n: int) -> int:
+    """The nth along an axis that is counted from the end; all of what has no such axis, or is repeated
+    along it."""
+    spec = builder.specs[v]
+    at = spec.ndim + axis
+    if at < 0 or spec.shape[at] == 1:
+        return v
+    starts = [n * (d == at) for d in range(spec.ndim)]
+    one = Spec((*spec.shape[:at], 1, *spec.shape[at + 1 :]), spec.dtype, spec.layout)
+    return sliced(builder, v, starts, one)
+
+
+def joined(builder: Builder, parts: Sequence[int], axis: int, spec: Spec, line: str = "") -> int:
+    return builder.add("concat", parts, {"axis": axis}, (spec,), line)[0]
+
+
+def without_axis(builder: Builder, v: int, axis: int, spec: Spec, line: str = "") -> int:
+    """Without an axis of one element."""
+    return builder.add("squeeze", (v,), {"axes": (axis,)}, (spec,), line)[0]
+
+
 def wrapped(builder: Builder, v: int, around: Mapping[int, tuple[int, int]], line: str = "") -> int:
     """A copy with elements of the other end around it: so many before and after along axes."""
     for axis, edges in around.items():
@@ -171,7 +192,7 @@ def _wrapped(builder: Builder, v: int, axis: int, before: int, after: int, line:
 
     parts = [part(before, n - before)] if before else []
     parts += [v, part(after)] if after else [v]
-    return builder.add("concat", parts, {"axis": axis}, (resized(n + before + after),), line)[0]
+    return joined(builder, parts, axis, resized(n + before + after), line)
 
 
 def cast(builder: Builder, value: int, spec: Spec, line: str = "") -> int:
