@@ -29,7 +29,6 @@ from ostinato.ops.core.spec import DTYPES
 
 from ostinato.errors import DataFileError
 
-from . import inflating
 from .inflate import can, inflated
 from .source import (
     Kept,
@@ -145,42 +144,13 @@ class ChunkSource(Source):
             common = intersect(chunk, box)
             self._read(whole[(*slices(common, box), ...)], index, chunk, common)
 
-        size = out.nbytes if self.grain is not None else 0
-        each_of(read, chunks, size, self._together(out, box))
+        each_of(read, chunks, out.nbytes if self.grain is not None else 0)
         if self.sums is None:
             self._look()
 
     def _name(self, index: Index) -> str:
         begin, separator = self.keys
         return separator.join([*([begin] if begin else []), *map(str, index)]) or "0"
-
-    def _together(
-        self, out: np.ndarray[Any, Any], box: Box
-    ) -> Callable[[list[Index]], list[Index]] | None:
-        """What brings chunks that a box has all of to their places; it gives those that are left."""
-        codec = inflating.codec(self.codec) if self.codec and self.sums is None else None
-        if codec is None or not inflating.can(self.chunks, out):
-            return None
-        scatter = inflating.Scatter(codec, self.chunks, out)
-        most = scatter.size + scatter.size // 8 + SPARE
-
-        inside = inflating.Inside(self.chunks, self.shape, box, out)
-        kept = self.kept.chunks
-
-        def together(chunks: list[Index]) -> list[Index]:
-            held: list[Any] = []  # what rows lead to
-            rows = [None if k in kept else self._row(k, inside, held) for k in chunks]
-            return scatter.left(chunks, rows, most)
-
-        return together
-
-    def _row(self, index: Index, inside: inflating.Inside, held: list[Any]) -> inflating.Row | None:
-        """What tells of a chunk that a box has all of."""
-        name = self._name(index)
-        path = f"{self.folder}/{name}"
-        self._stays(path.rpartition("/")[0], name)
-        held.append(os.fsencode(path))
-        return inside.row(index, inflating.address(held[-1]), 0, 0, 0)
 
     def _read(self, out: Any, index: tuple[int, ...], chunk: Box, common: Box) -> None:
         if self.sums is not None:
@@ -332,16 +302,6 @@ class ShardSource(ChunkSource):
             while len(self.open) > OPEN:
                 self.open.popitem(last=False)
         return found
-
-    def _row(self, index: Index, inside: inflating.Inside, held: list[Any]) -> inflating.Row | None:
-        row = inside.row(index, 0, 0, 0, 0)
-        if row is not None:
-            shard, row[2], row[3] = self._place(index)
-            if shard is None or row[2] + row[3] > shard.size:
-                return None
-            row[1] = shard.handle
-            held.append(shard)
-        return row
 
     def _read(self, out: Any, index: tuple[int, ...], chunk: Box, common: Box) -> None:
         shard, offset, size = self._place(index)

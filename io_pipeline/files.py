@@ -34,7 +34,6 @@ from ostinato.ops.core.spec import DTYPES
 
 from ostinato.errors import DataFileError
 
-from . import inflating
 from .chunks import LONGEST_HEAD, SPARE, ChunkSource, arrays, plain
 from .inflate import inflated, unshuffled
 from .members import Member
@@ -346,7 +345,7 @@ class Hdf5Source(Source):
             found = self.kept.of(index, state, partial(self._chunk, at))
             whole[(*slices(common, box), ...)] = found[slices(common, chunk)]
 
-        each_of(read, chunks, out.nbytes, self._together(out, box))
+        each_of(read, chunks, out.nbytes)
         self._look()
 
     def _look(self) -> None:
@@ -359,43 +358,6 @@ class Hdf5Source(Source):
             return None
         found = os.fstat(self.handle)
         return found.st_size, found.st_mtime_ns
-
-    def _together(
-        self, out: np.ndarray[Any, Any], box: Box
-    ) -> Callable[[list[Index]], list[Index]] | None:
-        """What brings chunks that a box has all of to their places; it gives those that are left."""
-        grain, codes = self.grain, [f[0] for f in self.filters]
-        codec, shuffled = inflating.codec("zlib"), self.dtype.itemsize if SHUFFLE in codes else 0
-        known = codes in ([DEFLATE], [SHUFFLE, DEFLATE]) and self.data.dtype == self.dtype
-        if codec is None or grain is None or not known or self.file.userblock_size:
-            return None
-        shuffled = 0 if shuffled == 1 else shuffled
-        if not inflating.can(grain, out, shuffled) or (handle := self.handle) < 0:
-            return None
-        scatter = inflating.Scatter(codec, grain, out, shuffled)
-        most = scatter.size + scatter.size // 8 + SPARE
-
-        inside = inflating.Inside(grain, self.shape, box, out)
-        kept, table = self.kept.chunks, self.table
-        assert table is not None
-
-        def row(index: Index) -> inflating.Row | None:
-            if index in kept:
-                return None
-            row = inside.row(index, 0, handle, 0, 0)
-            if row is None:
-                return None
-            try:
-                at = [k * n for k, n in zip(index, grain, strict=True)]
-                row[2], row[3], skipped = table.find(at)
-            except Exception:  # of a damaged file, which who reads it alone says
-                return None
-            return row if row[2] and row[3] and not skipped else None
-
-        def together(chunks: list[Index]) -> list[Index]:
-            return scatter.left(chunks, [row(index) for index in chunks], most)
-
-        return together
 
     def _read(self, out: np.ndarray[Any, Any], box: Box) -> None:
         """In the same order as in the file, past the library, which lets one thread in at a time."""

@@ -6,13 +6,13 @@ that they do: nothing here makes more of them than was said, and nothing is allo
 from __future__ import annotations
 
 import bz2
+import struct
 import zlib
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
-
-from . import inflating
 
 BLOCK = 1 << 17  # bytes of one of Zstandard's blocks, at most
 LOOSE = 16  # times as much as there is may be what blocks of unknown extents could hold ...
@@ -45,7 +45,37 @@ def _stream(data: bytes, size: int, begin: Callable[[], Any]) -> bytes:
     return found
 
 
-def _gzip(data: bytes, size: int) -> bytes:
+@lru_cache(1)
+def _libdeflate() -> Any:
+    """Its binding, which takes half of zlib's time; None if it is not there."""
+    try:
+        import deflate
+    except ImportError:
+        return None
+    return deflate
+
+
+def _plain(data: bytes, size: int) -> Any:
+    """What libdeflate makes of one member with nothing behind it; None of anything else. It does not tell
+    what it left unread, so the last bytes have to say what a member's do of the result."""
+    library = _libdeflate()
+    is_gzip = data[:2] == b"\x1f\x8b"
+    if library is None or not size:
+        return None
+    try:
+        found = (library.gzip_decompress if is_gzip else library.zlib_decompress)(data, size)
+    except Exception:  # its own, of all that is damaged or longer
+        return None
+    end = (
+        struct.pack("<I", size & 0xFFFFFFFF) if is_gzip else struct.pack(">I", zlib.adler32(found))
+    )
+    return found if len(found) == size and data.endswith(end) else None
+
+
+def _gzip(data: bytes, size: int) -> Any:
+    plain = _plain(data, size)
+    if plain is not None:
+        return plain
     return _stream(data, size, lambda: zlib.decompressobj(zlib.MAX_WBITS | 32))
 
 
@@ -131,9 +161,6 @@ def can(codec: str) -> bool:
 def inflated(codec: str, data: bytes, size: int) -> memoryview:
     """The bytes of a compressed chunk; raises a ValueError that ends a sentence about it, unless it is
     as many as there should be."""
-    plain = inflating.inflated(codec, data, size) if type(data) is bytes else None
-    if plain is not None:
-        return memoryview(plain)  # type: ignore[arg-type]
     try:
         found = memoryview(CODECS[codec](data, size)).cast("B")
     except ValueError:

@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 import pytest
-from ostinato.io_pipeline.threads import LARGE, SHARE, each_of
+from ostinato.io_pipeline.threads import LARGE, each_of
 
 CHUNKS = [(k,) for k in range(101)]
 
@@ -24,17 +24,6 @@ def test_each_chunk_is_dealt_with_once(size: int) -> None:
     assert not names()
 
 
-def test_shares_are_a_few_chunks() -> None:
-    shares: list[int] = []
-
-    def together(few: list[Any]) -> list[Any]:
-        shares.append(len(few))
-        return []
-
-    each_of(pytest.fail, CHUNKS, LARGE, together)
-    assert sorted(shares) == [1, *[SHARE] * 25]
-
-
 def test_several_threads_work_who_calls_among_them() -> None:
     both, seen = threading.Event(), set[str]()
 
@@ -42,7 +31,7 @@ def test_several_threads_work_who_calls_among_them() -> None:
         seen.add(threading.current_thread().name)
         if len(seen) == 2:
             both.set()
-        if index[0] in (0, 4, 8):  # of three shares
+        if index[0] in (0, 1, 2):
             assert both.wait(20)
 
     each_of(work, CHUNKS, LARGE)
