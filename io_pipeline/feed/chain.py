@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from ostinato.ops.core.tree import flatten, paths
+from ostinato.ops.cpu.jit.routine import Routine
 
 from .draws import Draws
 from .faults import Policy
@@ -300,7 +301,7 @@ class Chain:
         return reader.part is not Stage.part and looks
 
     def native(
-        self, fields: Fields, value: Any, out: np.ndarray[Any, Any], reader: Native | None
+        self, fields: Fields, value: Any, out: np.ndarray[Any, Any], reader: Routine | None
     ) -> Run | None:
         """All of it as machine code, for samples with such fields, an image like this one and such a place
         in the batch; None if there is no machine code for one of its stages."""
@@ -308,12 +309,12 @@ class Chain:
         if n is None or fields.of_kind(IMAGE) != [n]:
             return None
         if isinstance(value, np.ndarray):
-            if value.dtype != np.uint8 or value.ndim != 3:
+            if value.dtype != np.uint8 or value.ndim != 3 or value.shape[2] not in (1, 3, 4):
                 return None
             form = Form(value.shape[2])
         elif type(value) is not bytes:
             return None
-        parts: list[tuple[int, int, Native]] = []
+        parts: list[tuple[int, Native]] = []
         seconds: list[float] = []
         step = self.step(0, fields)
         while step is not None:
@@ -326,7 +327,7 @@ class Chain:
                 part = step.stage.native(form) if form is not None or not parts else None
                 if part is None:
                     return None
-                parts.append((step.k, step.number, part))
+                parts.append((step.number, part))
                 seconds += [] if step.seconds is None else [step.seconds]
                 form = part.form or form
                 if first is not None and form is not None and first.channels != form.channels:

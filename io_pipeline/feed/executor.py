@@ -225,7 +225,7 @@ class Work:
         """What a thread does until the epoch is made."""
         sample = Sample(Draws(self.recipe.seed, self.epoch))
         costs = self.costs[number]
-        hand = Hand(sample.draws.keys)
+        hand = Hand()
         while (task := self._task(number)) is not None:
             batch, rows = task
             self.maker.make(batch, rows, sample, hand, costs)

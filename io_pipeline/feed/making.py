@@ -58,7 +58,7 @@ class Maker:
             return
         left = dict.fromkeys(rows)
         if batch.slots is not None and (run := self._native(batch)) is not None:
-            left = self._make_natively(run, batch, rows, hand, costs)
+            left = self._make_natively(run, batch, rows, sample, hand, costs)
         for row, error in left.items():
             if self.is_stopped():
                 return
@@ -100,26 +100,24 @@ class Maker:
         run = self.recipe.chain.native(fields, first[n], batch.slots[n][0], reader)
         if run is not None:
             run.fields, run.leaf = fields, n
-            beside = [s for k, s in enumerate(batch.slots) if k != n]
-            run.beside = sum(s[0].nbytes if isinstance(s, np.ndarray) else 8 for s in beside)
         return run
 
     def _make_natively(
-        self, run: Run, batch: Batch, rows: range, hand: Hand, costs: Costs
+        self, run: Run, batch: Batch, rows: range, sample: Sample, hand: Hand, costs: Costs
     ) -> dict[int, Exception | None]:
         """The images of a chunk by machine code, with one call; the rows that are left to be made, with
-        what reading them has raised."""
+        what reading them has raised. Of a batch the first one is left, to be timed stage by stage."""
         slots, n, source = batch.slots, run.leaf, self.recipe.source
         if slots is None or batch.fields != run.fields or slots[n].shape[1:] != run.shape:
             return dict.fromkeys(rows)
-        times = None if rows.start else run.times()  # of one sample in a batch
-        costs.begin(len(rows))
+        left: dict[int, Exception | None] = {} if rows.start else {0: None}
+        rows = rows[len(left) :]
         samples = batch.portion.samples[rows.start : rows.stop]
         files = source.files(samples) if run.reads else None
-        if run.reads:
-            if files is None:
-                return dict.fromkeys(rows)
-            values, others = files.names, files.columns
+        if run.reads and files is None:
+            return left | dict.fromkeys(rows)
+        if files is not None:
+            values, columns = files.names, files.columns
         else:
             leaves, errors = [], {}
             for row, index in zip(rows, samples, strict=True):
@@ -128,29 +126,21 @@ class Maker:
                     leaves.append(hosted(read, fields.kinds))
                 except Exception as error:
                     errors[row] = error
-            if errors:
-                return {row: errors.get(row) for row in rows}
-            if times is not None:
-                costs.end(0, [value for sample in leaves for value in sample])
+            if errors or not rows:
+                return left | {row: errors.get(row) for row in rows}
             columns = [list(column) for column in zip(*leaves, strict=True)]
-            values, others = columns.pop(n), columns
+            values = columns.pop(n)
         rest = [slot for k, slot in enumerate(slots) if k != n]
-        for slot, column in zip(rest, others, strict=True):
+        for slot, column in zip(rest, columns, strict=True):
             if not hand.puts(slot, rows, column):
-                return dict.fromkeys(rows)
+                return left | dict.fromkeys(rows)
         first = _address(slots[n]) + rows.start * run.bytes
         places = batch.portion.places[rows.start : rows.stop]
         stamps = None if files is None else files.stamps
-        answers = run(hand.room, hand.keys, values, places, first, self.halt, times, stamps)
+        answers = run(hand.room, sample.draws.keys, values, places, first, self.halt, stamps)
         if files is not None:
             source.has_read(samples, files)
-        if times is not None and not answers[0]:
-            times[-1, 2] = run.bytes
-            times[:, 2] += run.beside
-            costs.ended(run.stages, times)
-        if not any(answers):
-            return {}
-        return {row: None for row, answer in zip(rows, answers, strict=True) if answer}
+        return left | {row: None for row, answer in zip(rows, answers, strict=True) if answer}
 
     def _make(
         self,
@@ -239,17 +229,10 @@ class Maker:
 class Hand:
     """What a thread has to make chunks by machine code."""
 
-    def __init__(self, keys: tuple[int, int]) -> None:
-        self.keys = keys
-        self._room: Room | None = None
+    def __init__(self) -> None:
+        self.room = Room()
         # of numbers of Python's, whether they are a slot's
         self._fits: dict[tuple[type, Any], bool] = {}
-
-    @property
-    def room(self) -> Room:
-        if self._room is None:
-            self._room = Room()
-        return self._room
 
     def puts(self, slot: Any, rows: range, column: Sequence[Any]) -> bool:
         """Leaves that are no images to their places; False if they are not of one form."""

@@ -13,10 +13,11 @@ import struct
 import threading
 from typing import Any
 
+from ostinato.ops.core.spec import int32, int64, uint8, uint32
 from ostinato.ops.cpu.jit import llvm
-from ostinato.ops.cpu.jit.code import Words, address_of, once, symbol
-
-from .native import NO_ROOM, NOT_MINE, ROOM, Native, get, made, put
+from ostinato.ops.cpu.jit.code import address_of, once, symbol
+from ostinato.ops.cpu.jit.routine import Routine
+from ostinato.ops.jit.values import Value, cast, where
 
 FIRST = 1 << 18  # bytes that are asked for at once,
 MOST = 1 << 22  # which grow up to here if files are longer
@@ -77,129 +78,66 @@ def expect(size: int) -> None:
 
 
 @once
-def reads() -> Native | None:
-    """What reads the file of a name, for chunks by machine code; None if there is nothing here."""
-    table = _calls()
-    if table is None:
-        return None
-    symbol("ostinato_read_file", made(TEXT))
-    return Native(makes=made(NATIVE), numbers=Words(table))
-
-
-@once
-def _calls() -> Words | None:
+def _reader() -> Routine | None:
+    """Reads a file to memory of so many bytes, and asks what it is; how many there were, or -1."""
     if os.name != "posix" or llvm.why_not():
         return None
     host = ctypes.CDLL(None)
     try:
-        return Words(*(address_of(host, name) for name in CALLS))
+        for name in ("open", "read", "close", "statx"):
+            symbol(f"ostinato_{name}", address_of(host, name))
     except AttributeError:
         return None
+    made = Routine(
+        int64, "read_file", path=[uint8], out=[uint8], size=int64, nothing=[uint8], stat=[uint8]
+    )
+    path, out, size, nothing, stat = made.given
+
+    def call(name: str, *given: Any, result: Any = int32) -> Value:
+        numbers = (made.lines.constant(x, int32) if isinstance(x, int) else x for x in given)
+        return made.call(f"ostinato_{name}", result, *numbers)
+
+    file = call("open", path, _FLAGS)
+    made.leaves_if(file < 0, -1)
+    for at, kind in ((_SIZE, int64), (_SECONDS, int64), (_NANOSECONDS, int32)):
+        stat.further(at).of(kind)[0] = 0
+    call("statx", file, nothing, _EMPTY_PATH, _ASKED, stat)
+    count = call("read", file, out, size, result=int64)
+    call("close", file)
+    made.ends(count)
+    return made
 
 
 @once
 def _function() -> Any:
-    table = _calls()
-    if table is None:
+    reader = _reader()
+    run = None if reader is None else reader.made()
+    return None if run is None else lambda path, out, size, stat: run(path, out, size, b"", stat)
+
+
+@once
+def reads() -> Routine | None:
+    """What reads the file of a name, for chunks by machine code: how many bytes there are, or 0 if it is for
+    others to read, or another file than that of a stamp."""
+    reader = _reader()
+    if reader is None:
         return None
-    pointer, text = ctypes.c_void_p, ctypes.c_char_p
-    kinds = (pointer, text, pointer, ctypes.c_ssize_t, text, pointer)
-    function = llvm.linked(TEXT).function(ctypes.c_ssize_t, *kinds)
-    return lambda path, out, size, stat: function(table, path, out, size, b"", stat)
-
-
-CALLS = ("open", "read", "close", "statx")
-TEXT = f"""
-define i64 @run(ptr %table, ptr %path, ptr %out, i64 %size, ptr %nothing, ptr %stat) nounwind {{
-entry:
-  %open = load ptr, ptr %table
-  %read_at = getelementptr ptr, ptr %table, i64 1
-  %read = load ptr, ptr %read_at
-  %close_at = getelementptr ptr, ptr %table, i64 2
-  %close = load ptr, ptr %close_at
-  %file = call i32 (ptr, i32, ...) %open(ptr %path, i32 {_FLAGS}) nounwind
-  %good = icmp sge i32 %file, 0
-  br i1 %good, label %opened, label %failed
-opened:
-  %statx_at = getelementptr ptr, ptr %table, i64 3
-  %statx = load ptr, ptr %statx_at
-  %long = getelementptr i8, ptr %stat, i64 {_SIZE}
-  store i64 0, ptr %long
-  %seconds = getelementptr i8, ptr %stat, i64 {_SECONDS}
-  store i64 0, ptr %seconds
-  %nanoseconds = getelementptr i8, ptr %stat, i64 {_NANOSECONDS}
-  store i32 0, ptr %nanoseconds
-  %asked = call i32 %statx(i32 %file, ptr %nothing, i32 {_EMPTY_PATH}, i32 {_ASKED}, ptr %stat) nounwind
-  %count = call i64 %read(i32 %file, ptr %out, i64 %size) nounwind
-  %closed = call i32 %close(i32 %file) nounwind
-  ret i64 %count
-failed:
-  ret i64 -1
-}}
-"""
-NATIVE = f"""
-{ROOM}
-declare i64 @ostinato_read_file(ptr, ptr, ptr, i64, ptr, ptr) nonlazybind
-define i64 @run(ptr %s, ptr %numbers) nounwind {{
-entry:
-  %stat = alloca [{_STATX} x i8], align 8
-  %nothing = alloca i8
-  store i8 0, ptr %nothing
-{get("data", "size", "room", "end", "wanted", "stamp")}
-  %name = inttoptr i64 %data to ptr
-  br label %letters
-letters:
-  %k = phi i64 [0, %entry], [%kn, %letter]
-  %more = icmp slt i64 %k, %size
-  br i1 %more, label %letter, label %named
-letter:
-  %cp = getelementptr i8, ptr %name, i64 %k
-  %c = load i8, ptr %cp
-  %is_end = icmp eq i8 %c, 0
-  %kn = add i64 %k, 1
-  br i1 %is_end, label %bad, label %letters
-named:
-  %free = sub i64 %end, %room
-  %most = lshr i64 %free, 2
-  %out = call ptr @take(ptr %s, i64 %most)
-  %table = load ptr, ptr %numbers
-  %count = call i64 @ostinato_read_file(ptr %table, ptr %name, ptr %out, i64 %most, ptr %nothing,
-    ptr %stat)
-  %has = icmp sgt i64 %count, 0
-  br i1 %has, label %check, label %bad
-check:
-  %is_all = icmp slt i64 %count, %most
-  br i1 %is_all, label %stamps, label %longer
-longer:
-  %lacks = add i64 %wanted, %free
-{put(wanted="%lacks")}
-  ret i64 {NO_ROOM}
-stamps:
-  %long_at = getelementptr i8, ptr %stat, i64 {_SIZE}
-  %long = load i64, ptr %long_at
-  %seconds_at = getelementptr i8, ptr %stat, i64 {_SECONDS}
-  %seconds = load i64, ptr %seconds_at
-  %nanoseconds_at = getelementptr i8, ptr %stat, i64 {_NANOSECONDS}
-  %nanoseconds32 = load i32, ptr %nanoseconds_at
-  %nanoseconds = zext i32 %nanoseconds32 to i64
-  %whole = mul i64 %seconds, 1000000000
-  %time = add i64 %whole, %nanoseconds
-  %spread = mul i64 %long, {_SPREAD - (1 << 64)}
-  %both = xor i64 %time, %spread
-  %found = and i64 %both, {(1 << 63) - 1}
-  %is_none = icmp eq i64 %found, 0
-  %new = select i1 %is_none, i64 1, i64 %found
-  %is_first = icmp eq i64 %stamp, 0
-  %is_same = icmp eq i64 %stamp, %new
-  %stays = or i1 %is_first, %is_same
-  br i1 %stays, label %good, label %bad
-good:
-  %there = ptrtoint ptr %out to i64
-  %used = add i64 %there, %count
-{put(data="%there", size="%count", stamp="%new").replace("_to", "_found")}
-{put(room="%used").replace("_to", "_next")}
-  ret i64 0
-bad:
-  ret i64 {NOT_MINE}
-}}
-"""
+    made = Routine(
+        int64, "read_named", name=[uint8], length=int64, out=[uint8], size=int64, stamp=[int64]
+    )
+    name, length, out, size, stamp = made.given
+    with made.each(length) as k:
+        made.leaves_if(name[k] == 0, 0)
+    stat, nothing = made.own(_STATX, uint8), made.own(1, uint8)
+    nothing[0] = 0
+    count = made.does(reader, name, out, size, nothing, stat)
+    made.leaves_if((count <= 0) | (count >= size), count)
+    long, seconds = (stat.further(at).of(int64)[0] for at in (_SIZE, _SECONDS))
+    nanoseconds = cast(stat.further(_NANOSECONDS).of(uint32)[0], int64)
+    spread = (long * (_SPREAD - (1 << 64))) ^ (seconds * 1_000_000_000 + nanoseconds)
+    found = spread & ((1 << 63) - 1)
+    found = where(found == 0, 1, found)
+    made.leaves_if((stamp[0] != 0) & (stamp[0] != found), 0)
+    stamp[0] = found
+    made.ends(count)
+    return made

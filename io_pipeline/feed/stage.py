@@ -107,8 +107,8 @@ class Stage:
         return None
 
     def native(self, form: Form | None) -> Native | None:
-        """What it does to images of such a form in machine code, with the bits of `image`; None if there
-        is none. No form: what is in files."""
+        """How machine code plans what it does to images of such a form, with the bits of `image`; None if
+        it cannot. No form: what is in files."""
         return None
 
     def why_whole(self) -> str:

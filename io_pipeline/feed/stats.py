@@ -45,21 +45,6 @@ class Costs:
         self._samples = samples
         self._wall, self._cpu = time.perf_counter(), time.thread_time()
 
-    def ended(self, stages: Sequence[int], times: Any) -> None:
-        """A sample was begun, and stages were done with it, at such nanoseconds on the wall and of CPU
-        time, and left so many bytes."""
-        (wall, cpu, _), *rows = times.tolist()
-        self._wall, self._cpu = wall * 1e-9, cpu * 1e-9
-        sizes = {}
-        for stage, (wall, cpu, size) in zip(stages, rows, strict=True):
-            cost, sizes[stage] = self.of[stage], size
-            cost.wall += wall * 1e-9 - self._wall
-            cost.cpu += cpu * 1e-9 - self._cpu
-            self._wall, self._cpu = wall * 1e-9, cpu * 1e-9
-        for stage, size in sizes.items():
-            self.of[stage].timed += 1
-            self.of[stage].bytes += size
-
     def end(self, stage: int, values: Sequence[Any]) -> None:
         """A stage is done with what is timed."""
         wall, cpu = time.perf_counter(), time.thread_time()

@@ -28,18 +28,15 @@ from typing import Any
 
 import numpy as np
 from ostinato.ops.core.user_line import misfit
-from ostinato.ops.cpu.jit.code import Words
 
 from ostinato.errors import ArgumentError
 
 from ..feed.fields import IMAGE, MASK
 from ..feed.native import Form, Native
 from ..feed.stage import Shape, Stage, Window, stage
-from . import machine_code
 from .backends import has_avif, needed, opencv, pillow, simplejpeg
-from .headers import MOST_PIXELS, Header, is_jpeg, jpeg_header, upright
-from .windows import calls as jpeg_calls
-from .windows import decode_window
+from .headers import MOST_PIXELS, Header, is_jpeg, jpeg_header, read_header, upright
+from .windows import decode_window, decoder
 
 Image = np.ndarray[Any, Any]
 FORMATS = ("JPEG", "PNG", "WEBP", "TIFF", "GIF", "BMP", "PPM", "JPEG2000", "TGA")  # safe to open,
@@ -125,13 +122,11 @@ class Decode(Stage):
             return None
         if self.dtype != "uint8" or self.channels not in (1, 3):
             return None
-        calls = jpeg_calls()
-        if calls is None:
+        opens = decoder()
+        if opens is None:
             return None
-        numbers = Words(float(self.most_pixels), calls)
-        opens, makes = machine_code.opens(), machine_code.decodes(self.channels)
-        form = Form(self.channels)
-        return Native(opens=opens, makes=makes, numbers=numbers, form=form, work=_pixels_of_scans)
+        given = (read_header(), opens), self.most_pixels
+        return Native(None, *given, form=Form(self.channels), work=_pixels_of_scans)
 
     def mask(self, xp: Any, x: Any, drawn: Any) -> Image:
         if isinstance(x, np.ndarray):

@@ -19,7 +19,7 @@ from ostinato.errors import ArgumentError
 from ..feed.fields import IMAGE
 from ..feed.native import Form, Native
 from ..feed.stage import DEVICE, HOST, Stage, stage
-from . import kernels, machine_code
+from . import kernels
 from .backends import opencv
 from .values import check_dtype
 
@@ -96,9 +96,7 @@ class Normalize(Stage):
         channels = form.channels
         if not {len(self.mean), len(self.std)} <= {1, channels}:  # type: ignore[arg-type]
             return None
-        numbers = self._line(channels, "uint8").both
-        makes = machine_code.finishes(channels, self.dtype)
-        return Native(makes=makes, numbers=numbers, form=Form(channels, self.dtype))
+        return Native(line=self._line(channels, "uint8").both, form=Form(channels, self.dtype))
 
     def _computed(self, xp: Any, x: Image, out: Image) -> None:
         line = self._line(x.shape[-1], str(x.dtype))

@@ -5,20 +5,24 @@ Pixels are squares whose middles are what is interpolated between, so the image'
 
 from __future__ import annotations
 
+import ctypes
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from ostinato.ops.core.spec import float64, int64
 from ostinato.ops.core.user_line import misfit
+from ostinato.ops.cpu.jit.code import address_of, symbol
+from ostinato.ops.cpu.jit.routine import larger, whole_of
+from ostinato.ops.jit.values import Value, cast, shift, where
 
 from ostinato.errors import ArgumentError
 
 from ..feed.draws import Draws
-from ..feed.native import Form, Native
+from ..feed.native import Form, Look, Native
 from ..feed.stage import DEVICE, HOST, Shape, Stage, Window, stage
-from . import machine_code
 from .backends import needed, opencv
 from .headers import MOST_PIXELS
 from .resizing import by_pillow, linear
@@ -109,6 +113,14 @@ def _check_room(shape: Shape, size: tuple[int, int]) -> None:
         )
 
 
+def _spare(look: Look, size: Size) -> tuple[list[Value], list[Value]]:
+    """A size for machine code, and the rows and columns that are beside a crop of it."""
+    wanted = [look.size(n) for n in _pair("crop", size)]
+    spare = [have.now - n for have, n in zip((look.height, look.width), wanted, strict=True)]
+    look.refuse_if((spare[0] < 0) | (spare[1] < 0))
+    return wanted, spare
+
+
 # -- stages ------------------------------------------------------------------------------------
 @stage("resize")
 @dataclass(frozen=True)
@@ -152,10 +164,18 @@ class Resize(Stage):
     def native(self, form: Form | None) -> Native | None:
         if form is None or self.interpolation != "linear" or form.dtype != "uint8":
             return None
-        pair = (self.size, 0) if isinstance(self.size, int) else _pair("resize", self.size)
-        numbers = np.array(pair, np.float64)
-        makes = machine_code.resizes(form.channels, self.antialias)
-        return Native(makes=makes, numbers=numbers)
+
+        def plan(look: Look, number: int) -> None:
+            if not isinstance(self.size, int):
+                return look.resize(*map(look.size, _pair("resize", self.size)))
+            height, width, size = look.height.now, look.width.now, look.size(self.size)
+            is_flat = height <= width
+            short, long = where(is_flat, height, width), where(is_flat, width, height)
+            other = larger(size * long // short, 1)
+            look.refuse_if(size * other > MOST_PIXELS)
+            return look.resize(where(is_flat, size, other), where(is_flat, other, size))
+
+        return Native(plan=plan, smooth=self.antialias)
 
     def mask(self, xp: Any, x: Image, drawn: Any) -> Image:
         return nearest(xp, x, self.size_of(x.shape))
@@ -189,8 +209,12 @@ class CenterCrop(Stage):
     def native(self, form: Form | None) -> Native | None:
         if form is None or form.dtype != "uint8":
             return None
-        numbers = np.array(_pair("center_crop", self.size), np.float64)
-        return Native(looks=machine_code.looks_at_middle(), numbers=numbers)
+
+        def plan(look: Look, number: int) -> None:
+            size, spare = _spare(look, self.size)
+            look.crop(*(shift(n, "lshr", 1) for n in spare), *size)
+
+        return Native(plan=plan)
 
     mask = image
 
@@ -243,8 +267,13 @@ class RandomCrop(Stage):
     def native(self, form: Form | None) -> Native | None:
         if self.padding or form is None or form.dtype != "uint8":
             return None
-        numbers = np.array(_pair("random_crop", self.size), np.float64)
-        return Native(looks=machine_code.looks_anywhere(), numbers=numbers)
+
+        def plan(look: Look, number: int) -> None:
+            size, spare = _spare(look, self.size)
+            drawn = zip(spare, look.drawn(number), strict=False)
+            look.crop(*(whole_of(cast(n + 1, float64) * u, int64) for n, u in drawn), *size)
+
+        return Native(plan=plan)
 
     mask = image
 
@@ -304,10 +333,32 @@ class RandomResizedCrop(Stage):
         if form is None or self.interpolation != "linear" or form.dtype != "uint8":
             return None
         low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
-        size = _pair("random_resized_crop", self.size)
-        numbers = np.array([*size, self.scale[0], self.scale[1] - self.scale[0], low, high - low])
-        makes = machine_code.resizes(form.channels, self.antialias)
-        return Native(looks=machine_code.looks_at_some(TRIES), makes=makes, numbers=numbers)
+        symbol("ostinato_exp", address_of(ctypes.CDLL(None), "exp"))  # the one that Python calls
+
+        def plan(look: Look, number: int) -> None:
+            made, old = look.made, (look.height.now, look.width.now)
+            given = self.scale[0], self.scale[1] - self.scale[0], low, high - low
+            least, more, low_, wide = map(look.number, given)
+            turn, found = made.variable(made.whole(0)), [made.variable(n) for n in (*old, *old)]
+            with made.until() as ends:
+                look.refuse_if(turn.now >= TRIES)
+                a, b, c, d = look.drawn(number, turn.now)
+                area = cast(old[0] * old[1], float64) * (least + more * a)
+                ratio = made.call("ostinato_exp", float64, low_ + wide * b)
+                h, w = (
+                    whole_of(v.lines.call("rint", float64, v.lines.call("sqrt", float64, v)), int64)
+                    for v in (area / ratio, area * ratio)
+                )
+                tops, lefts = (cast(n - k + 1, float64) for n, k in zip(old, (h, w), strict=True))
+                top, left = whole_of(c * tops, int64), whole_of(d * lefts, int64)
+                for place, value in zip(found, (top, left, h, w), strict=True):
+                    place.now = value
+                turn.now = turn.now + 1
+                ends(((h > 0) & (h <= old[0]) & (w > 0) & (w <= old[1])).name)
+            look.crop(*(n.now for n in found))
+            look.resize(*map(look.size, _pair("random_resized_crop", self.size)))
+
+        return Native(plan=plan, smooth=self.antialias)
 
     def mask(self, xp: Any, x: Image, drawn: Window) -> Image:
         return nearest(xp, cut(x, drawn), _pair("random_resized_crop", self.size))
@@ -349,7 +400,11 @@ class RandomFlip(Stage):
     def native(self, form: Form | None) -> Native | None:
         if form is None or form.dtype != "uint8":
             return None
-        return Native(makes=machine_code.mirrors(self.vertical), numbers=np.array([self.p]))
+
+        def plan(look: Look, number: int) -> None:
+            look.mirror(self.vertical, look.drawn(number)[0] < look.number(self.p))
+
+        return Native(plan=plan)
 
     mask = image
 

@@ -13,16 +13,19 @@ do, it reads what is behind the last row, if that is in the window: a file is da
 from __future__ import annotations
 
 import ctypes
-import functools
 import glob
 import os
 import sys
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from ostinato.ops.core.spec import float64, int32, int64, uint8, uint32
 from ostinato.ops.cpu.jit import llvm
-from ostinato.ops.cpu.jit.code import Words, address_of, once
+from ostinato.ops.cpu.jit.code import address_of, once, symbol
+from ostinato.ops.cpu.jit.routine import Routine, larger, smaller
+from ostinato.ops.jit.values import Value, cast, where
 
 from .backends import pillow
 
@@ -35,8 +38,8 @@ VERSION, SIZE = 62, 632  # of libjpeg's interface, and of its struct jpeg_decomp
 COLOURS, WIDE, TALL = 64, 136, 140  # offsets of out_color_space, output_width, output_height
 ERRORS = SIZE  # behind it lies a struct jpeg_error_mgr,
 SAYS, WARNINGS, JUMP = 16, 128, 168  # of which these are fields: output_message, num_warnings;
-LEAVE = JUMP + 512  # a jmp_buf behind it, and the address of longjmp
-STATE = ERRORS + LEAVE + 8  # bytes of all of this
+LEAVE = JUMP + 512  # a jmp_buf behind it
+STATE = ERRORS + LEAVE  # bytes of all of this
 CALLS = (
     "jpeg_std_error",
     "jpeg_CreateDecompress",
@@ -50,6 +53,19 @@ CALLS = (
     "jpeg_finish_decompress",
 )
 GREY, RGB = 1, 2  # libjpeg's numbers of colours
+
+
+def taken(size: Sequence[Value], window: Sequence[Value]) -> tuple[Value, Value, Value, Value]:
+    """Where the columns and the rows of a window begin that are decoded, and how many there are; all, where
+    the window is most of an image of this size."""
+    top, left, height, width = window
+    is_most = cast(height * width, float64) > cast(size[0] * size[1], float64) * SAVED
+    begin = larger(left - SIDE, 0)
+    wide = smaller(left + width + SIDE, size[1]) - begin
+    return (
+        where(is_most, 0, begin), where(is_most, size[1], wide),
+        where(is_most, 0, top), where(is_most, size[0], height),
+    )  # fmt: skip
 
 
 class _Memory(threading.local):
@@ -108,128 +124,81 @@ def _library() -> Any:
 
 
 @once
-def calls() -> Words | None:
-    """The functions of the library that TEXT calls; None if they are not there."""
+def decoder() -> Routine | None:
+    """A function that decodes a window to memory of so many bytes for a row: 0 if all is plainly good. It is
+    told where the window's columns begin and how many there are, and says the same of those that it took.
+    None if the library's functions are not there."""
     library = _library()
     if library is None or llvm.why_not():
         return None
     host = ctypes.CDLL(None)
     homes = [(library, name) for name in CALLS] + [(host, "_setjmp"), (host, "longjmp")]
     try:
-        return Words(*(address_of(home, name) for home, name in homes))
+        for home, name in homes:
+            symbol(f"ostinato_{name}", address_of(home, name))
     except AttributeError:
         return None
+    made = Routine(
+        int32, "decode_window", state=[uint8], data=[uint8], size=int64, colours=int32, top=int32,
+        height=int32, columns=[int32], most=int64, out=[uint8],
+    )  # fmt: skip
+    image, data, size, colours, top, height, columns, most, out = made.given
+    errors, one = image.further(ERRORS), made.lines.constant(1, int32)
+
+    def call(name: str, *given: Any, result: Any = None, facts: str = "") -> Value:
+        return made.call(f"ostinato_{name}", result, *given, facts=facts)
+
+    def leaves_if(failed: Value) -> None:
+        with made.given_that(failed):
+            call("jpeg_destroy_decompress", image)
+            made.ends(1)
+            made.label()
+
+    call("jpeg_std_error", errors, result=int64)
+    errors.of(int64)[0] = made.code_of(_gives_up())
+    errors.further(SAYS).of(int64)[0] = made.code_of(_is_quiet())
+    image.of(int64)[0] = errors
+    came = call("_setjmp", errors.further(JUMP), result=int32, facts="returns_twice")
+    leaves_if(came != 0)
+    call("jpeg_CreateDecompress", image, made.lines.constant(VERSION, int32), made.whole(SIZE))
+    call("jpeg_mem_src", image, data, size)
+    call("jpeg_read_header", image, one, result=int32)
+    image.further(COLOURS).of(int32)[0] = colours
+    call("jpeg_start_decompress", image, result=int32)
+    call("jpeg_crop_scanline", image, columns, columns.further(1))
+    wide = cast(cast(image.further(WIDE).of(int32)[0], uint32), int64)
+    stride = wide * where(colours == GREY, made.whole(1), made.whole(3))
+    leaves_if(stride > most)
+    with made.given_that(top > 0):
+        skipped = call("jpeg_skip_scanlines", image, top, result=int32)
+        leaves_if(skipped != top)
+    row = made.own(1, int64)
+    with made.each(cast(height, int64)) as k:
+        row[0] = out.further(k * stride)
+        read = call("jpeg_read_scanlines", image, row, one, result=int32)
+        leaves_if(read != 1)
+    with made.given_that(top + height == image.further(TALL).of(int32)[0]):
+        call("jpeg_finish_decompress", image, result=int32)
+    warned = errors.further(WARNINGS).of(int64)[0] != 0
+    call("jpeg_destroy_decompress", image)
+    made.ends(cast(warned, int32))
+    return made
+
+
+def _gives_up() -> Routine:
+    """What libjpeg calls for an error: it goes back to where `decoder` began."""
+    made = Routine(None, "give_up", image=[int64])
+    (image,) = made.given
+    jump = made.memory(image[0] + JUMP, int64)
+    made.call("ostinato_longjmp", None, jump, made.lines.constant(1, int32), facts="noreturn")
+    return made
+
+
+def _is_quiet() -> Routine:
+    return Routine(None, "be_quiet", image=[int64])
 
 
 @once
 def _function() -> Any:
-    table = calls()
-    if table is None:
-        return None
-    word, long, pointer = ctypes.c_uint32, ctypes.c_size_t, ctypes.c_void_p
-    kinds = (pointer, pointer, ctypes.c_char_p, long, word, word, word, pointer, long, pointer)
-    function = llvm.linked(TEXT).function(ctypes.c_int, *kinds)
-    return functools.partial(function, table)
-
-
-def _call(k: int, result: str, kind: str, arguments: str, more: str = "") -> str:
-    """A call of the k-th function of the table."""
-    return (
-        f"  %f{k} = getelementptr ptr, ptr %table, i64 {k}\n"
-        f"  %g{k} = load ptr, ptr %f{k}\n"
-        f"  {f'%{result} = ' if result else ''}call {kind} %g{k}({arguments}) {more}nounwind"
-    )
-
-
-TEXT = f"""
-define internal void @give_up(ptr %image) nounwind {{
-  %errors = load ptr, ptr %image
-  %jump = getelementptr i8, ptr %errors, i64 {JUMP}
-  %there = getelementptr i8, ptr %errors, i64 {LEAVE}
-  %leave = load ptr, ptr %there
-  call void %leave(ptr %jump, i32 1) noreturn nounwind
-  unreachable
-}}
-
-define internal void @be_quiet(ptr %image) nounwind {{
-  ret void
-}}
-
-define i32 @run(ptr %table, ptr %image, ptr %data, i64 %size, i32 %colours, i32 %top, i32 %height,
-                ptr %columns, i64 %most, ptr %out) nounwind {{
-entry:
-  %row = alloca ptr
-  %errors = getelementptr i8, ptr %image, i64 {ERRORS}
-{_call(0, "made", "ptr", "ptr %errors")}
-  store ptr @give_up, ptr %errors
-  %says = getelementptr i8, ptr %errors, i64 {SAYS}
-  store ptr @be_quiet, ptr %says
-  %longjmp_at = getelementptr ptr, ptr %table, i64 {len(CALLS) + 1}
-  %longjmp = load ptr, ptr %longjmp_at
-  %there = getelementptr i8, ptr %errors, i64 {LEAVE}
-  store ptr %longjmp, ptr %there
-  store ptr %errors, ptr %image
-  %jump = getelementptr i8, ptr %errors, i64 {JUMP}
-{_call(len(CALLS), "came", "i32", "ptr %jump", "returns_twice ")}
-  %failed = icmp ne i32 %came, 0
-  br i1 %failed, label %bad, label %begin
-begin:
-{_call(1, "", "void", f"ptr %image, i32 {VERSION}, i64 {SIZE}")}
-{_call(3, "", "void", "ptr %image, ptr %data, i64 %size")}
-{_call(4, "header", "i32", "ptr %image, i32 1")}
-  %space = getelementptr i8, ptr %image, i64 {COLOURS}
-  store i32 %colours, ptr %space
-{_call(5, "started", "i32", "ptr %image")}
-  %width = getelementptr i8, ptr %columns, i64 4
-{_call(6, "", "void", "ptr %image, ptr %columns, ptr %width")}
-  %wide_at = getelementptr i8, ptr %image, i64 {WIDE}
-  %wide32 = load i32, ptr %wide_at
-  %wide = zext i32 %wide32 to i64
-  %is_grey = icmp eq i32 %colours, {GREY}
-  %channels = select i1 %is_grey, i64 1, i64 3
-  %stride = mul i64 %wide, %channels
-  %fits = icmp ule i64 %stride, %most
-  br i1 %fits, label %place, label %bad
-place:
-  %above = icmp ugt i32 %top, 0
-  br i1 %above, label %skip, label %lines
-skip:
-{_call(7, "skipped", "i32", "ptr %image, i32 %top")}
-  %all = icmp eq i32 %skipped, %top
-  br i1 %all, label %lines, label %bad
-lines:
-  %k = phi i32 [0, %place], [0, %skip], [%kn, %next]
-  %k64 = zext i32 %k to i64
-  %offset = mul i64 %k64, %stride
-  %here = getelementptr i8, ptr %out, i64 %offset
-  store ptr %here, ptr %row
-{_call(8, "read", "i32", "ptr %image, ptr %row, i32 1")}
-  %one = icmp eq i32 %read, 1
-  br i1 %one, label %next, label %bad
-next:
-  %kn = add nuw i32 %k, 1
-  %more = icmp ult i32 %kn, %height
-  br i1 %more, label %lines, label %look
-look:
-  %tall_at = getelementptr i8, ptr %image, i64 {TALL}
-  %tall = load i32, ptr %tall_at
-  %below = add i32 %top, %height
-  %is_last = icmp eq i32 %below, %tall
-  br i1 %is_last, label %finish, label %done
-finish:
-{_call(9, "finished", "i32", "ptr %image")}
-  br label %done
-done:
-  %warned_at = getelementptr i8, ptr %errors, i64 {WARNINGS}
-  %warned = load i64, ptr %warned_at
-  %odd = icmp ne i64 %warned, 0
-  br label %end
-bad:
-  br label %end
-end:
-  %answer = phi i1 [%odd, %done], [true, %bad]
-{_call(2, "", "void", "ptr %image")}
-  %code = zext i1 %answer to i32
-  ret i32 %code
-}}
-"""
+    made = decoder()
+    return None if made is None else made.made()

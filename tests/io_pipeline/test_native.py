@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ostinato.io_pipeline.feed import draws_code, making, native, reading
+from ostinato.io_pipeline.feed import making, native, reading
 from ostinato.io_pipeline.feed.batches import Batch
+from ostinato.io_pipeline.feed.chain import Sample
 from ostinato.io_pipeline.feed.draws import Draws
 from ostinato.io_pipeline.feed.portions import Portion
 from ostinato.io_pipeline.images.resizing import by_pillow, linear
@@ -65,26 +66,6 @@ os._exit(0)
         pytest.skip("there is no machine code here, or no way to ask for such memory")
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert (ran.returncode, ran.stdout) == (0, "done\n"), ran.stderr[-2000:]
-
-
-def test_machine_code_draws_the_same() -> None:
-    draws_code.define()
-    text = (
-        f"{draws_code.define()}\n"
-        "define void @run(i64 %p, i64 %s, i64 %a, i64 %b, i64 %k, ptr %o) {\n"
-        "  call void @ostinato_draw(i64 %p, i64 %s, i64 %a, i64 %b, i64 %k, ptr %o)\n  ret void\n}"
-    )
-    import ctypes
-
-    long = ctypes.c_ssize_t
-    run = llvm.linked(text).function(None, *[long] * 5, ctypes.c_void_p)
-    found = np.empty(4)
-    for seed, epoch, place, number in [(0, 0, 0, 0), (7, 3, 12345678901, 2), (2**63, 9, 5, 11)]:
-        draws = Draws(seed, epoch)
-        wanted = draws.at(place, number).random(12).reshape(3, 4)
-        for k in range(3):
-            run(place, number, *draws.keys, k, found.ctypes.data)
-            np.testing.assert_array_equal(found, wanted[k])
 
 
 def test_files_read_by_a_finalizer_meanwhile(
@@ -213,7 +194,7 @@ def test_cached_images_are_made_from_memory(
     for (x, y), (a, b) in zip(pipe.epoch(1), wanted, strict=True):
         np.testing.assert_array_equal(x, a)
         np.testing.assert_array_equal(y, b)
-    assert len(single) <= 8
+    assert len(single) <= 8 + 2  # the first batch, and the first of each, which is timed
 
 
 def test_samples_may_be_in_files_or_decoded(images: list[str], by_stages: Any) -> None:
@@ -255,7 +236,7 @@ def test_one_call_for_a_chunk(images: list[str], monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(native.Run, "__call__", note)
     pipe = CHAINS["resized crop"](ost.io.images(images).repeat(8)).batch(16).to("numpy")
     assert len(list(pipe.run_with(threads=1, chunk=8, tune=False).epoch(0))) == 12
-    assert calls[-11:] == [8 * making.AT_ONCE] * 11
+    assert calls[-11:] == [8 * making.AT_ONCE - 1] * 11  # the first of each batch is timed
 
 
 def test_stopped_epochs_leave_their_chunks(images: list[str]) -> None:
@@ -264,14 +245,16 @@ def test_stopped_epochs_leave_their_chunks(images: list[str]) -> None:
     next(epoch)
     work = epoch._work
     work.join()
-    hand = making.Hand((1, 2))
+    hand, sample = making.Hand(), Sample(Draws(1, 2))
     portion = Portion(0, [*range(24)], [*range(24)])
     assert work.assembly.form is not None
     assert work.maker.native is not None
     for stops in (False, True):
         work.is_stopped = stops
         batch = Batch(portion, 0, 24, work.assembly.form[0], [np.zeros((24, 3, 32, 32), "f4")])
-        left = work.maker._make_natively(work.maker.native, batch, range(24), hand, work.costs[0])
+        left = work.maker._make_natively(
+            work.maker.native, batch, range(24), sample, hand, work.costs[0]
+        )
         assert (len(left) == 24) == stops
         assert batch.slots is not None
         assert batch.slots[0].any() != stops
@@ -297,7 +280,6 @@ def test_large_files_get_more_room(tmp_path: Path, by_stages: Any, single: list[
     Image.fromarray(rng.integers(0, 256, (1500, 2000, 3), dtype=np.uint8)).save(
         out, "JPEG", quality=95
     )
-    assert len(out.getvalue()) > native.FIRST // 4
     for k in range(8):
         (tmp_path / f"{k}.jpg").write_bytes(out.getvalue())
 
