@@ -20,8 +20,7 @@ from ostinato.errors import ArgumentError
 
 from ..feed.draws import Draws
 from ..feed.stage import DEVICE, HOST, Shape, Stage, stage
-from .sampling import Matrix, Size, seen
-from .sampling_code import LINEAR, NEAREST
+from .sampling import LINEAR, NEAREST, Matrix, Size, seen
 from .values import (
     Image,
     Range,
