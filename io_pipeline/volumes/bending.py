@@ -24,8 +24,8 @@ def bent(x: Volume, rows: Any, near: Any, weights: Any, is_mixed: bool) -> Volum
     there is no machine code."""
     channels = x.shape[3] if x.ndim == 4 else 1
     kind = x.dtype if is_mixed else DTYPES.get(f"int{8 * x.itemsize}")
-    is_known = kind is not None and (not is_mixed or kind in MIXED) and channels <= MAX_CHANNELS
-    if not is_known or not x.size or llvm.why_not():
+    is_known = (not is_mixed or kind in MIXED) and channels <= MAX_CHANNELS
+    if kind is None or not is_known or not x.size or llvm.why_not():
         return None
     step = x.itemsize * channels
     if x.strides[2] != step or (x.ndim == 4 and x.strides[3] != x.itemsize):
