@@ -56,7 +56,7 @@ def _libdeflate() -> Any:
 
 
 def _plain(data: bytes, size: int) -> Any:
-    """What libdeflate makes of one member with nothing behind it; None of anything else. It does not tell
+    """Inflates one member with nothing behind it, by libdeflate; None of anything else. It does not tell
     what it left unread, so the last bytes have to say what a member's do of the result."""
     library = _libdeflate()
     is_gzip = data[:2] == b"\x1f\x8b"

@@ -364,3 +364,10 @@ def test_sources_name_no_place_of_one_machine() -> None:
 def test_the_version_is_the_packages() -> None:
     listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     assert ost.__version__ == listed
+
+
+def test_pipes_hold_no_text_of_machine_code() -> None:
+    """What they bring is written in the kernel language (ops/cpu/jit/routine.py)."""
+    words = r"getelementptr|\b[if]cmp \w|= phi |\bbr (label|i1) |\bdefine \w.*@|\bdeclare \w.*@|\.let\(|\.lines\.text"
+    found = [str(p) for p in modules("io_pipeline") if re.search(words, p.read_text())]
+    assert not found

@@ -327,6 +327,8 @@ class Chain:
                 part = step.stage.native(form) if form is not None or not parts else None
                 if part is None:
                     return None
+                if part.smooth is not None and any(p.smooth is not None for _, p in parts):
+                    return None  # a second size
                 parts.append((step.number, part))
                 seconds += [] if step.seconds is None else [step.seconds]
                 form = part.form or form

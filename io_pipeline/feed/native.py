@@ -42,7 +42,7 @@ class Form(NamedTuple):
 
 
 class Native(NamedTuple):
-    """What a stage does to an image, for machine code."""
+    """A stage's part in the machine code of a chain."""
 
     plan: Callable[[Look, int], object] | None = None  # by its number among those that draw
     opens: tuple[Routine, Routine] | None = None  # of a decoder: a file's extents, a part of it
@@ -60,7 +60,7 @@ def can() -> bool:
 
 # -- one image ---------------------------------------------------------------------------------
 class Look:
-    """What stages look at of an image, as machine code finds it out: rows and columns of the image itself,
+    """The part of an image that stages look at, as machine code finds it: rows and columns of the image,
     or of the size that a part of it was brought to."""
 
     def __init__(self, made: Routine, numbers: Memory, keys: tuple[Value, Value, Value]) -> None:
@@ -118,7 +118,7 @@ class Look:
 
 @once
 def _draw() -> Routine:
-    """The same numbers as `Draws`: of a place, a stage and two keys, the k-th four."""
+    """Draws as `Draws` does: of a place, a stage and two keys the k-th four numbers."""
     made = Routine(
         None, "draw", place=int64, stage=int64, key0=int64, key1=int64, k=int64, found=[float64]
     )

@@ -117,7 +117,7 @@ def _function() -> Any:
 
 @once
 def reads() -> Routine | None:
-    """What reads the file of a name, for chunks by machine code: how many bytes there are, or 0 if it is for
+    """Reads the file of a name, for chunks by machine code: how many bytes there are, or 0 if it is for
     others to read, or another file than that of a stamp."""
     reader = _reader()
     if reader is None:

@@ -107,7 +107,7 @@ class Stage:
         return None
 
     def native(self, form: Form | None) -> Native | None:
-        """How machine code plans what it does to images of such a form, with the bits of `image`; None if
+        """Its part in the machine code of a chain, for images of such a form, with the bits of `image`; None if
         it cannot. No form: what is in files."""
         return None
 

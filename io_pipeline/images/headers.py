@@ -81,7 +81,7 @@ def upright(x: np.ndarray[Any, Any], orientation: int) -> np.ndarray[Any, Any]:
 
 # -- machine code ------------------------------------------------------------------------------
 def read_header() -> Routine:
-    """The same of a JPEG file that is as most are: 0, and its extents; 1 of what is damaged or turned, has
+    """Looks at a JPEG file that is as most are: 0, and its extents; 1 of what is damaged or turned, has
     other colours, or no end."""
     made = Routine(int64, "read_header", data=[uint8], size=int64, found=[int64])
     data, size, found = made.given
@@ -119,7 +119,7 @@ def _is_in(marker: Value, markers: frozenset[int]) -> Value:
 
 
 def _is_turned() -> Routine:
-    """Whether EXIF says that an image is to be turned."""
+    """Asks EXIF whether an image is to be turned."""
     made = Routine(int64, "is_turned", exif=[uint8], size=int64)
     exif, size = made.given
     made.leaves_if(size < 14, 0)

@@ -1,4 +1,4 @@
-"""What mixes the colours of a pixel, saturation and hue, and what mixes two images: written once, as formulas
+"""Saturation and hue, which mix the colours of a pixel, and mixtures of two images: written once, as formulas
 of numbers in registers. On the host they are machine code for images of uint8 and others that are frequent;
 elsewhere arrays take the registers' place, in float32, too, so a device gives the same bits."""
 

@@ -117,7 +117,7 @@ def routine(channels: int, smooth: bool) -> Routine:
 
 
 def _axis(smooth: bool) -> Routine:
-    """Of each of the new pixels of an axis the first old one, how many there are, and their weights."""
+    """Finds for each new pixel of an axis the first old one, how many there are, and their weights."""
     made = Routine(None, "axis", old=int64, new=int64, most=int64, places=[int64], weights=[int32])
     old, new, most, places, weights = made.given
     scale = cast(old, float64) / cast(new, float64)

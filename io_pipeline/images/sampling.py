@@ -169,8 +169,8 @@ class _Source:
             to[c] = found[c]
 
     def mixed(self, y: Value, x: Value, to: Memory, has_next: Value) -> None:
-        """Where all four neighbours are inside, all channels at once; three are read and written as four,
-        which the last pixel of a row has no room for."""
+        """Mixes four neighbours: where all are inside, all channels at once; three are read and written as
+        four, which the last pixel of a row has no room for."""
         made, one = self.made, (1 << BITS) - 1
         row, column = (cast(shift(v, "ashr", BITS), int64) for v in (y, x))
         down, on, last = y & one, x & one, 2 if self.channels == 3 else 1

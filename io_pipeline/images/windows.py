@@ -56,8 +56,8 @@ GREY, RGB = 1, 2  # libjpeg's numbers of colours
 
 
 def taken(size: Sequence[Value], window: Sequence[Value]) -> tuple[Value, Value, Value, Value]:
-    """Where the columns and the rows of a window begin that are decoded, and how many there are; all, where
-    the window is most of an image of this size."""
+    """Finds where the columns and the rows of a window begin that are decoded, and how many there are: all,
+    where the window is most of an image of this size."""
     top, left, height, width = window
     is_most = cast(height * width, float64) > cast(size[0] * size[1], float64) * SAVED
     begin = larger(left - SIDE, 0)
@@ -186,7 +186,7 @@ def decoder() -> Routine | None:
 
 
 def _gives_up() -> Routine:
-    """What libjpeg calls for an error: it goes back to where `decoder` began."""
+    """Goes back to where `decoder` began: libjpeg calls it for an error."""
     made = Routine(None, "give_up", image=[int64])
     (image,) = made.given
     jump = made.memory(image[0] + JUMP, int64)

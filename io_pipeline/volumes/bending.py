@@ -92,7 +92,7 @@ def _mix(
     x: Memory, kind: DType, at: Sequence[Value], extents: Sequence[Value], strides: Sequence[Value],
     channels: int, to: Memory,
 ) -> None:  # fmt: skip
-    """Of eight voxels: along the width, then the height, then the depth."""
+    """Mixes eight voxels: along the width, then the height, then the depth."""
     ends, shares = [], []
     for v, extent, stride in zip(at, extents, strides, strict=True):
         low = smaller(cast(whole_of(_floor(v), int32), int64), larger(extent - 2, 0))

@@ -152,6 +152,7 @@ CHAINS: dict[str, Callable[[Any], Any]] = {
     "float16": lambda p: p.decode().random_resized_crop((17, 32)).random_flip().normalize(MEAN, STD, "float16"),
     "bfloat16": lambda p: p.decode(channels=1).resize((32, 16)).random_flip().normalize(0.5, dtype="bfloat16"),
     "without antialiasing": lambda p: p.decode().resize((9, 90), antialias=False).random_flip(),
+    "flips in front": lambda p: p.decode().random_flip().random_flip(0.5, vertical=True).random_crop((20, 31)).normalize(),
     "grey": lambda p: p.decode(channels=1).random_resized_crop(18).random_flip().normalize(0.5, 0.5),
 }  # fmt: skip
 
@@ -268,6 +269,7 @@ def test_what_has_no_machine_code_runs_as_ever(images: list[str]) -> None:
         base.map(lambda x: x, on="image").resize((32, 32)),
         base.resize((32, 32)).normalize(MEAN, STD, layout="hwc"),
         base.random_crop(24, padding=2),
+        base.resize((40, 60), antialias=False).random_resized_crop(32),  # two sizes
     ):
         epoch = pipe.batch(8).to("numpy").epoch(0)
         assert len(list(epoch)) == 3

@@ -49,7 +49,7 @@ class Routine(Code):
 
     # -- memory
     def memory(self, address: Value, dtype: DType) -> Memory:
-        """What lies at an address."""
+        """Numbers at an address."""
         return Memory(self, self.let(f"inttoptr i64 {address.name} to ptr"), dtype)
 
     def own(self, count: int, dtype: DType) -> Memory:
@@ -59,7 +59,7 @@ class Routine(Code):
         return Memory(self, name, dtype)
 
     def code_of(self, other: Routine) -> Memory:
-        """Where another one begins."""
+        """The address of another one."""
         self.used[other.title] = other
         return Memory(self, f"@{other.title}", int64)
 
@@ -84,7 +84,7 @@ class Routine(Code):
             self.label()
 
     def label(self) -> None:
-        """Where text goes on behind an end."""
+        """Goes on behind an end."""
         self.lines.text.append(f"{self.name('beyond')[1:]}:")
 
     def ends(self, answer: Number | None = None) -> None:
@@ -128,7 +128,7 @@ class Routine(Code):
         return _Lanes(self, count)
 
     def spread(self, value: Value, count: int) -> Value:
-        """The same number in all lanes."""
+        """A number in all lanes."""
         lines, kind = self.lanes(count), f"<{count} x {value.kind}>"
         one = self.let(f"insertelement {kind} poison, {value.kind} {value.name}, i32 0")
         text = f"shufflevector {kind} {one}, {kind} poison, <{count} x i32> zeroinitializer"
@@ -229,7 +229,7 @@ class Memory:
         return Memory(self.code, self._place(k), self.dtype)
 
     def of(self, dtype: DType) -> Memory:
-        """The same place, for other numbers."""
+        """Its bytes as other numbers."""
         return Memory(self.code, self.name, dtype)
 
     @property
