@@ -29,7 +29,7 @@ from .core.user_line import misfit
 from .core.views import is_dropped, is_shown
 from .indexing import fits, shape_of, updated
 from .picked import Picked
-from .picking import under_mask
+from .picking import parts_of, under_mask
 from .shape import broadcast_to, reshape
 
 __all__ = ["astype", "conj"]
@@ -65,7 +65,7 @@ def conj(x: Operandish, /) -> Array:
 def assigned(x: Array, key: Any, values: Operandish) -> Array:
     """What x stands for after `x[key] = values`."""
     v = _in_dtype(values, x.dtype)
-    items = [_listed(k) for k in key] if isinstance(key, tuple) else [_listed(key)]
+    items = [_listed(k) for k in parts_of(x, key)]
     made = under_mask(x, items, v, "set", WHAT)
     if made is not None:
         return made

@@ -26,6 +26,7 @@ from .core.spec import DType, DTypeLike, Shape, Spec, float32, promote
 from .core.tracebacks import door
 from .core.user_line import misfit
 from .elementwise import Out, broadcast, conj, convert, put_out
+from .picked import Picked, product
 from .shape import (
     accumulator,
     add_up,
@@ -258,7 +259,10 @@ def matmul(a: Operandish, b: Operandish, /, out: Out = None) -> Array:
             needed="at least one axis each",
             do="use *",
         )
-    return put_out(apply("matmul", *_same_dtype(a, b)), out, "matmul")
+    a, b = _same_dtype(a, b)
+    if isinstance(a, Picked) or isinstance(b, Picked):
+        return put_out(product(matmul, a, b), out, "matmul")
+    return put_out(apply("matmul", a, b), out, "matmul")
 
 
 # -- einsum --------------------------------------------------------------------------------

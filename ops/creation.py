@@ -52,6 +52,7 @@ from .core.spec import (
 )
 from .core.user_line import misfit
 from .elementwise import as_dtype, astype, check_device, equal, floating, floor, number_of, where
+from .picked import Picked
 from .shape import (
     axis_of,
     broadcast_to,
@@ -255,7 +256,11 @@ def full_like(
     Array([9, 9, 9], dtype=int64)
     """
     x = as_array(x)
-    kind, size = x.dtype if dtype is None else dtype, x.shape if shape is None else shape
+    kind = x.dtype if dtype is None else dtype
+    if isinstance(x, Picked) and shape is None:
+        made = full(x.whole.shape, fill_value, kind, device=device, split=split)
+        return x.like(made, x.axis)
+    size = x.shape if shape is None else shape
     return full(size, fill_value, kind, order, device=device, split=split)
 
 

@@ -29,6 +29,7 @@ from .core.trace import graph_of
 from .core.user_line import misfit
 from .elementwise import astype, where
 from .indexing import take
+from .picked import places_of
 from .reduction import cumulative_sum
 from .shape import reshape, stack, whole_number
 
@@ -82,7 +83,7 @@ op(
 @export
 def nonzero(x: Operandish, /, *, size: int | None = None) -> tuple[Array, ...]:
     """Where the elements are not zero, one array per axis. With `size`, so many places, the rest
-    filled with 0; that works inside compiled functions too.
+    filled with 0. Inside compiled functions, without it, they are places for keys: `x[nonzero(m)]`.
 
     >>> ost.nonzero([0, 3, 4])[0]
     Array([1, 2], dtype=int64)
@@ -90,10 +91,12 @@ def nonzero(x: Operandish, /, *, size: int | None = None) -> tuple[Array, ...]:
     x = as_array(x)
     if x.ndim == 0:
         raise misfit(ShapeError, "nonzero", got="a 0-dimensional array", needed="at least one axis")
+    hit = x if x.dtype == bool_ else x != 0
     if size is None:
+        if x._is_traced:
+            return tuple(places_of(hit))
         return tuple(as_array(i) for i in np.nonzero(array.reader.known(x, "nonzero", shape=True)))
     size = whole_number(size, "nonzero", 0)
-    hit = x if x.dtype == bool_ else x != 0
     flat = apply("true_places", reshape(hit, (-1,)), size=size)
     found = [flat]
     for n in reversed(x.shape[1:]):

@@ -4,6 +4,7 @@ Most programs do not ask. A Picked has the array that is picked from, and the ma
 
     x[mask] = f(x[mask])     where(mask, f(where(mask, x, 0.5)), x)
     x[mask].mean()           mean(x, where=mask)
+    nonzero(mask)            iota[mask], along each axis
 
 Operations of elements are done on all, with others in the place of those that are not picked (`Op.calm`),
 so that these make no NaN, in gradients neither. Who asks for a shape, or for anything else that depends on
@@ -20,10 +21,10 @@ from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, cast
 from ostinato.errors import DataDependentShapeError
 
 from .core import array
-from .core.array import Array, Axis, Operandish, Term, apply_all, as_array, export, in_dtype
+from .core.array import Array, Axis, Operandish, Term, apply, apply_all, as_array, export, in_dtype
 from .core.exact import exact_items
 from .core.registry import Op
-from .core.spec import DType, Shape, is_inexact
+from .core.spec import DType, Shape, int64, is_inexact
 from .core.user_line import is_ours, misfit, on_behalf, user_line
 from .elementwise import astype, where
 from .shape import axes_of, reshape
@@ -37,9 +38,11 @@ class Picked(Array):
     Its size, a number that is not known yet, may be used in computations.
     """
 
-    __slots__ = ("axis", "line", "mask", "whole")
+    __slots__ = ("along", "axis", "line", "mask", "what", "whole")
+    along: int | None  # the axis of the mask whose places these are, as `nonzero` gives them
     axis: int
     line: str  # of the user, who picked them
+    what: str  # that made them
     mask: Array
     whole: Array
 
@@ -52,7 +55,7 @@ class Picked(Array):
     def refuse(self) -> NoReturn:
         """Raise the error of who asks how many there are."""
         with on_behalf(self.line):
-            array.reader.known(self.mask, "x[mask]", shape=True)
+            array.reader.known(self.mask, self.what, shape=True)
         raise AssertionError("a mask that is known")
 
     @property
@@ -93,13 +96,24 @@ class Picked(Array):
 
     __str__ = __repr__
 
+    def like(self, whole: Array, axis: int) -> Picked:
+        """What the same mask picks of another array."""
+        return pick(whole, self.mask, axis, self.what, self.line)
+
     def __copy__(self) -> Array:
-        return pick(self.whole, self.mask, self.axis, self.line)
+        return self.like(self.whole, self.axis)
 
     def ravel(self, order: str = "C") -> Array:
         return self.__copy__() if self.ndim == 1 else super().ravel(order)
 
     flatten = ravel
+
+    @property
+    def T(self) -> Array:
+        """With its axes reversed; those of the mask stay in order."""
+        first, last = range(self.axis), range(self.axis + self.mask.ndim, self.whole.ndim)
+        own = range(self.axis, self.axis + self.mask.ndim)
+        return self.like(self.whole.transpose([*last[::-1], *own, *first[::-1]]), self.behind)
 
     def _become(self, made: Array) -> None:
         if not isinstance(made, Picked):
@@ -113,10 +127,15 @@ class Picked(Array):
             reshape(self.mask, self.mask.shape + (1,) * self.behind) if self.behind else self.mask
         )
 
-    def filled(self, value: float) -> Array:
-        """All elements, with a number where they are not picked; 1 among whole numbers."""
-        number = in_dtype(value if is_inexact(self.dtype) else 1, self.dtype)
+    def filled(self, value: float, whole: int = 1) -> Array:
+        """All elements, with a number where they are not picked, another one among whole numbers."""
+        number = in_dtype(value if is_inexact(self.dtype) else whole, self.dtype)
         return where(self.places, self.whole, astype(number, self.dtype))
+
+    def in_a_row(self) -> Array:
+        """The same among zeros, the axes of the mask as one."""
+        y, end = self.filled(0, 0), self.axis + self.mask.ndim
+        return reshape(y, (*y.shape[: self.axis], self.mask.size, *y.shape[end:]))
 
     def goes_with(self, other: Picked) -> bool:
         """Whether the other one has as many, by the same mask."""
@@ -157,7 +176,7 @@ class Picked(Array):
         if self.axis not in axes:
             made = function(self.filled(0.5), tuple(spread), where=mask, **how)
             before = 0 if keepdims else sum(a < self.axis for a in axes)
-            return pick(made, self.mask, self.axis - before, self.line)
+            return self.like(made, self.axis - before)
         mask = self.places if mask is None else self.places & mask
         fallback = nothing is not None and how.get("initial") is None and self.dtype.kind != "c"
         if fallback and nothing is not None:
@@ -166,20 +185,31 @@ class Picked(Array):
         made = function(self.whole, whole_axes, where=mask, **how)
         if fallback and is_inexact(self.dtype):
             counted = array.functions["broadcast_to"](mask, self.whole.shape)
-            some = array.functions["any"](counted, whole_axes, keepdims=keepdims)
-            made = where(some, made, astype(math.nan, self.dtype))
+            count = array.functions["sum"](counted, whole_axes, keepdims=keepdims)
+            made = where(count > 0, made, astype(math.nan, self.dtype))
         if keepdims and width > 1:
             shape = made.shape
             made = reshape(made, (*shape[: self.axis], 1, *shape[self.axis + width :]))
         return made
 
 
-def pick(whole: Array, mask: Array, axis: int, line: str = "") -> Picked:
+def pick(whole: Array, mask: Array, axis: int, what: str = "x[mask]", line: str = "") -> Picked:
     """What a mask picks of an array."""
     made: Picked = object.__new__(Picked)
-    made.whole, made.mask, made.axis, made.line = whole, mask, axis, line or user_line()
+    made.whole, made.mask, made.axis, made.along = whole, mask, axis, None
+    made.what, made.line = what, line or user_line()
     made._k, made._began, made._of, made.weak = 0, array._traces, None, None
     return made
+
+
+def places_of(mask: Array) -> list[Picked]:
+    """The places along each axis where a mask is True."""
+    found = []
+    for d in range(mask.ndim):
+        numbers = apply("iota", shape=mask.shape, axis=d, dtype=int64)
+        found.append(pick(numbers, mask, 0, "nonzero"))
+        found[-1].along = d
+    return found
 
 
 def _apart(name: str, got: str, needed: str) -> Exception:
@@ -232,9 +262,27 @@ def of_picks(op: Op, operands: Sequence[Array], params: dict[str, Any]) -> tuple
         for x, y in zip(operands, beside, strict=True)
     ]
     made = apply_all(op.name, *given, **params)
-    return tuple(
-        [pick(y, first.mask, y.ndim - first.behind - first.mask.ndim, first.line) for y in made]
-    )
+    return tuple([first.like(y, y.ndim - first.behind - first.mask.ndim) for y in made])
+
+
+def product(multiply: Callable[[Array, Array], Array], a: Array, b: Array) -> Array:
+    """The product of matrices some of which a mask picks: over what is picked, or row by row."""
+    rows = b.ndim - min(b.ndim, 2)
+    if isinstance(a, Picked) and isinstance(b, Picked):
+        if a.axis < a.ndim - 1 or b.axis != rows:
+            a.refuse()
+        if not are_same(a.mask, b.mask):
+            raise _apart("matmul", "what two masks pick", "the same mask of both")
+        return multiply(a.in_a_row(), b.in_a_row())
+    if isinstance(a, Picked):
+        if a.axis != a.ndim - 2 or b.ndim > 2:
+            a.refuse()
+        return a.like(multiply(a.filled(0, 0), b), a.axis)
+    assert isinstance(b, Picked)
+    if b.axis <= rows or b.mask.ndim > 1:
+        b.refuse()
+    made = multiply(a, b.filled(0, 0))
+    return b.like(made, made.ndim - 1)
 
 
 def takes_picks(

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .core.array import Array, as_array, export
+from .core.array import Array, apply, as_array, export
 from .core.registry import lookup
-from .elementwise import where
+from .core.spec import int64
+from .elementwise import astype, where
 from .indexing import combined, fits, getitem, is_mask, is_number, is_places, updated
 from .picked import Picked, are_same, pick
-from .shape import moveaxis, reshape
+from .shape import broadcast_to, concat, moveaxis, reshape, slice_axes
 
 _ALL = slice(None)
 
@@ -78,20 +79,43 @@ def opened(x: Array, items: Sequence[Any]) -> Opened | None:
     return Opened(key, mask, axis, axis if runs == 1 else 0)
 
 
-def _items(key: Any) -> list[Any]:
-    return list(key) if isinstance(key, tuple) else [key]
+def parts_of(x: Array, key: Any) -> list[Any]:
+    """The parts of a key; the places that `nonzero` gives of a mask are that mask again."""
+    items = list(key) if isinstance(key, tuple) else [key]
+    found = list[Any]()
+    while items:
+        k, count = items[0], 1
+        if isinstance(k, Picked) and k.along == 0 and not isinstance(x, Picked):
+            mask = k.mask
+            run = [p for p in items[: mask.ndim] if isinstance(p, Picked) and p.mask is mask]
+            ahead = sum(map(_axes_of, found))
+            if any(p is Ellipsis for p in found):
+                ahead = x.ndim - sum(map(_axes_of, items))
+            fits = x.shape[ahead : ahead + mask.ndim] == mask.shape
+            if fits and [p.along for p in run] == [*range(mask.ndim)]:
+                k, count = mask, mask.ndim
+        found.append(k)
+        items = items[count:]
+    return found
 
 
 @export
 def picked(x: Array, key: Any) -> Array | None:
     """`x[key]`, if x or the key's one mask is not known yet."""
+    items = parts_of(x, key)
     if isinstance(x, Picked):
-        return _again(x, key)
-    for k in _items(key):
-        if isinstance(k, Array) and k.dtype.kind == "b" and k.ndim and k._is_traced:
-            found = opened(x, _items(key))
-            return pick(found.of(x), found.mask, found.place) if found is not None else None
+        return _again(x, items)
+    if any(isinstance(k, Picked) for k in items):
+        return _gathered(x, items)
+    if any(map(_is_open, items)):
+        found = opened(x, items)
+        return pick(found.of(x), found.mask, found.place) if found is not None else None
     return None
+
+
+def _is_open(k: Any) -> bool:
+    """Whether it is a mask of which nobody knows how many it picks."""
+    return isinstance(k, Array) and k.dtype.kind == "b" and k.ndim > 0 and k._is_traced
 
 
 def under_mask(x: Array, items: Sequence[Any], v: Array, mode: str, what: str) -> Array | None:
@@ -99,6 +123,8 @@ def under_mask(x: Array, items: Sequence[Any], v: Array, mode: str, what: str) -
     same for all that it picks, or are picked by it."""
     if isinstance(x, Picked):
         return _changed(x, items, v, mode)
+    if any(isinstance(k, Picked) for k in items):
+        return _scattered(x, items, v, mode, what)
     found = opened(x, items)
     if found is None:
         return None
@@ -128,22 +154,65 @@ def under_mask(x: Array, items: Sequence[Any], v: Array, mode: str, what: str) -
 @export
 def picked_updated(x: Array, key: Any, v: Array, mode: str) -> Array | None:
     """`x.at[key].set(v)` and the like, if x or the key's one mask is not known yet."""
-    items = _items(key)
-    masks = [k for k in items if isinstance(k, Array) and k.dtype.kind == "b" and k.ndim]
-    if isinstance(x, Picked) or any(k._is_traced for k in masks):
+    items = parts_of(x, key)
+    if isinstance(x, Picked) or any(isinstance(k, Picked) or _is_open(k) for k in items):
         return under_mask(x, items, v, mode, "x.at[...]")
     return None
 
 
+# -- places that a mask picks ------------------------------------------------------------------
+def _everywhere(items: Sequence[Any], what: str) -> tuple[tuple[Any, ...], Picked]:
+    """A key with places for all, 0 where they are not picked; and what picks among these."""
+    first = next(k for k in items if isinstance(k, Picked))
+    for k in items:
+        if isinstance(k, Picked):
+            first.beside(k, what)
+            if k.behind or k.axis or k.dtype.kind not in "iu":
+                k.refuse()
+        elif is_places(k):
+            first.refuse()
+    return tuple([k.filled(0, 0) if isinstance(k, Picked) else k for k in items]), first
+
+
+def _group(items: Sequence[Any], ndim: int) -> int | None:
+    """Before which axis of the result NumPy puts those of the places."""
+    spelled = _spelled(items, [int(k is not None and k is not Ellipsis) for k in items], ndim)
+    if spelled is None:
+        return None
+    fixed = [is_places(k) or is_number(k) for k in spelled]
+    runs = sum(now and not last for last, now in zip([False, *fixed], fixed, strict=False))
+    return fixed.index(True) if runs == 1 else 0
+
+
+def _gathered(x: Array, items: Sequence[Any]) -> Picked | None:
+    key, first = _everywhere(items, "index")
+    axis = _group(items, x.ndim)
+    return None if axis is None else first.like(getitem(x, key), axis)
+
+
+def _scattered(x: Array, items: Sequence[Any], v: Array, mode: str, what: str) -> Array | None:
+    """Each element put at its place, what is not picked behind the last."""
+    numbers = reshape(apply("iota", shape=(x.size,), axis=0, dtype=int64), x.shape)
+    picked = _gathered(numbers, items)
+    if picked is None:
+        return None
+    values = broadcast_to(picked.beside(v, what), picked.whole.shape)
+    places = where(picked.places, picked.whole, x.size)
+    room = concat([reshape(x, (-1,)), broadcast_to(astype(0, x.dtype), (1,))])
+    flat = [reshape(y, (-1,)) for y in (places, values)]
+    made = apply("put", room, *flat, axis=0, mode=mode)
+    return reshape(slice_axes(made, {0: (0, x.size, 1)}), x.shape)
+
+
 # -- keys of what is picked ----------------------------------------------------------------
-def _again(x: Picked, key: Any) -> Picked:
+def _again(x: Picked, items: Sequence[Any]) -> Picked:
     """What a key takes of all that a mask picks: of other axes, or what another mask picks of that."""
-    whole, mask, axis = _within(x, key)
+    whole, mask, axis = _within(x, items)
     return pick(getitem(x.whole, whole), mask, axis)
 
 
 def _changed(x: Picked, items: Sequence[Any], v: Array, mode: str) -> Picked:
-    key, mask, axis = _within(x, tuple(items))
+    key, mask, axis = _within(x, items)
     if mask is x.mask:
         taken = pick(getitem(x.whole, key), mask, axis)
         v = taken.beside(v, "x[mask][...]")
@@ -152,9 +221,8 @@ def _changed(x: Picked, items: Sequence[Any], v: Array, mode: str) -> Picked:
     return pick(updated(x.whole, key, v, mode), x.mask, x.axis, x.line)
 
 
-def _within(x: Picked, key: Any) -> tuple[tuple[Any, ...], Array, int]:
+def _within(x: Picked, items: Sequence[Any]) -> tuple[tuple[Any, ...], Array, int]:
     """A key of what is picked as a key of all; the mask that then picks, and where its axes begin."""
-    items = _items(key)
     spelled = _spelled(items, [_axes_of(k) for k in items], x.ndim)
     if spelled is None:
         x.refuse()
@@ -179,7 +247,7 @@ def _axes_of(k: Any) -> int:
     """How many axes of what is picked a part of a key speaks of."""
     if k is None or k is Ellipsis:
         return 0
-    return k.ndim if isinstance(k, Array) and k.dtype.kind == "b" else 1
+    return as_array(k).ndim if is_places(k) and is_mask(k) else 1
 
 
 def _masks(k: Picked, x: Picked, here: int) -> bool:

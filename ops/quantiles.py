@@ -15,6 +15,8 @@ from .core.array import Array, Axis, Operandish, apply, as_array, weak_kind
 from .core.spec import float64, int64, is_inexact, promote
 from .core.user_line import misfit
 from .elementwise import astype, equal, floating, isfinite, isnan, logical_not, not_equal, where
+from .picked import Picked
+from .reduction import any as any_of
 from .reduction import sum as sum_of
 from .segments import segment_sum
 from .selection import weighted_select
@@ -27,6 +29,7 @@ from .shape import (
     moveaxis,
     permute_dims,
     reshape,
+    stack,
     stop_gradient,
 )
 
@@ -132,6 +135,8 @@ def _quantile(
     if weights is not None:
         return _weighted(a, q, axis, method, keepdims, leaves, name, scale, weights)
     x = _numbers(a, name)
+    if isinstance(x, Picked):
+        return _of_picked(x, q, axis, method, keepdims, leaves, name, scale)
     if method not in METHODS:
         raise misfit(ArgumentError, name, got=f"method={method!r}", needed=", ".join(METHODS))
     wanted, beside = _asked(q, scale, name)
@@ -163,6 +168,33 @@ def _quantile(
     if none.size:
         made = where(none, astype(math.nan, wide), made)
     return _formed(astype(made, kind), np.ndim(q), axes, keepdims)
+
+
+def _of_picked(
+    x: Picked,
+    q: Any,
+    axis: Axis,
+    method: str,
+    keepdims: bool,
+    leaves: bool,
+    name: str,
+    scale: float,
+) -> Array:
+    """Of what a mask picks: of all but what is NaN then."""
+    if np.ndim(q):
+        how = (axis, method, keepdims, leaves, name, scale)
+        return stack([_of_picked(x, one, *how) for one in q])
+
+    def function(
+        y: Array, axes: tuple[int, ...], *, keepdims: bool, where: Array | None = None
+    ) -> Array:
+        z = y if where is None else elementwise.where(where, y, math.nan)
+        return _quantile(z, q, axes, method, keepdims, leaves or where is not None, name, scale)
+
+    made = x.reduced(function, None, axis, keepdims=keepdims)
+    if leaves:
+        return made
+    return where(any_of(isnan(x), axis, keepdims=keepdims), math.nan, made)
 
 
 def _between(low: Array, high: Array, part: Array) -> Array:

@@ -306,12 +306,7 @@ def _folded(
     if mask is None and not free and first is None:
         first, rows = rows[0], rows[1:]
     if free:
-        rows = rows if first is None else concat([expand_dims(first, axis=0), rows], axis=0)
-        while len(rows) > 1:
-            half = len(rows) // 2
-            made = astype(function(rows[:half], rows[half : 2 * half]), x.dtype)
-            rows = made if len(rows) == 2 * half else concat([made, rows[2 * half :]], axis=0)
-        return rows[0]
+        return _halved(lambda a, b: astype(function(a, b), x.dtype), rows, first)
     assert first is not None
     if not len(rows):
         return first
@@ -322,6 +317,19 @@ def _folded(
         return (made if inside is None else where(given[1], made, state)), ()
 
     return scan(step, first, (rows,) if inside is None else (rows, inside))[0]
+
+
+def _halved(function: Callable[[Array, Array], Array], rows: Array, rest: Array | None) -> Array:
+    """All rows, and the rest, where order is no matter: the two halves, and a row that is left over."""
+    while count := len(rows):
+        half = count // 2
+        if count % 2:
+            rest = rows[-1] if rest is None else function(rows[-1], rest)
+        if not half:
+            break
+        rows = function(rows[:half], rows[half : 2 * half])
+    assert rest is not None
+    return rest
 
 
 def _known(indices: Operandish, name: str) -> np.ndarray[Any, Any]:

@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ostinato.ops.core.registry import OPS
+from ostinato.ops.core.tree import flatten
 
 import ostinato as ost
 from ostinato.errors import ArgumentError, DataDependentShapeError, DTypeError, ShapeError
-from tests.helpers import assert_same, compare, counts_traces, on
+from tests.helpers import assert_same, compare, compare_all, counts_traces, on
 
 NAN, INF = float("nan"), float("inf")
 X = np.random.default_rng(5).normal(size=(6, 4))
@@ -142,6 +143,77 @@ def test_reductions_of_what_is_picked(
     with on(workers):
         got = ost.compile(run)(ost.asarray(x, split=0 if workers > 1 else None))
         compare(got, wanted.sum() if is_open else wanted, f"{name} {key} {how}", None, None)
+
+
+def _neighbours(np: Any, x: Any) -> Any:
+    i, j = np.nonzero(x[:-1] > 0)
+    x[i + 1, j] = x[i, j] - 1
+    return x
+
+
+def _rows(np: Any, x: Any) -> Any:
+    (i,) = np.where(x[:, 0] > 0)
+    x[i] = x[i] * 2
+    x[(i - 1) % 6, 1] = 7
+    return x[:, 1:][i, 2].sum() + x[i][:, 1].mean() + i.max() + i.size + x.sum()
+
+
+def _in_a_row(np: Any, x: Any) -> Any:
+    i = np.flatnonzero(x > 0)
+    y = x.ravel() * 1
+    y[i] = y[i] - y[i].mean()
+    return y
+
+
+def _added(np: Any, x: Any) -> Any:
+    (i,) = np.nonzero(x[0] > 0)
+    y = x * 1
+    np.add.at(y, (slice(None), i // 2), x[:, i])
+    return y
+
+
+def _fit(np: Any, x: Any) -> Any:
+    m = x[:, 0] > -0.5
+    rest = x[m] @ x[0] - x[m][:, 1]
+    left = x[0] @ x[m].T + np.dot(rest, rest)
+    return x[m].T @ rest, x[m].T @ x[m], left.sum(), np.ones_like(rest) @ rest, x[x > 0] @ x[x > 0]
+
+
+def _middle(np: Any, x: Any) -> Any:
+    m, v = x[:, 0] > -0.5, x[x > 0.1]
+    few = (np.median(v), np.percentile(v, [10, 50.0]), np.quantile(x[m], 0.3, axis=0))
+    return (*few, np.median(x[m], axis=1).sum(), np.nanmedian(v, keepdims=True))
+
+
+OTHERS = [_neighbours, _rows, _in_a_row, _added, _fit, _middle]
+
+
+@pytest.mark.parametrize("function", OTHERS)
+@pytest.mark.parametrize("workers", [1, 3])
+def test_places_products_and_medians(function: Any, workers: int) -> None:
+    """What programs do beside: `nonzero` for keys, matrices of some rows, medians."""
+    for seed in range(4):
+        x = _finite((6, 5), seed)
+        x[0] = np.abs(x[0])
+        wanted = function(np, x.copy())
+        with on(workers):
+            f = ost.compile(lambda x: function(ost, x))
+            got = f(ost.asarray(x, split=0 if workers > 1 else None))
+            compare_all(got, wanted, function.__name__, 1e-12, 1e-12)
+    with on():
+        part = ost.compile(
+            ost.grad(lambda x: sum(y.sum() for y in flatten(function(ost, x * 1))[0]))
+        )
+        step, h = _finite(x.shape, 9), 1e-6
+        ends = [sum(np.sum(y) for y in flatten(function(np, x + s * h * step))[0]) for s in (1, -1)]
+        slope = float((np.asarray(part(ost.asarray(x))) * step).sum())
+        assert abs(slope - (ends[0] - ends[1]) / (2 * h)) < 1e-6 * max(1, abs(slope))
+
+
+def test_medians_see_nan() -> None:
+    x = np.array([1.0, np.nan, 3.0, -5.0])
+    f = ost.compile(lambda x: (ost.median(x[~(x < 0)]), ost.nanmedian(x[~(x < 0)])))
+    np.testing.assert_array_equal(f(ost.asarray(x)), [np.nan, 2])
 
 
 def test_of_nothing() -> None:
@@ -275,9 +347,10 @@ def test_numbers_among_the_arguments_decide_nothing() -> None:
         (lambda x: x[x > 0], r"x\[mask\] \(.*test_picked.py:\d+\): got bool\[6,4\] while .*ost.where"),
         (lambda x: ost.sort(x[x > 0]), r"x\[mask\] \(.*test_picked"),
         (lambda x: len(x[x > 0]), r"x\[mask\]"),
-        (lambda x: ost.matmul(x[x > 0], x[x > 0]), r"x\[mask\]"),
+        (lambda x: ost.matmul(x[x > 0], x[x < 0]), r"matmul .*two masks"),
+        (lambda x: x[x[:, 0] > 0] @ x[x[:, 0] > 0], r"x\[mask\]"),
+        (lambda x: ost.stack(ost.nonzero(x)), r"nonzero .*pass size="),
         (lambda x: x[x > 0].reshape(2, -1), r"x\[mask\]"),
-        (lambda x: x[x > 0] @ x[x > 0], r"x\[mask\]"),
         (lambda x: (x[x > 0] + x[x < 0]).sum(), r"add \(.*: got what two masks pick while.*the same mask"),
         (lambda x: (x[x > 0] + x[:, 0]).sum(), r"add \(.*: got x\[mask\] and float64\[6\]"),
         (lambda x: (x[x > 0][0]).sum(), r"x\[mask\]"),
