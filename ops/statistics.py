@@ -252,27 +252,47 @@ def _without(a: Operandish, instead: Any) -> tuple[Array, Array | None]:
     if not is_inexact(x.dtype):
         return x, None
     gone = isnan(x)
-    return where(gone, astype(instead, x.dtype), x), gone
+    return _filled(x, gone, instead), gone
 
 
-def nansum(a: Operandish, axis: Axis = None, *, dtype: Any = None, keepdims: bool = False) -> Array:
+def _filled(x: Array, gone: Array, instead: Any) -> Array:
+    return where(gone, astype(instead, x.dtype), x)
+
+
+def nansum(
+    a: Operandish,
+    axis: Axis = None,
+    *,
+    dtype: Any = None,
+    keepdims: bool = False,
+    initial: Operandish | None = None,
+    where: Operandish | None = None,
+) -> Array:
     """The sum over axes of what is not NaN.
 
     >>> ost.nansum([1.0, np.nan])
     Array(1., dtype=float64)
     """
-    return sum_of(_without(a, 0)[0], axis, dtype=dtype, keepdims=keepdims)
+    x, _ = _without(a, 0)
+    return sum_of(x, axis, dtype=dtype, keepdims=keepdims, initial=initial, where=where)
 
 
 def nanprod(
-    a: Operandish, axis: Axis = None, *, dtype: Any = None, keepdims: bool = False
+    a: Operandish,
+    axis: Axis = None,
+    *,
+    dtype: Any = None,
+    keepdims: bool = False,
+    initial: Operandish | None = None,
+    where: Operandish | None = None,
 ) -> Array:
     """The product over axes of what is not NaN.
 
     >>> ost.nanprod([2.0, np.nan])
     Array(2., dtype=float64)
     """
-    return prod(_without(a, 1)[0], axis, dtype=dtype, keepdims=keepdims)
+    x, _ = _without(a, 1)
+    return prod(x, axis, dtype=dtype, keepdims=keepdims, initial=initial, where=where)
 
 
 def nancumsum(a: Operandish, axis: int | None = None, dtype: Any = None) -> Array:
@@ -302,14 +322,19 @@ def _cast(a: Operandish, dtype: Any, what: str = "a mean without NaN") -> Operan
     return astype(as_array(a), kind)
 
 
-def _count(x: Array, gone: Array, axis: Axis, keepdims: bool) -> Array:
+def _count(x: Array, gone: Array, axis: Axis, keepdims: bool, which: Operandish | None) -> Array:
     kind = real_of(x.dtype)
-    there = sum_of(astype(logical_not(gone), int64), axis, keepdims=keepdims)
+    there = sum_of(astype(logical_not(gone), int64), axis, keepdims=keepdims, where=which)
     return astype(there, kind)
 
 
 def nanmean(
-    a: Operandish, axis: Axis = None, *, dtype: Any = None, keepdims: bool = False
+    a: Operandish,
+    axis: Axis = None,
+    *,
+    dtype: Any = None,
+    keepdims: bool = False,
+    where: Operandish | None = None,
 ) -> Array:
     """The mean over axes of what is not NaN; NaN where there is nothing else.
 
@@ -318,8 +343,9 @@ def nanmean(
     """
     x, gone = _without(_cast(a, dtype), 0)
     if gone is None:
-        return mean(x, axis, keepdims=keepdims)
-    return sum_of(x, axis, keepdims=keepdims) / _count(x, gone, axis, keepdims)
+        return mean(x, axis, keepdims=keepdims, where=where)
+    total = sum_of(x, axis, keepdims=keepdims, where=where)
+    return total / _count(x, gone, axis, keepdims, where)
 
 
 def nanvar(
@@ -330,6 +356,7 @@ def nanvar(
     ddof: float = 0.0,
     correction: float | None = None,
     keepdims: bool = False,
+    where: Operandish | None = None,
 ) -> Array:
     """The variance over axes of what is not NaN; the sum of squares is divided by their number less
     `correction`, or `ddof`, which is NumPy's name for it.
@@ -339,9 +366,14 @@ def nanvar(
     """
     x = floating(_cast(a, dtype))
     gone = isnan(x)
-    off = where(gone, astype(0, x.dtype), x - nanmean(x, axis, keepdims=True))
-    square = sum_of(real(off * conj(off)), axis, keepdims=keepdims)
-    left = _count(x, gone, axis, keepdims) - (ddof if correction is None else correction)
+    off = _filled(x - nanmean(x, axis, keepdims=True, where=where), gone, 0)
+    square = sum_of(real(off * conj(off)), axis, keepdims=keepdims, where=where)
+    count = _count(x, gone, axis, keepdims, where)
+    return _divided(square, count - (ddof if correction is None else correction), dtype)
+
+
+def _divided(square: Array, left: Array, dtype: Any) -> Array:
+    """The variance; NaN where no number is left."""
     found = square / where(left > 0, left, astype(float("nan"), left.dtype))
     return found if dtype is None else astype(found, dtype)
 
@@ -354,35 +386,54 @@ def nanstd(
     ddof: float = 0.0,
     correction: float | None = None,
     keepdims: bool = False,
+    where: Operandish | None = None,
 ) -> Array:
     """The standard deviation over axes of what is not NaN.
 
     >>> ost.nanstd([1.0, np.nan, 3.0])
     Array(1., dtype=float64)
     """
-    return sqrt(nanvar(a, axis, dtype=dtype, ddof=ddof, correction=correction, keepdims=keepdims))
+    correction = ddof if correction is None else correction
+    found = nanvar(a, axis, dtype=dtype, correction=correction, keepdims=keepdims, where=where)
+    return sqrt(found)
 
 
-def nanmax(a: Operandish, axis: Axis = None, *, keepdims: bool = False) -> Array:
+def nanmax(
+    a: Operandish,
+    axis: Axis = None,
+    *,
+    keepdims: bool = False,
+    initial: Operandish | None = None,
+    where: Operandish | None = None,
+) -> Array:
     """The largest element over axes that is not NaN; NaN where there is nothing else.
 
     >>> ost.nanmax([1.0, np.nan, 3.0])
     Array(3., dtype=float64)
     """
     x, gone = _without(a, float("-inf"))
-    found = largest(x, axis, keepdims=keepdims)
-    return found if gone is None else _or_nan(found, gone, axis, keepdims)
+    found = largest(x, axis, keepdims=keepdims, initial=initial, where=where)
+    none = gone is None or initial is not None
+    return found if none else _or_nan(found, gone, axis, keepdims)
 
 
-def nanmin(a: Operandish, axis: Axis = None, *, keepdims: bool = False) -> Array:
+def nanmin(
+    a: Operandish,
+    axis: Axis = None,
+    *,
+    keepdims: bool = False,
+    initial: Operandish | None = None,
+    where: Operandish | None = None,
+) -> Array:
     """The smallest element over axes that is not NaN; NaN where there is nothing else.
 
     >>> ost.nanmin([1.0, np.nan, 3.0])
     Array(1., dtype=float64)
     """
     x, gone = _without(a, float("inf"))
-    found = smallest(x, axis, keepdims=keepdims)
-    return found if gone is None else _or_nan(found, gone, axis, keepdims)
+    found = smallest(x, axis, keepdims=keepdims, initial=initial, where=where)
+    none = gone is None or initial is not None
+    return found if none else _or_nan(found, gone, axis, keepdims)
 
 
 def _or_nan(found: Array, gone: Array, axis: Axis, keepdims: bool) -> Array:

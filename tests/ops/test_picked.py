@@ -417,6 +417,22 @@ def test_where_and_initial(
     )
 
 
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, of the mean of nothing
+@pytest.mark.parametrize(
+    "name", ["nansum", "nanprod", "nanmean", "nanvar", "nanstd", "nanmax", "nanmin"]
+)
+def test_where_and_initial_beside_nan(name: str) -> None:
+    x = np.where(np.isinf(X), 3.0, X)
+    for mask in (X[:, :1] < 0.5, np.isfinite(X[3]), GOOD & False):
+        how: dict[str, Any] = {"axis": 1, "where": mask, "keepdims": True}
+        if name in ("nansum", "nanprod", "nanmax", "nanmin"):
+            how["initial"] = 0.25
+        with np.errstate(all="ignore"):
+            wanted = getattr(np, name)(x, **how)
+        for run in (getattr(ost, name), getattr(np, name)):
+            compare(run(ost.asarray(x), **how), wanted, name, None, None)
+
+
 def test_initial_of_nothing() -> None:
     for name in ("min", "max", "sum", "prod"):
         found = getattr(ost, name)(ost.zeros((0, 3)), axis=0, initial=5.0)
