@@ -88,7 +88,7 @@ def ravel(a: Operandish, order: str = "C") -> Array:
     >>> ost.ravel([[1, 2], [3, 4]])
     Array([1, 2, 3, 4], dtype=int64)
     """
-    return reshape(a, (-1,), order)
+    return as_array(a).ravel(order)
 
 
 def transpose(a: Operandish, axes: Sequence[int] | None = None) -> Array:

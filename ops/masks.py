@@ -31,7 +31,7 @@ from .elementwise import astype, where
 from .indexing import take
 from .picked import places_of
 from .reduction import cumulative_sum
-from .shape import reshape, stack, whole_number
+from .shape import copy, reshape, stack, whole_number
 
 __all__ = ["argwhere", "compress", "extract", "flatnonzero", "nonzero"]
 
@@ -94,7 +94,7 @@ def nonzero(x: Operandish, /, *, size: int | None = None) -> tuple[Array, ...]:
     hit = x if x.dtype == bool_ else x != 0
     if size is None:
         if x._is_traced:
-            return tuple(places_of(hit))
+            return tuple(places_of(copy(hit) if hit is x else hit))  # it may be assigned to later
         return tuple(as_array(i) for i in np.nonzero(array.reader.known(x, "nonzero", shape=True)))
     size = whole_number(size, "nonzero", 0)
     flat = apply("true_places", reshape(hit, (-1,)), size=size)

@@ -132,6 +132,21 @@ class Picked(Array):
         number = in_dtype(value if is_inexact(self.dtype) else whole, self.dtype)
         return where(self.places, self.whole, astype(number, self.dtype))
 
+    def running(self, function: Callable[[Array], Array], neutral: Any) -> Picked:
+        """What a function of a row gives of each element and all before it, one of which changes nothing."""
+        if self.ndim > 1:
+            self.refuse()
+        row = where(self.mask, self.whole, astype(neutral, self.dtype))
+        return self.like(reshape(function(reshape(row, (-1,))), self.mask.shape), 0)
+
+    def place(self, find: Callable[[Array], Array], worst: Any) -> Array:
+        """The place, among what is picked, of an element that is found in a row: how many are before it."""
+        all_of = reshape(where(self.places, self.whole, astype(worst, self.dtype)), (-1,))
+        picked = array.functions["broadcast_to"](self.places, self.whole.shape)
+        numbers = apply("iota", shape=all_of.shape, axis=0, dtype=int64)
+        before = reshape(picked, (-1,)) & (numbers < find(all_of))
+        return array.functions["sum"](before)
+
     def in_a_row(self) -> Array:
         """The same among zeros, the axes of the mask as one."""
         y, end = self.filled(0, 0), self.axis + self.mask.ndim
@@ -223,11 +238,11 @@ def _apart(name: str, got: str, needed: str) -> Exception:
 
 
 def are_same(a: Array, b: Array) -> bool:
-    """Whether two arrays are made of the same by the same operations."""
+    """Whether two arrays are made of the same by the same operations; copies are what they are of."""
     waiting = [(array.term_of(a), array.term_of(b))]
     seen = set[tuple[tuple[int, int], tuple[int, int]]]()
     while waiting:
-        (s, j), (t, k) = waiting.pop()
+        (s, j), (t, k) = map(_original, waiting.pop())
         pair = ((id(s), j), (id(t), k))
         if (s is t and j == k) or pair in seen:
             continue
@@ -237,6 +252,12 @@ def are_same(a: Array, b: Array) -> bool:
         if s.op is not None:
             waiting.extend(zip(s.inputs, t.inputs, strict=True))
     return True
+
+
+def _original(made: tuple[Term, int]) -> tuple[Term, int]:
+    while (op := made[0].op) is not None and op.name == "copy":
+        (made,) = made[0].inputs
+    return made
 
 
 def _alike(s: Term, t: Term, j: int, k: int) -> bool:

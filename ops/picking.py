@@ -13,7 +13,7 @@ from .core.spec import int64
 from .elementwise import astype, where
 from .indexing import combined, fits, getitem, is_mask, is_number, is_places, updated
 from .picked import Picked, are_same, pick
-from .shape import broadcast_to, concat, moveaxis, reshape, slice_axes
+from .shape import broadcast_to, concat, copy, moveaxis, reshape, slice_axes
 
 _ALL = slice(None)
 
@@ -109,7 +109,10 @@ def picked(x: Array, key: Any) -> Array | None:
         return _gathered(x, items)
     if any(map(_is_open, items)):
         found = opened(x, items)
-        return pick(found.of(x), found.mask, found.place) if found is not None else None
+        if found is None:
+            return None
+        whole, mask = found.of(x), copy(found.mask)  # either may be assigned to later
+        return pick(copy(x) if whole is x else whole, mask, found.place)
     return None
 
 

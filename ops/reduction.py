@@ -61,7 +61,7 @@ from .elementwise import (
     sqrt,
     where,
 )
-from .picked import takes_picks
+from .picked import Picked, takes_picks
 from .shape import (
     accumulator,
     add_up,
@@ -589,6 +589,10 @@ _argmin, _argmax = _position("argmin", highest), _position("argmax", lowest)
 def _arg(x: Operandish, axis: int | None, keepdims: bool, name: str) -> Array:
     x = as_array(x)
     find = _argmin if name == "argmin" else _argmax
+    if isinstance(x, Picked) and (axis is None or (x.ndim == 1 and axis in (0, -1))):
+        worst = highest if name == "argmin" else lowest
+        found = x.place(lambda row: find(row, 0), worst(x.dtype))
+        return reshape(found, (1,) * x.ndim) if keepdims else found
     if axis is None:
         found = find(reshape(x, (-1,)), 0)
         return reshape(found, (1,) * x.ndim) if keepdims else found
@@ -1025,6 +1029,10 @@ def _running(
         x: Operandish, axis: int | None, dtype: Any, include_initial: bool, first: int
     ) -> Array:
         x = as_array(x)
+        if isinstance(x, Picked) and not include_initial and axis in (None, 0, -1):
+            return x.running(
+                lambda row: function(row, 0, dtype, False, first), identity(monoid, x.dtype)
+            )
         if axis is None:
             if x.ndim > 1:
                 raise misfit(
@@ -1119,6 +1127,8 @@ def _running_extreme(name: str, monoid: str) -> Callable[[Operandish, int | None
 
     def function(x: Operandish, axis: int | None) -> Array:
         x = as_array(x)
+        if isinstance(x, Picked) and axis in (None, 0, -1):
+            return x.running(lambda row: function(row, 0), identity(monoid, x.dtype))
         if axis is None and x.ndim > 1:
             raise misfit(
                 ArgumentError,

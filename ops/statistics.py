@@ -413,8 +413,9 @@ def nanmax(
     """
     x, gone = _without(a, float("-inf"))
     found = largest(x, axis, keepdims=keepdims, initial=initial, where=where)
-    none = gone is None or initial is not None
-    return found if none else _or_nan(found, gone, axis, keepdims)
+    if gone is None or initial is not None:
+        return found
+    return _or_nan(found, gone, axis, keepdims)
 
 
 def nanmin(
@@ -432,8 +433,9 @@ def nanmin(
     """
     x, gone = _without(a, float("inf"))
     found = smallest(x, axis, keepdims=keepdims, initial=initial, where=where)
-    none = gone is None or initial is not None
-    return found if none else _or_nan(found, gone, axis, keepdims)
+    if gone is None or initial is not None:
+        return found
+    return _or_nan(found, gone, axis, keepdims)
 
 
 def _or_nan(found: Array, gone: Array, axis: Axis, keepdims: bool) -> Array:

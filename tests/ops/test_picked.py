@@ -185,7 +185,30 @@ def _middle(np: Any, x: Any) -> Any:
     return (*few, np.median(x[m], axis=1).sum(), np.nanmedian(v, keepdims=True))
 
 
-OTHERS = [_neighbours, _rows, _in_a_row, _added, _fit, _middle]
+def _ranks(np: Any, x: Any) -> Any:
+    v, w = x[x > 0.1], x[:, 0] > -0.5
+    x[x > 0.1] = np.cumsum(v) / v.cumsum().max() + np.cumprod(v)
+    return (
+        x,
+        v.argmax(),
+        np.argmin(v, keepdims=True),
+        np.argmax(x[w]),
+        np.maximum.accumulate(v).sum(),
+    )
+
+
+def _kept(np: Any, x: Any) -> Any:
+    m = x > 0.1
+    v, i = x[m], np.nonzero(m)
+    before = x[i]
+    x[m] = 0
+    m[0] = False
+    m &= x[0] == 0
+    x[1] = v.max()
+    return x, v.sum(), before.mean(), x[m].sum(), i[0].sum()
+
+
+OTHERS = [_kept, _ranks, _neighbours, _rows, _in_a_row, _added, _fit, _middle]
 
 
 @pytest.mark.parametrize("function", OTHERS)
