@@ -108,6 +108,69 @@ def test_of_what_is_picked(
         compare(got, wanted, f"{key} {steps} {how}", rtol, None)
 
 
+@settings(max_examples=80)
+@given(st.data())
+def test_any_key_with_one_mask(data: st.DataObject) -> None:
+    """Read, assigned and added to, with numbers, slices and new axes beside the mask, or its places."""
+    shape = data.draw(st.sampled_from([(4, 3, 2), (2, 3, 4), (3, 2), (5,), (0, 3)]))
+    axis = data.draw(st.integers(0, len(shape) - 1))
+    ndim = data.draw(st.integers(1, min(2, len(shape) - axis)))
+    n = data.draw(st.integers(0, 99))
+    mask = np.random.default_rng(n).random(shape[axis : axis + ndim]) < 0.5
+    rest = [m for d, m in enumerate(shape) if not axis <= d < axis + ndim]
+    parts: list[Any] = []
+    for m in rest:
+        some = [
+            slice(None),
+            slice(1, None),
+            slice(None, None, -1),
+            None,
+            *([m - 1, 0] if m else []),
+        ]
+        part = data.draw(st.sampled_from(some))
+        parts += [None, slice(None)] if part is None else [part]
+    at = next(k for k in range(len(parts) + 1) if sum(p is not None for p in parts[:k]) == axis)
+    places = data.draw(st.booleans())
+    x = np.arange(1.0, 1 + np.prod(shape)).reshape(shape)
+    weight = x[::-1] * 3 + 1
+
+    def run(np: Any, x: Any, mask: Any, weight: Any) -> Any:
+        where = np.nonzero(mask) if places else (mask,)
+        key = (*parts[:at], *where, *parts[at:])
+        if at and parts[0] == slice(None) and n % 2:
+            key = (..., *key[1:])
+        v, w = x[key], weight[key]
+        x[key] = v * 2 - w
+        x[key] += v
+        weight[key] = 7
+        along = [v.sum(axis=d) for d in range(v.ndim)]
+        if np is ost:
+            opens.extend(type(y) is not ost.Array for y in along)
+        known = [y.sum() if o else y for y, o in zip(along, opens, strict=True)]
+        return x, weight, (v * w).sum(), *known, v.size + 0
+
+    opens: list[bool] = []  # sums that have as many elements as the mask picks
+    what = f"{parts} {at} {mask.tolist()} {places}"
+    with on(data.draw(st.sampled_from([1, 1, 3]))):
+        got = ost.compile(lambda *given: run(ost, *given))(*map(ost.asarray, (x, mask, weight)))
+        assert opens.count(False) == 1, what
+        wanted = run(np, x.copy(), mask, weight.copy())
+        compare_all(got, tuple(map(np.asarray, wanted)), what)
+
+
+def test_where_the_axis_of_what_is_picked_stands() -> None:
+    """In front, if a slice stands between the mask and a number."""
+    x, m = np.arange(24.0).reshape(4, 3, 2), np.array([True, False, True, True])
+
+    def run(np: Any, x: Any, m: Any) -> Any:
+        x[m, :, 1] = x[m, :, 1] + [1, 2, 3]
+        x[:, 0, m[:2]] *= 2
+        return x, x[m, :, 1].sum(axis=0), x[3, :, m[:2]].sum(axis=0), x[:, 1, m[:2]].sum(axis=1)
+
+    got = ost.compile(lambda x, m: run(ost, x, m))(ost.asarray(x), ost.asarray(m))
+    compare_all(got, run(np, x.copy(), m), "", None, None)
+
+
 REDUCTIONS: dict[str, Callable[..., Any]] = {
     name: (lambda np, v, name=name, **how: getattr(np, name)(v, **how))
     for name in ("sum", "mean", "prod", "min", "max", "var", "std", "any", "all", "count_nonzero")
