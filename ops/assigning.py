@@ -89,15 +89,21 @@ def in_place(x: Array, made: Array, what: str) -> Array:
             needed="the array's own shape",
             do="make another array of it, e.g. x = x + y",
         )
-    if _rank(made.dtype) > _rank(x.dtype):
+    return cast_in_place(made, x.dtype, what)
+
+
+@export
+def cast_in_place(made: Array, dtype: DType, what: str) -> Array:
+    """A result in the dtype of the array that it is assigned to, if NumPy would cast it so."""
+    if _rank(made.dtype) > _rank(dtype):
         raise misfit(
             DTypeError,
             what,
-            got=f"a result of dtype {made.dtype.name} for an array of {x.dtype.name}",
+            got=f"a result of dtype {made.dtype.name} for an array of {dtype.name}",
             needed="a dtype of the same kind",
             do=f"convert the array first, x.astype(ost.{made.dtype.name}), or make another one",
         )
-    return astype(made, x.dtype, copy=False)
+    return astype(made, dtype, copy=False)
 
 
 @export

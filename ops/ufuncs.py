@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -225,8 +225,9 @@ def at(function: Binary, a: Array, indices: Any, b: Operandish, /) -> None:
     elif function is e.subtract:
         made = array.functions["updated"](a, indices, e.negative(b), "add")
     elif _once(indices, a.shape):
+        cast = array.functions["cast_in_place"]
         made = a.copy()
-        made[indices] = _fitting(function(a[indices], b), a, name)
+        made[indices] = cast(function(a[indices], b), a.dtype, name)
     else:
         made = _in_turn(function, a, indices, b, name)
     array.functions["written"](a, made, name)
@@ -336,12 +337,6 @@ def _known(indices: Operandish, name: str) -> np.ndarray[Any, Any]:
     return array.reader.known(indices, name) if isinstance(indices, Array) else np.asarray(indices)
 
 
-def _fitting(made: Array, a: Array, name: str) -> Array:
-    """What is to be assigned, if NumPy would cast it so."""
-    zeros = broadcast_to(astype(0, a.dtype), made.shape)
-    return cast(Array, array.functions["in_place"](zeros, made, name))
-
-
 def _once(indices: Any, shape: Sequence[int]) -> bool:
     """Whether it is known that a key has no place twice."""
     items = indices if isinstance(indices, tuple) else (indices,)
@@ -362,7 +357,7 @@ def _in_turn(function: Binary, a: Array, indices: Any, b: Operandish, name: str)
 
     def step(k: Array, x: Array) -> Array:
         here = numbers[k]
-        made = _fitting(function(x[here], values[k]), x, name)
+        made = array.functions["cast_in_place"](function(x[here], values[k]), x.dtype, name)
         return x.at[here].set(made)
 
     counted = (as_array(0), a.ravel())

@@ -232,6 +232,7 @@ def _added(np: Any, x: Any) -> Any:
     (i,) = np.nonzero(x[0] > 0)
     y = x * 1
     np.add.at(y, (slice(None), i // 2), x[:, i])
+    np.divide.at(y, x > 0, 2.0)
     return y
 
 
