@@ -102,6 +102,8 @@ def parts_of(x: Array, key: Any) -> list[Any]:
 @export
 def picked(x: Array, key: Any) -> Array | None:
     """`x[key]`, if x or the key's one mask is not known yet."""
+    if _is_plain(x, key):
+        return None
     items = parts_of(x, key)
     if isinstance(x, Picked):
         return _again(x, items)
@@ -114,6 +116,12 @@ def picked(x: Array, key: Any) -> Array | None:
         whole, mask = found.of(x), copy(found.mask)  # either may be assigned to later
         return pick(copy(x) if whole is x else whole, mask, found.place)
     return None
+
+
+def _is_plain(x: Array, key: Any) -> bool:
+    """Whether nothing can be unknown, as of nearly all keys."""
+    keys = key if key.__class__ is tuple else (key,)
+    return x.__class__ is Array and not any(isinstance(k, Array) for k in keys)
 
 
 def _is_open(k: Any) -> bool:
@@ -157,6 +165,8 @@ def under_mask(x: Array, items: Sequence[Any], v: Array, mode: str, what: str) -
 @export
 def picked_updated(x: Array, key: Any, v: Array, mode: str) -> Array | None:
     """`x.at[key].set(v)` and the like, if x or the key's one mask is not known yet."""
+    if _is_plain(x, key):
+        return None
     items = parts_of(x, key)
     if isinstance(x, Picked) or any(isinstance(k, Picked) or _is_open(k) for k in items):
         return under_mask(x, items, v, mode, "x.at[...]")
