@@ -18,6 +18,7 @@ from ostinato.errors import (
     MemoryLimitError,
     TracedValueError,
 )
+from ostinato.ops.callback import by_name
 from ostinato.ops.core import array
 from ostinato.ops.core.array import (
     Array,
@@ -31,9 +32,8 @@ from ostinato.ops.core.array import (
     settled,
 )
 from ostinato.ops.core.device import described
-from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.spec import Spec, is_integer, lent
-from ostinato.ops.core.trace import Ref, collect
+from ostinato.ops.core.trace import Collected, Ref, collect
 from ostinato.ops.core.tracebacks import shorten
 from ostinato.ops.core.tree import flatten
 from ostinato.ops.core.user_line import asked_by_library, misfit, on_behalf
@@ -43,8 +43,9 @@ from ostinato.planner.plan import Key, Plan
 from .cards import of_array
 from .corners import corners, is_large
 from .exchange import to_dask
+from .pending import numbers_of
 from .sessions import Session, current, here, one_by_one
-from .streaming import held_too, operands_of, over, smaller, sorted_before
+from .streaming import held_too, operands_of, over, reads_files, smaller, sorted_before
 
 
 class CompileTrace(Trace):
@@ -384,11 +385,12 @@ def settle_terms(roots: Sequence[Ref], session: Session, also: Sequence[Ref] | N
     may do this at once with the same Terms, each by what it found; the value that comes first stays.
     """
     asked = list(dict.fromkeys(roots))
-    first = collect(asked)
-    also = held_too(first, asked, session) if also is None else also
-    found = collect([*asked, *also]) if also else first
+    if also is None:
+        found, also = _with_held(asked, session)
+    else:
+        found = collect([*asked, *also])
     operands = operands_of(found, session)
-    made = _made(found.graph, operands, session, bool(also))
+    made = _made(found, operands, session, bool(also))
     if made is None:
         settle_terms(asked, session, smaller(also, len(also) // 2))
         return
@@ -396,23 +398,75 @@ def settle_terms(roots: Sequence[Ref], session: Session, also: Sequence[Ref] | N
         term.settle(k, operand)
 
 
+def _with_held(asked: Sequence[Ref], session: Session) -> tuple[Collected, list[Ref]]:
+    """What to run for what is asked, and which other results of it somebody holds: on the way, and beside
+    it, if that is deep and would make again what is made now, as the other fields of a loop's step."""
+    found = collect(asked)
+    also = held_too(found, asked, session)
+    beside = _beside(found, [*asked, *also])
+    if not beside:
+        return found.with_roots(also), also
+    found = collect([*asked, *beside])
+    also = held_too(found, asked, session)
+    if not set(beside) <= set(also):  # there is no memory for all
+        return collect([*asked, *also]), also
+    also = list(dict.fromkeys([*beside, *also]))
+    return found.with_roots(also[len(beside) :]), also
+
+
+def _beside(found: Collected, kept: Sequence[Ref]) -> list[Ref]:
+    """Pending results that are made of what was collected, and not only of what is kept of it."""
+    stays = {id(term) for term, _ in kept}
+    made = {id(t) for t in found.terms if t.inputs and t.op is not None and not t.op.only_looks}
+    made -= stays
+    clean, beside = set[int](), list[Ref]()
+    for ref in array.pending():
+        stack = [ref] if ref[0].depth > array.DEEP and id(ref[0]) not in stays else []
+        while stack:
+            term, k = stack.pop()
+            if id(term) in made:
+                beside.append(ref)
+                break
+            is_there = term.operands is not None and term.operands[k] is not None
+            if is_there or id(term) in clean or id(term) in stays or isinstance(term, array.Late):
+                continue
+            clean.add(id(term))
+            stack += term.inputs
+    return beside
+
+
 def _made(
-    graph: Graph, operands: Sequence[Operand], session: Session, less: bool
+    found: Collected, operands: Sequence[Operand], session: Session, less: bool
 ) -> list[Operand] | None:
-    """The results of a graph; None if they take more memory than they may, and `less` can be asked for."""
-    key = Key(over(graph, operands), session.target)
+    """The results of what was collected; None if they take more memory than they may, and `less` can be
+    asked for."""
+    form = (found.form, *[o.spec for o in operands])
+    known = session.pending.get(form)
+    if known is not None:
+        if vary := known.varying(found):
+            found = found.given(vary)
+            numbers = [np.asarray(dict(t.params)["value"], t.specs[0].dtype) for t in vary]
+            operands = [*operands, *map(session.put, numbers)]
+        made = known.keys.get(numbers_of(found))
+        if made is not None and made.target is session.target:
+            plan, _ = session.plan(made, quick=True)
+            return run_plan(plan, operands, session)
+    graph = over(found.graph, operands)
+    key = Key(graph, session.target)
     if less and key in session.refused:
         return None
     with ExitStack() as files:
         try:
             rest, given = files.enter_context(sorted_before(graph, operands, session))
-            plan, _ = session.plan(Key(rest, session.target), quick=True)
+            plan, _ = session.plan(key if rest is graph else Key(rest, session.target), quick=True)
         except MemoryLimitError:
             if less:
                 session.refuse(key)
                 return None
             plan, _ = session.plan(key)  # all at once, or an error that says what that takes
             given = list(operands)
+        if rest is graph and by_name(graph) is graph and not reads_files(found):
+            session.know_pending(form, found, key)
         return run_plan(plan, given, session)
 
 

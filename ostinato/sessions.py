@@ -28,6 +28,7 @@ from ostinato.ops.core.device import DEVICES, LATER, Absent, Device, find
 from ostinato.ops.core.helpers import check_thread, helper
 from ostinato.ops.core.layout import Layout
 from ostinato.ops.core.signals import Living
+from ostinato.ops.core.trace import Collected
 from ostinato.ops.core.tracebacks import door
 from ostinato.ops.core.user_line import misfit
 from ostinato.planner.cache import KEPT, PlanCache
@@ -46,6 +47,7 @@ from ostinato.runtime.engine import Engine, Launcher, LocalEngine
 
 from . import watching
 from .cards import of_session
+from .pending import FORMS, Pending, numbers_of
 from .progress import show_as_set
 from .replicas import Replicas
 
@@ -139,6 +141,9 @@ class Session:
             settings.cache, settings.cache_bytes, self._made.forget, self._made.ran_lately
         )
         self.refused = set[Key]()  # what needs more memory than it may
+        self.pending: dict[
+            tuple[Any, ...], Key
+        ] = {}  # of pending operations that ran, by their form
         self._before: Session | None = None  # in a context of its own: what was in use before
         self.settling = threading.RLock()
         self._over: Session | None = None  # what it took the place of, until it is used itself
@@ -254,6 +259,12 @@ class Session:
         found[0].witness.append(_Witness(self.engine, found[0].id))
         return found if kept is key else (found[0].for_trace(key, names, called), found[1])
 
+    def know_pending(self, form: tuple[Any, ...], found: Collected, key: Key) -> None:
+        """Remember the key of pending operations of this form that hold no functions."""
+        if form not in self.pending and len(self.pending) >= FORMS:
+            self.pending.clear()
+        self.pending.setdefault(form, Pending(found)).keys[numbers_of(found)] = key
+
     def refuse(self, key: Key) -> None:
         """Remember that this needs more memory than it may, so that nobody plans it again."""
         if len(self.refused) >= KEPT:
@@ -335,6 +346,7 @@ class Session:
         """Give memory, threads and plans back; what is asked next makes them anew. Arrays stay."""
         self._made.forget_all()
         self.plans.clear()
+        self.pending.clear()
         self.engine.rest()
 
     def wait(self) -> None:

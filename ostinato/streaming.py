@@ -61,7 +61,7 @@ def held_too(found: Collected, asked: Sequence[Ref], session: Session) -> list[R
     passing = _of_files(found, session) if reads_files(found) else set()
     held = [ref for ref in held if ref[0] not in passing]
     given = [o.spec for o in found.held if o is not None and not in_file(o)]
-    taken = sum(s.nbytes for s in (*given, *found.graph.out_specs))
+    taken = sum(s.nbytes for s in (*given, *[t.specs[k] for t, k in asked]))
     room = memory_of(session.target) - taken
     if session.target.memory_limit is not None:  # what is made of these needs the rest
         room = min(room, memory_of(session.target) // 2)

@@ -127,6 +127,9 @@ changing = threading.RLock()  # held while an Array gets, or loses, its operand
 MOST_KNOWN = 256  # forms of what one recipe is given
 LATE_DEPTH = 32  # operations of what is made later, at the most, about
 DEEPEST = 400  # operations that may wait one behind another; then they run, asked for or not
+DEEP = 24  # the same where what waited ran before: as much in each turn of a loop, and one plan
+MOST_WAITING = 4096  # Arrays of which some may not wait any more
+STEPS = 8  # operations one behind another that tell a place in a loop
 _serial = itertools.count(1)
 
 
@@ -134,6 +137,11 @@ class _Current(threading.local):
     """What the functions that this thread runs are traced for."""
 
     trace: Trace | None = None
+
+    def __init__(self) -> None:
+        self.waiting: list[weakref.ref[Array]] = []  # that became pending, some of them long ago
+
+    place: list[Any] | None = None  # at which what was waiting ran, since it was much
 
 
 _current = _Current()
@@ -1257,8 +1265,25 @@ def from_term(term: Term, k: int = 0, weak: type | None = None) -> Array:
 def hold(term: Term, k: int, x: Array) -> None:
     """Tell a Term, and the traces that it belongs to, who has its output k."""
     ref = term.holders[k] = weakref.ref(x)
+    if not term.traces and term.depth:
+        waiting = _current.waiting
+        waiting.append(ref)
+        if len(waiting) > MOST_WAITING:
+            pending()
     for trace in term.traces:
         trace.made.append(ref)
+
+
+def pending() -> list[tuple[Term, int]]:
+    """What this thread's Arrays wait for that somebody holds, in the order in which they began to."""
+    found: dict[tuple[Term, int], weakref.ref[Array]] = {}
+    for ref in _current.waiting:
+        x = ref()
+        term = x._term if x is not None and x._operand is None else None
+        if term is not None and x is not None:
+            found.setdefault((term, x._k), ref)
+    _current.waiting = [*found.values()]
+    return [*found]
 
 
 def later(recipe: Recipe, *given: Array) -> Array:
@@ -1354,11 +1379,50 @@ def _apply_all(name: str, operands: Sequence[Array], params: dict[str, Any]) -> 
             traces = traces | t.traces if traces else t.traces
     items = tuple([(k, plain(params[k])) for k in sorted(params)])
     term = Term(op, inputs, items, specs, line, traces)
-    if term.depth > DEEPEST and not term.is_open:
+    if term.depth > DEEP and not term.is_open and (_is_deepest(term) or _ran_here(term)):
+        _current.place = _place(term)
         made = tuple([from_term(term, k) for k in range(len(specs))])
         reader.settle(made)
         return made
     return tuple([from_term(term, k) for k in range(len(specs))])
+
+
+def _is_deepest(term: Term) -> bool:
+    """Whether so much is waiting, when what has run meanwhile is left out."""
+    stack = [term] if term.depth > DEEPEST else []
+    seen = set[int]()
+    while stack:
+        found = stack[-1]
+        inputs = [t for t, k in found.inputs if t.operands is None or t.operands[k] is None]
+        if id(found) not in seen:
+            seen.add(id(found))
+            stack += [t for t in inputs if t.depth and id(t) not in seen and type(t) is Term]
+        else:
+            stack.pop()
+            found.depth = 1 + max([t.depth for t in inputs], default=0)
+    return term.depth > DEEPEST
+
+
+def _place(term: Term) -> list[Any]:
+    """Where in a program an operation is noted, as its line, its form and those before it tell."""
+    found: list[Any] = [term.line]
+    for _ in range(STEPS):
+        found += term.op, term.params
+        if not term.inputs or term.inputs[0][0].op is None:
+            break
+        term = term.inputs[0][0]
+    return found
+
+
+def _ran_here(term: Term) -> bool:
+    """Whether what waited ran with an operation like this one before."""
+    place = _current.place
+    return (
+        place is not None
+        and place[0] == term.line
+        and place[1] is term.op
+        and place == _place(term)
+    )
 
 
 def act(made: Array) -> None:

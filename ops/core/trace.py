@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from types import CellType, FrameType
 from typing import Any
 
@@ -12,6 +13,7 @@ from ostinato.errors import AssignmentError
 
 from .array import Array, Operand, Term, Trace, apply, constant, from_term, placeholder, term_of
 from .build import Builder
+from .exact import exact_items
 from .graph import Graph
 from .refusals import end_refusals
 from .registry import lookup
@@ -29,17 +31,86 @@ def array_of(term: Term, k: int) -> Array:
 
 
 class Collected:
-    """A graph with what its inputs stand for: placeholders, then captured Terms, with the Operands that
-    they had come to.
-    """
+    """Pending Terms and what they stand on: placeholders, then captured Terms, with the Operands that
+    they had come to. What was found once holds, whatever other threads settle meanwhile."""
 
     def __init__(
-        self, graph: Graph, captured: list[Ref], held: list[Operand | None], terms: list[Term]
+        self,
+        roots: Sequence[Ref],
+        specs: Sequence[Spec],
+        captured: list[Ref],
+        held: list[Operand | None],
+        terms: list[Term],
+        places: Mapping[Ref, int],
     ) -> None:
-        self.graph = graph
+        self.roots = roots
+        self.specs = specs
         self.captured = captured
         self.held = held
         self.terms = terms  # all that the graph was made of, leaves excluded
+        self.places = places  # of its inputs
+
+    def with_roots(self, more: Sequence[Ref]) -> Collected:
+        """The same with further results, which it has on the way."""
+        roots = [*self.roots, *more]
+        return Collected(roots, self.specs, self.captured, self.held, self.terms, self.places)
+
+    @cached_property
+    def form(self) -> tuple[Any, ...]:
+        """What is equal if graphs are but for their numbers, and the lines of their nodes: found sooner
+        than these."""
+        first, count, places = dict[int, int](), len(self.specs), self.places
+        found: list[Any] = [*self.specs]
+        for term in self.terms:
+            assert term.op is not None
+            params = () if term.op.name == "constant" else exact_items(term.params)
+            found += term.op.name, params, term.specs, term.line
+            for ref in term.inputs:
+                at = places.get(ref)
+                found.append(first[id(ref[0])] + ref[1] if at is None else at)
+            first[id(term)] = count
+            count += len(term.specs)
+        for ref in self.roots:
+            at = places.get(ref)
+            found.append(first[id(ref[0])] + ref[1] if at is None else at)
+        return tuple(found)
+
+    @cached_property
+    def numbers(self) -> list[Term]:
+        return [t for t in self.terms if t.op is not None and t.op.name == "constant"]
+
+    def given(self, numbers: Sequence[Term]) -> Collected:
+        """The same with these numbers as its last inputs."""
+        refs, first = [(t, 0) for t in numbers], len(self.specs)
+        return Collected(
+            self.roots,
+            [*self.specs, *[t.specs[0] for t in numbers]],
+            [*self.captured, *refs],
+            [*self.held, *[None] * len(refs)],
+            [t for t in self.terms if t not in {*numbers}],
+            {**self.places, **{ref: first + n for n, ref in enumerate(refs)}},
+        )
+
+    @cached_property
+    def graph(self) -> Graph:
+        """In canonical order, which is that in which the Terms were found."""
+        builder = Builder(self.specs)
+        values: dict[int, tuple[int, ...]] = {}
+        lines: dict[str, str] = {}  # as people read them
+
+        def value(ref: Ref) -> int:
+            at = self.places.get(ref)
+            return values[id(ref[0])][ref[1]] if at is None else at
+
+        for term in self.terms:
+            assert term.op is not None
+            line = lines.get(term.line)
+            if line is None:
+                line = lines[term.line] = short(term.line)
+            inputs = [value(ref) for ref in term.inputs]
+            values[id(term)] = builder.add(term.op.name, inputs, term.params, term.specs, line)
+        outputs = tuple([value(ref) for ref in self.roots])
+        return Graph(builder.inputs, tuple(builder.nodes), outputs)
 
 
 def graph_of(function: Callable[..., Sequence[Array]], ins: Sequence[Spec]) -> Graph:
@@ -60,9 +131,8 @@ def collect(
     """The graph of some Terms.
 
     Its first inputs are the placeholders of `trace`. Further inputs are what was materialised, what
-    was there before the trace, and, for an inner graph (of a loop), what does not depend on it. Two
-    walks: the first finds those inputs in the order in which the graph meets them, the second
-    builds. Other threads may settle Terms meanwhile: what was found once holds."""
+    was there before the trace, and, for an inner graph (of a loop), what does not depend on it, in
+    the order in which the graph meets them."""
     captured: list[Ref] = []
     held: list[Operand | None] = []
     keys: dict[Ref, Any] = {}
@@ -119,22 +189,8 @@ def collect(
             for (t, k), o in zip(captured, held, strict=True)
         ),
     ]
-    builder = Builder(specs)
-    values: dict[int, tuple[int, ...]] = {}
-    lines: dict[str, str] = {}  # as people read them
-
-    def value(term: Term, k: int) -> int:
-        key = keys[term, k]
-        return place[key] if key is not None else values[id(term)][k]
-
-    for term in order:
-        assert term.op is not None
-        line = lines.get(term.line)
-        if line is None:
-            line = lines[term.line] = short(term.line)
-        ins = [value(t, j) for t, j in term.inputs]
-        values[id(term)] = builder.add(term.op.name, ins, term.params, term.specs, line)
-    return Collected(builder.graph([value(t, k) for t, k in roots]), captured, held, order)
+    places = {ref: place[key] for ref, key in keys.items() if key is not None}
+    return Collected(roots, specs, captured, held, order, places)
 
 
 def inline(graph: Graph, args: Sequence[Array]) -> list[Array]:

@@ -1,0 +1,162 @@
+"""Python loops outside of compiled functions: equal iterations find the plan of the one before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from ostinato.ops.core import array
+from ostinato.ops.core.array import term_of
+from ostinato.ops.core.graph import canonical
+from ostinato.ops.core.trace import collect
+
+import ostinato as ost
+from tests.helpers import on
+
+Steps = Callable[[Any, int], Iterator[Any]]
+STEPS = 60
+N = 12
+
+
+def heat(np: Any, n: int) -> Iterator[Any]:
+    x = np.zeros((n, n))
+    x[n // 2, n // 2] = 1.0
+    while True:
+        around = x[2:, 1:-1] + x[:-2, 1:-1] + x[1:-1, 2:] + x[1:-1, :-2]
+        x[1:-1, 1:-1] += 0.1 * (around - 4 * x[1:-1, 1:-1])
+        yield x
+
+
+def reaction(np: Any, n: int) -> Iterator[Any]:
+    """Two fields, of which only the first is read."""
+
+    def around(a: Any) -> Any:
+        return a[2:, 1:-1] + a[:-2, 1:-1] + a[1:-1, 2:] + a[1:-1, :-2] - 4 * a[1:-1, 1:-1]
+
+    u, v = np.ones((n, n)), np.zeros((n, n))
+    v[4:8, 4:8] = 0.5
+    while True:
+        inner, other = u[1:-1, 1:-1], v[1:-1, 1:-1]
+        both = inner * other * other
+        du = 0.16 * around(u) - both + 0.06 * (1 - inner)
+        v[1:-1, 1:-1] = other + 0.08 * around(v) + both - 0.122 * other
+        u[1:-1, 1:-1] = inner + du
+        u[0], u[-1] = u[-2], u[1]
+        v[0], v[-1] = v[-2], v[1]
+        yield u
+
+
+def waves(np: Any, n: int) -> Iterator[Any]:
+    """Three fields, and a number that is another one in each step."""
+    ex, ey, hz = np.ones((n, n)), np.ones((n, n)) * 0.5, np.zeros((n, n))
+    t = 0
+    while True:
+        ey[0, :] = 0.25 * t
+        ey[1:, :] -= 0.5 * (hz[1:, :] - hz[:-1, :])
+        ex[:, 1:] -= 0.5 * (hz[:, 1:] - hz[:, :-1])
+        hz[:-1, :-1] -= 0.7 * (ex[:-1, 1:] - ex[:-1, :-1] + ey[1:, :-1] - ey[:-1, :-1])
+        t += 1
+        yield hz
+
+
+def rows(np: Any, n: int) -> Iterator[Any]:
+    """Operations that differ in their places only, again and again."""
+    x = np.ones((n, n))
+    while True:
+        for i in range(1, n):
+            x[i] = x[i] * 0.5 + x[i - 1] ** 2 * 0.5
+        yield x
+
+
+def life(np: Any, n: int) -> Iterator[Any]:
+    z = np.zeros((n, n), dtype=np.int64)
+    z[1:4, 1:4], z[6, 3:9] = 1, 1
+    while True:
+        near = z[:-2, :-2] + z[:-2, 1:-1] + z[:-2, 2:] + z[1:-1, :-2]
+        near = near + z[1:-1, 2:] + z[2:, :-2] + z[2:, 1:-1] + z[2:, 2:]
+        stays = ((near == 2) | (near == 3)) & (z[1:-1, 1:-1] == 1)
+        lives = stays | ((near == 3) & (z[1:-1, 1:-1] == 0))
+        z[...] = 0
+        z[1:-1, 1:-1] = np.where(lives, 1, 0)
+        yield z
+
+
+@pytest.mark.parametrize("every", [1, 3, STEPS])
+@pytest.mark.parametrize("program", [heat, reaction, waves, rows, life])
+def test_equal_steps_are_few_plans(
+    program: Steps, every: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether a value is read in each step, or in the last only."""
+    monkeypatch.setattr(array, "DEEPEST", 120)
+    steps, wanted = program(ost, N), program(np, N)
+    with on() as session:
+        counts = []
+        for k in range(1, STEPS + 1):
+            x, y = next(steps), next(wanted)
+            if k % every == 0:
+                assert float(x[N // 2, 5]) == pytest.approx(float(y[N // 2, 5]))
+            counts.append(len(session.plans.plans))
+        before = counts[STEPS // 2]
+        assert counts[-1] - before <= (every == STEPS), (
+            counts
+        )  # what is left when the last one reads
+        np.testing.assert_allclose(np.asarray(x), y, rtol=1e-12)
+
+
+def test_numbers_that_vary_are_operands() -> None:
+    """From the second value on; exponents, which decide what is computed, are not."""
+    x = np.arange(1.0, 5.0)
+    with on() as session:
+
+        def plans(values: Any, f: Any) -> int:
+            begun = len(session.plans.plans)
+            for value in values:
+                made = f(ost.asarray(x), value)
+                np.testing.assert_array_equal(np.asarray(made), f(x, value))
+            return len(session.plans.plans) - begun
+
+        assert plans([0.5, 0.25, 1.0, 0.0, -0.0, 3.5], lambda x, v: x * v + 1.25) == 2
+        assert plans([1.5, 2.5, float("inf"), 0.125], lambda x, v: (x - v) * v / 0.75) == 2
+        assert plans([2, 3, 5], lambda x, v: x**v + 0.375) == 3
+
+
+def test_numbers_keep_their_sign() -> None:
+    with on():
+        for value in (1.0, 0.0, -0.0, 0.0, -0.0):
+            made = np.asarray(ost.ones((2,)) * value)
+            assert (np.signbit(made) == np.signbit(value)).all()
+
+
+def test_a_field_that_nobody_reads_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of what is made of the same history as what is read, nothing is made again and again."""
+    most = 0
+    with on() as session:
+        launch, sizes = session.launcher, list[int]()
+        monkeypatch.setattr(
+            session,
+            "launcher",
+            lambda plan: (sizes.append(len(plan.traced.nodes)), launch(plan))[1],
+        )
+        for k, u in enumerate(reaction(ost, N)):
+            float(u[3, 3])
+            if k == 12:
+                break
+        most = max(sizes[3:])
+    assert most < 3 * sizes[0]
+
+
+def test_what_is_collected_is_canonical() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(30):
+        values = [ost.asarray(rng.normal(size=(4, 4))) for _ in range(3)]
+        for _ in range(15):
+            a, b = (values[k] for k in rng.integers(len(values), size=2))
+            made = [a + b, a * 0.5, ost.exp(a), a @ b, a[1:3, :2].sum() + b, ost.where(a > b, a, b)]
+            values.append(made[rng.integers(len(made))])
+        roots = [values[k] for k in rng.integers(3, len(values), size=3)]
+        found = collect([term_of(x) for x in roots])
+        assert canonical(found.graph) == found.graph
+        more = found.with_roots([term_of(roots[0])])
+        assert canonical(more.graph) == more.graph
