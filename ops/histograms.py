@@ -7,7 +7,7 @@ import builtins
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -41,7 +41,7 @@ from .reduction import diff, mean, std
 from .reduction import max as largest
 from .reduction import min as smallest
 from .segments import segment_sum, tally
-from .shape import concat, reshape, stack, whole_number
+from .shape import concat, is_count, reshape, stack, whole_number
 from .sorting import searchsorted
 
 __all__ = [
@@ -136,7 +136,7 @@ def _bins(a: Operandish, bins: Bins, between: Range, name: str) -> tuple[Array, 
     x = _real(a, name)
     if isinstance(bins, str):
         bins = _estimated(x, bins, between, not is_inexact(as_array(a).dtype))
-    if isinstance(bins, int | np.integer):
+    if is_count(bins):
         count = whole_number(bins, name)
         if count < 1:
             raise misfit(ArgumentError, name, got=f"{count} bins", needed="1 or more")
@@ -252,7 +252,7 @@ def histogramdd(
     """
     columns = _columns(sample)
     n = len(columns)
-    each: Sequence[Bins] = [bins] * n if isinstance(bins, int) else list(bins)
+    each: Sequence[Bins] = [bins] * n if is_count(bins) else list(cast(Any, bins))
     ends: Sequence[Range] = [None] * n if range is None else list(range)
     if len(each) != n or len(ends) != n:
         raise misfit(
@@ -319,7 +319,7 @@ def histogram2d(
            [0., 1.]], dtype=float64)
     """
     each: Any = bins
-    if not isinstance(bins, int) and len(bins) != 2:
+    if not is_count(bins) and len(each) != 2:
         each = [bins, bins]  # the edges of both
     made, (one, other) = histogramdd([x, y], each, range, density, weights)
     return made, one, other

@@ -39,7 +39,17 @@ from .elementwise import (
 )
 from .reduction import cumulative_sum, diff
 from .reduction import sum as sum_of
-from .shape import add_zeros, axis_of, broadcast_to, concat, flip, moveaxis, reshape, slice_axes
+from .shape import (
+    add_zeros,
+    axis_of,
+    broadcast_to,
+    concat,
+    flip,
+    is_count,
+    moveaxis,
+    reshape,
+    slice_axes,
+)
 from .sorting import argsort, searchsorted
 
 __all__ = [
@@ -441,7 +451,7 @@ def gradient(
     Array([3., 4., 6., 7.], dtype=float64)
     """
     y = floating(f)
-    axes = range(y.ndim) if axis is None else [axis] if isinstance(axis, int) else axis
+    axes: Any = range(y.ndim) if axis is None else [axis] if is_count(axis) else axis
     dims = [axis_of(d, y.ndim, "gradient") for d in axes]
     steps = list(varargs) or [1.0]
     steps = steps * len(dims) if len(steps) == 1 else steps

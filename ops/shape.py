@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, SupportsIndex, TypeGuard
 
 import numpy as np
 
@@ -114,6 +114,11 @@ def whole_number(value: Any, name: str, least: int | None = None) -> int:
         limit = "" if least is None else f" of {least} or more"
         raise misfit(ArgumentError, name, got=f"{value!r:.60}", needed=f"a whole number{limit}")
     return found
+
+
+def is_count(value: Any) -> TypeGuard[int]:
+    """Whether it is a whole number, and no array: also one among a compiled function's arguments."""
+    return isinstance(value, SupportsIndex) and getattr(value, "ndim", 0) == 0
 
 
 def listed(value: Any, name: str) -> tuple[int, ...]:

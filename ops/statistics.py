@@ -44,7 +44,7 @@ from .reduction import argmax, argmin, mean, prod
 from .reduction import max as largest
 from .reduction import min as smallest
 from .reduction import sum as sum_of
-from .shape import broadcast_to, concat, expand_dims, reshape
+from .shape import broadcast_to, concat, expand_dims, is_count, reshape
 
 __all__ = [
     "allclose",
@@ -194,7 +194,7 @@ def average(
     x = as_array(a)
     w = ones(x.shape, dtype=int64) if weights is None else as_array(weights)
     if x.shape != w.shape:
-        if w.ndim != 1 or not isinstance(axis, int) or x.shape[axis] != w.shape[0]:
+        if w.ndim != 1 or not is_count(axis) or x.shape[axis] != w.shape[0]:
             raise misfit(
                 ArgumentError,
                 "average",

@@ -36,7 +36,7 @@ from ostinato.ops.core.spec import Spec, is_integer, lent
 from ostinato.ops.core.trace import Collected, Ref, collect
 from ostinato.ops.core.tracebacks import shorten
 from ostinato.ops.core.tree import flatten
-from ostinato.ops.core.user_line import asked_by_library, misfit, on_behalf
+from ostinato.ops.core.user_line import asked_by_library, misfit, on_behalf, short, user_line
 from ostinato.planner.pipeline import make_plan
 from ostinato.planner.plan import Key, Plan
 
@@ -46,6 +46,7 @@ from .exchange import to_dask
 from .pending import numbers_of
 from .sessions import Session, current, here, one_by_one
 from .streaming import held_too, operands_of, over, reads_files, smaller, sorted_before
+from .unrolled import place_of, tell
 
 
 class CompileTrace(Trace):
@@ -291,6 +292,8 @@ def _refusal(
     """Why a value is not there; or what would give it, if it depends on lifted numbers alone."""
     trace = next(iter(traces))
     if (numbers := _numbers(owners)) is not None:
+        if any(s.shape for term in _history(x) for s in term.specs):
+            _tell_of_numbers(x, what, numbers[0])
         return NeedsValue(*numbers)
     got = f"{x.spec.bare} while {trace.name} is traced, where values are not known yet"
     if shape:
@@ -331,6 +334,16 @@ def _numbers(owners: Sequence[Term]) -> tuple[CompileTrace, set[int]] | None:
     return None
 
 
+def _tell_of_numbers(x: Array, what: str, trace: CompileTrace) -> None:
+    line = user_line()
+    tell(
+        f"{what} ({short(line.partition(' (')[0])}): got {x.spec.bare} whose values are asked for while "
+        f"{trace.name} is traced, made of numbers among its arguments: with each new number it is traced "
+        "again, and computes meanwhile; use ost.where or ost.while_loop, or pass the numbers as arrays",
+        *place_of(line),
+    )
+
+
 def _still(pending: Sequence[Array]) -> list[Ref]:
     """Those that have no value yet. One that another thread has computed is told so."""
     roots: list[Ref] = []
@@ -365,6 +378,17 @@ _STATIC = {
     "nonzero": "pass size=, e.g. ost.nonzero(x, size=n)",
     "unique_values": "pass size=, e.g. ost.unique_values(x, size=n)",
 }
+
+
+def _history(x: Array) -> list[Term]:
+    """What an array is made of while a function is traced, itself included."""
+    found = [x._term] if x._term is not None else []
+    seen = {id(t) for t in found}
+    for term in found:
+        new = [t for t, _ in term.inputs if id(t) not in seen]
+        seen.update(map(id, new))
+        found += new
+    return found
 
 
 def placeholders(root: Term) -> list[Term]:

@@ -141,9 +141,7 @@ class Session:
             settings.cache, settings.cache_bytes, self._made.forget, self._made.ran_lately
         )
         self.refused = set[Key]()  # what needs more memory than it may
-        self.pending: dict[
-            tuple[Any, ...], Key
-        ] = {}  # of pending operations that ran, by their form
+        self.pending: dict[tuple[Any, ...], Pending] = {}  # operations that ran, by their form
         self._before: Session | None = None  # in a context of its own: what was in use before
         self.settling = threading.RLock()
         self._over: Session | None = None  # what it took the place of, until it is used itself

@@ -1,5 +1,6 @@
-"""Tells who wrote a loop of Python's whose iterations a trace recorded one by one, thousands of them: each
-takes part of a millisecond to plan, and most loops can be written so that one iteration is recorded."""
+"""Warnings of traces that take longer than they need: loops of Python's whose iterations are recorded one
+by one, thousands of operations that each take part of a millisecond to plan, where one iteration could be;
+and values that are asked for while a function is traced (reading.py)."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ def tell_of_loops(name: str, terms: Iterable[Term]) -> None:
     for line, n in count.most_common():
         if n < MANY:
             break
-        path, number = place(line)
+        path, number = place_of(line)
         if loop := loop_around(path, number):  # else one of our functions may have made them
             where = short(f"{path}:{loop}")
             message = (
@@ -42,7 +43,7 @@ def tell(message: str, path: str, number: int) -> None:
         warnings.warn_explicit(f"{message}.", TraceWarning, path, number)
 
 
-def place(line: str) -> tuple[str, int]:
+def place_of(line: str) -> tuple[str, int]:
     """The file and the number of a line, as operations have it."""
     path, _, number = line.rpartition(":")
     return path, int(number.partition(" ")[0] or 0) if number else 0

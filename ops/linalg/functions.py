@@ -26,6 +26,7 @@ from ostinato.ops.shape import (
     axis_of,
     broadcast_to,
     expand_dims,
+    is_count,
     matrix_transpose,
     moveaxis,
     reshape,
@@ -593,7 +594,7 @@ def norm(
     Array(5., dtype=float64)
     """
     x = floating(x)
-    if ord is None and (axis is None or not isinstance(axis, int)):
+    if ord is None and (axis is None or not is_count(axis)):
         return vector_norm(x, axis=axis, keepdims=keepdims)
     axes = tuple(range(x.ndim)) if axis is None else axes_of(axis, x.ndim, "norm")
     if len(axes) == 1:

@@ -65,3 +65,27 @@ def test_short_loops_and_our_own_algorithms_are_not(monkeypatch: pytest.MonkeyPa
         return ost.fft.fft(ost.linalg.svd(x).S)
 
     assert told(ost.compile(f), np.random.default_rng(0).random((6, 5))) == []
+
+
+def test_masks_of_numbers_are_named() -> None:
+    """They make each new number another trace, which computes."""
+
+    def f(centre: float, turns: int) -> Any:
+        c = ost.linspace(-2, 1, 16) + centre
+        z = ost.zeros(16)
+        for _ in range(turns):  # numbers that decide how often are as they were
+            m = abs(z) < 2
+            if not m.any():  # the mask
+                break
+            z[m] = z[m] ** 2 + c[m]
+        return z
+
+    def plain(x: Any, centre: float) -> Any:
+        return x[:, None] * ost.where(x > centre, 1.0, 0.0) if centre < 5 else x
+
+    compiled = ost.compile(f)
+    (message,) = told(compiled, 0.25, 2)
+    assert f"test_unrolled.py:{line_of('# the mask')}" in message
+    assert "ost.where" in message
+    assert told(compiled, 0.5, 2) == []
+    assert told(ost.compile(plain), np.arange(3.0), 0.5) == []
