@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from ostinato.ops.collective import STORED, collective_of
@@ -107,6 +107,14 @@ class Row:
         self.going[:] = [m for m, took in zip(self.going, found, strict=True) if took is None]
 
 
+class _Stop(NamedTuple):
+    """The last line that runs an operation."""
+
+    line: int
+    depth: int
+    row: Row | None
+
+
 @dataclass
 class Bound:
     """A program as a function of operands and results."""
@@ -118,6 +126,31 @@ class Bound:
     stays: list[Staying] = field(default_factory=list)  # operands that products may keep
     map: Map = field(default_factory=Map)  # of what its lines do, for who asks how far it is
     conditional: list[tuple[Loop | Branch, Node]] = field(default_factory=list)
+    stops: list[_Stop] = field(default_factory=list)  # of what its lines run, in order
+
+    def timed(self, name: str, communicator: Communicator) -> Bound:
+        """The same function with a clock between its steps; it has all that this one was made of."""
+        names = {**self.call.__globals__, "talk": communicator}
+        first, *lines = self.source.split("\n")
+        text = [first, "    t0 = t1 = mark(); c0 = talk.talking"]
+        now, ends = {1: 1}, iter([*self.stops, _Stop(0, 0, None)])
+        end = next(ends)
+        for n, line in enumerate(lines, 2):
+            text.append(line)
+            now[n] = len(text)
+            while end.line == n:
+                indent, stamp = "    " * end.depth, f"row{len(names)}"
+                names[stamp] = end.row
+                text.append(f"{indent}{stamp}.span(device, t0, mark())")
+                text.append(
+                    f"{indent}c1 = talk.talking; {stamp}.talking += c1 - c0; c0 = c1; t0 = mark()"
+                )
+                end = next(ends)
+        source = "\n".join(text)
+        exec(compile(source, name, "exec"), names)
+        rows = [end.row for end in self.stops if end.row is not None]
+        at = {now[line]: row for line, row in self.lines.items()}
+        return Bound(names.pop("run"), source, rows, at, self.stays, self.map.moved(now))
 
     def row_of(self, error: BaseException, name: str) -> Row | None:
         """The line of the function in which it was raised."""
@@ -219,7 +252,14 @@ def bind(
     exec(compile(source, name, "exec"), binder.names)
     call = binder.names.pop("run")  # no circle: with the last who calls it, all it holds is gone
     return Bound(
-        call, source, binder.rows, binder.lines, binder.stays, binder.map, binder.conditional
+        call,
+        source,
+        binder.rows,
+        binder.lines,
+        binder.stays,
+        binder.map,
+        binder.conditional,
+        binder.stops,
     )
 
 
@@ -281,6 +321,8 @@ class _Binder:
         self.behind: dict[str, str] = {}  # of what turns write: who writes it
         self.ends: dict[int, tuple[Any, ...]] = {}  # what nodes that go on keep from turn to turn
         self.record: Recorder | None = None  # of the innermost loop
+        self.loops = 0  # around what is written now
+        self.stops: list[_Stop] = []  # of what was written outside of them
         self.map = Map()
 
     def write(self, line: str, row: Row | None = None) -> None:
@@ -427,6 +469,7 @@ class _Binder:
         run = self.name("q", record.repeat(None, -1).run)
         self.write(f"{run}({', '.join(('0', '1', *record.outside))})", row)
         self.map.spans.append(Span(begun + 1, begun + 1, graph, row.node))
+        self.stops.append(_Stop(begun + 1, self.depth, row))
 
     def in_parts(
         self, program: Program, ins: Sequence[str], outs: Sequence[str], parts: Parts
@@ -508,6 +551,8 @@ class _Binder:
             self.write("end_range()")
         if len(self.text) > before:
             self.map.spans.append(Span(before + 1, len(self.text), graph, node))
+        if not self.loops and len(self.text) > before:
+            self.stops.append(_Stop(len(self.text), self.depth, row))
         if self.timed and len(self.text) > before:
             self.rows.append(row)
             stamp = self.name("r", row)
@@ -996,12 +1041,14 @@ class _Binder:
         """What a loop's turns do is taken down, and timed as a whole; it is no part of what is outside."""
         outer, self.record = self.record, self.device.recorder(self.fixed)
         timed, self.timed = self.timed, False
+        self.loops += 1
         for cj, nj, init, first, second in zip(c, n, *buffers, strict=True):
             self.record.carried(cj, init, first, second)
             self.record.carried(nj, first, second, first)
         self.record.stays = len(self.stays)
         yield self.record
         self.record, self.timed = outer, timed
+        self.loops -= 1
         if outer is not None:
             outer.lines += 1
 
@@ -1016,6 +1063,8 @@ class _Binder:
         """Take back what was written since."""
         del self.text[begin:]
         self.map.cut(begin)
+        while self.stops and self.stops[-1].line > begin:
+            self.stops.pop()
         self.lines = {line: row for line, row in self.lines.items() if line <= begin}
 
     def in_turns(self, made: Repeated, record: Recorder, turns: str, row: Row) -> None:

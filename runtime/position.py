@@ -6,8 +6,8 @@ a debugger would; operations weigh what they are predicted to cost."""
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from types import FrameType
 
 from ostinato.ops.core.graph import Graph, Node
@@ -55,6 +55,12 @@ class Map:
         """Forget what lies behind a line."""
         self.spans[:] = [s for s in self.spans if s.first <= last]
         self.turns[:] = [t for t in self.turns if t.first <= last]
+
+    def moved(self, now: Mapping[int, int]) -> Map:
+        """Of a function that has the same lines elsewhere."""
+        spans = [replace(s, first=now[s.first], last=now[s.last]) for s in self.spans]
+        turns = [replace(t, first=now[t.first], last=now[t.last]) for t in self.turns]
+        return Map(spans, turns)
 
     def share(self, frame: FrameType) -> tuple[float | None, str]:
         """How much of the function is done at this moment, if that is known; else the iteration."""

@@ -464,7 +464,10 @@ class Worker:
         agree = loaded.replay.agree if loaded.replay is not None else None
         if not (wanted if agree is None else all(agree(int(wanted)))):
             return bound
-        timed = self._bind(loaded, timed=True)
+        if loaded.replay is not None or loaded.talks is None:
+            timed = self._bind(loaded, timed=True)
+        else:
+            timed = bound.timed(f"<plan {loaded.plan.id}>", loaded.talks)
         loaded.rows = timed.rows
         return timed
 

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 from ostinato.ops.cpu.jit import llvm
-from ostinato.runtime import bind
+from ostinato.ops.cpu.loops import flat
+from ostinato.runtime import bind, worker
 
 import ostinato as ost
 from ostinato.errors import BoundsError, LinAlgError
@@ -132,3 +133,53 @@ def test_what_fails_within_is_named() -> None:
             np.asarray(f(x, ost.asarray([0, 1, 2, 3, 7])))
         with pytest.raises(LinAlgError, match=r"test_stretches.py:\d+"):
             np.asarray(f(x, ost.asarray([0, 1, 2, 3, 4])))
+
+
+def _steps() -> dict[str, tuple[Any, tuple[Any, ...]]]:
+    rng = np.random.default_rng(0)
+    x, c = rng.random((3000, 8)), rng.random((16, 8))
+
+    def means(x: Any, c: Any) -> Any:
+        near = ((x[:, None] - c) ** 2).sum(-1).argmin(1)
+        ones = (near[:, None] == ost.arange(len(c))).astype(ost.float64)
+        return (ones.T @ x) / ones.sum(0)[:, None]
+
+    def turns(x: Any, c: Any) -> Any:
+        y = ost.repeat(3, lambda y: ost.tanh(y @ x[:8]), c)
+        return ost.cond(y.sum() > 0, lambda: ost.sort(y, axis=0), lambda: y)
+
+    def unrolled(x: Any, c: Any) -> Any:
+        y = c.copy()
+        for k in range(1, 60):
+            y[k % 16, k % 8] = y[(k - 1) % 16, k % 7] * 0.5 + x[k, 0]
+        return ost.fft.fft(ost.exp(y)).real
+
+    return {"means": (means, (x, c)), "turns": (turns, (x, c)), "unrolled": (unrolled, (x, c))}
+
+
+@pytest.mark.parametrize("name", _steps())
+def test_what_is_timed_is_made_of_nothing_new(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the third call on nothing is bound, generated or chosen, also in the one with a clock."""
+    function, given = _steps()[name]
+    made: list[str] = []
+
+    def counted(module: Any, what: str) -> None:
+        before = getattr(module, what)
+        monkeypatch.setattr(module, what, lambda *a, **k: (made.append(what), before(*a, **k))[1])
+
+    with on() as session:
+        f, arrays = ost.compile(function), [ost.asarray(x) for x in given]
+        results = [np.asarray(f(*arrays)) for _ in range(2)]
+        for module, what in ((worker, "bind"), (llvm, "_load_or_make"), (session.engine, "trials")):
+            counted(module, what)
+        counted(flat, "kernel_text")
+        counted(flat, "nest_text")
+        monkeypatch.setattr(worker, "WORTH_TIMING", 0.0)
+        results += [np.asarray(f(*arrays)) for _ in range(8)]
+        (loaded,) = [p for p in session.engine.workers[0].kept_plans if p.plan is f.plan]
+        assert made == []
+        assert loaded.rows
+        assert {row.count for row in loaded.rows} <= {0, 1}  # of a branch one side runs
+        assert sum(row.seconds for row in loaded.rows) > 0
+        for again in results[1:]:
+            np.testing.assert_array_equal(again, results[0])
