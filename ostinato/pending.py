@@ -10,7 +10,8 @@ from ostinato.ops.core.exact import exact
 from ostinato.ops.core.trace import Collected
 from ostinato.planner.plan import Key
 
-FORMS = 256  # of pending operations, and keys of each, that are known
+FORMS = 128  # of pending operations, and keys of each, that are known
+LARGEST = 4096  # operations of what is looked up by its form
 
 
 Numbers = tuple[Any, ...]

@@ -47,7 +47,7 @@ from ostinato.runtime.engine import Engine, Launcher, LocalEngine
 
 from . import watching
 from .cards import of_session
-from .pending import FORMS, Pending, numbers_of
+from .pending import FORMS, LARGEST, Pending, numbers_of
 from .progress import show_as_set
 from .replicas import Replicas
 
@@ -259,6 +259,8 @@ class Session:
 
     def know_pending(self, form: tuple[Any, ...], found: Collected, key: Key) -> None:
         """Remember the key of pending operations of this form that hold no functions."""
+        if len(found.terms) > LARGEST:
+            return
         if form not in self.pending and len(self.pending) >= FORMS:
             self.pending.clear()
         self.pending.setdefault(form, Pending(found)).keys[numbers_of(found)] = key

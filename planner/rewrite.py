@@ -71,6 +71,8 @@ def replace(
 
 def in_bodies(graph: Graph, change: Bodies) -> Graph:
     """The graph with all bodies changed but those of kernels."""
+    if not graph.has_bodies:
+        return graph
     return with_nodes(graph, [n if is_kernel(n) else map_bodies(n, change) for n in graph.nodes])
 
 

@@ -140,6 +140,7 @@ class _Current(threading.local):
 
     def __init__(self) -> None:
         self.waiting: list[weakref.ref[Array]] = []  # that became pending, some of them long ago
+        self.most = MOST_WAITING  # of which it is looked which still do
 
     place: list[Any] | None = None  # at which what was waiting ran, since it was much
 
@@ -1268,7 +1269,7 @@ def hold(term: Term, k: int, x: Array) -> None:
     if not term.traces and term.depth:
         waiting = _current.waiting
         waiting.append(ref)
-        if len(waiting) > MOST_WAITING:
+        if len(waiting) > _current.most:
             pending()
     for trace in term.traces:
         trace.made.append(ref)
@@ -1283,6 +1284,7 @@ def pending() -> list[tuple[Term, int]]:
         if term is not None and x is not None:
             found.setdefault((term, x._k), ref)
     _current.waiting = [*found.values()]
+    _current.most = max(MOST_WAITING, 2 * len(found))
     return [*found]
 
 

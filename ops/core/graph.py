@@ -81,6 +81,11 @@ class Graph:
         return tuple(map(tuple, found))
 
     @cached_property
+    def has_bodies(self) -> bool:
+        """Whether some nodes have graphs inside."""
+        return any(isinstance(v, Graph) for node in self.nodes for _, v in node.params)
+
+    @cached_property
     def out_specs(self) -> tuple[Spec, ...]:
         return tuple(self.specs[v] for v in self.outputs)
 
