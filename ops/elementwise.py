@@ -1581,8 +1581,13 @@ op(
 )
 
 
+_OURS = frozenset(DTYPES.values())
+
+
 def as_dtype(dtype: Any) -> DType:
     """A dtype from whatever names one."""
+    if isinstance(dtype, np.dtype) and dtype in _OURS:
+        return dtype
     try:
         found = DTYPES[dtype] if isinstance(dtype, str) and dtype in DTYPES else np.dtype(dtype)
     except TypeError:

@@ -917,7 +917,8 @@ def _with_parts(x: Array, parts: Sequence[tuple[int, int, int]], v: Array, mode:
     if not parts:
         return combined(x, v, mode)
     starts, sizes, steps = zip(*parts, strict=True)
-    return apply("update_slice", x, reshape(v, sizes), starts=starts, steps=steps, mode=mode)
+    v = v if v.shape == sizes else reshape(v, sizes)
+    return apply("update_slice", x, v, starts=starts, steps=steps, mode=mode)
 
 
 def shape_of(x: Array, key: Any) -> Shape:
@@ -948,6 +949,8 @@ def updated_values(x: Array, values: Operandish, what: str = "x.at[...]") -> Arr
 
 def fits(v: Array, target: Shape, what: str = "x.at[...]") -> Shape:
     """The shape that values are to have, if they can."""
+    if v.shape == target:
+        return target
     try:
         good = np.broadcast_shapes(v.shape, target) == target
     except ValueError:

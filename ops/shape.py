@@ -519,7 +519,10 @@ def broadcast_to(x: Operandish, /, shape: Sequence[int]) -> Array:
     Array([[1, 2],
            [1, 2]], dtype=int64)
     """
-    x, new = as_array(x), listed(shape, "broadcast_to")
+    x = as_array(x)
+    if shape.__class__ is tuple and x.shape == shape:
+        return x
+    new = listed(shape, "broadcast_to")
     return x if x.shape == new else apply("broadcast_to", x, shape=new)
 
 

@@ -92,6 +92,7 @@ def complex_of(dtype: DType) -> DType:
 
 
 _known: dict[Any, Any] = {}  # what somebody has, and what `_gone` lists
+_lately: deque[Any] = deque(maxlen=256)  # were made: iterations of a loop have the same ones
 _gone: deque[Any] = deque()  # listed by the interpreter: in a line of Python Ctrl-C is lost
 
 
@@ -154,6 +155,7 @@ class Spec:
             there = _known.setdefault(key, weakref.KeyedRef(made, _gone.append, key))
             if (found := there()) is None:  # Ctrl-C came before that was forgotten
                 _gone.append(there)
+            _lately.append(found)
         return found
 
     def __setattr__(self, name: str, value: object) -> None:
