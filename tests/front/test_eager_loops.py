@@ -88,10 +88,10 @@ def life(np: Any, n: int) -> Iterator[Any]:
 def test_equal_steps_are_few_plans(
     program: Steps, every: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whether a value is read in each step, or in the last only."""
+    """Whether a value is read in each step, or in the last only; on two workers, too."""
     monkeypatch.setattr(array, "DEEPEST", 120)
     steps, wanted = program(ost, N), program(np, N)
-    with on() as session:
+    with on(2 if every == 3 else 1) as session:
         counts = []
         for k in range(1, STEPS + 1):
             x, y = next(steps), next(wanted)
