@@ -27,6 +27,7 @@ SUITES = (
     "breadth",
     "everyday",
     "loops",
+    "busy",
     "cluster",
     "keep",
     "pipeline",

@@ -44,9 +44,9 @@ from .llvm import has, linked, on_threads
 # Each thread has a part of the turns, and takes it slice by slice; who is done takes from others,
 # so that one whose core is busy with something else is not waited for.
 SLICES = 8
-# What a box says: nothing, or that its helper sleeps, works, works and is waited for, is done, has to end;
-# else where the offer is.
-FREE, ASLEEP, TAKEN, AWAITED, DONE, END = range(6)
+# What a box says: nothing, or that its helper sleeps, works, works and is waited for, is done, is done and
+# sleeps, has to end; else where the offer is.
+FREE, ASLEEP, TAKEN, AWAITED, DONE, RESTS, END = range(7)
 # Where else in a box: the account, until when the helper is left alone, the semaphores by which it is woken,
 # and wakes who waits for it.
 ACCOUNT, UNTIL, WAKE, BACK = 8, 16, 64, 96
@@ -89,11 +89,19 @@ class _Text(Code):
             self.lines.declared.add("declare void @llvm.x86.sse2.pause()")
             self.add("call void @llvm.x86.sse2.pause()")
 
-    def sleep(self, box: str, semaphore: int, while_: int) -> None:
-        """Until the box says something else."""
+    def either(self, a: str, b: str) -> str:
+        return self.let(f"or i1 {a}, {b}")
+
+    def is_done(self, box: str) -> str:
+        state = self.state(box)
+        return self.either(self.test(state, "eq", DONE), self.test(state, "eq", RESTS))
+
+    def sleep(self, box: str, semaphore: int, *states: int) -> None:
+        """While the box says one of these two."""
         with self.until() as ends:
             self.add(f"call i32 @sem_wait(ptr {self.at(box, semaphore)})")
-            ends(self.test(self.state(box), "ne", while_))
+            state = self.state(box)
+            ends(self.both(*(self.test(state, "ne", one) for one in states)))
 
     def wake(self, box: str, semaphore: int) -> None:
         self.add(f"call i32 @sem_post(ptr {self.at(box, semaphore)})")
@@ -165,12 +173,13 @@ def _helper() -> str:
             ends(c.test(c.state("%box"), "sge", END))
             c.rest()
             awake = c.let(f"sub i64 {c.now()}, {c.let(f'load i64, ptr {begin}')}")
-            with (
-                c.when(c.test(awake, "sge", c.read("@facts_of_threads", 8 * SPIN))),
-                c.when(c.swap("%box", FREE, ASLEEP)),
-            ):
-                c.sleep("%box", WAKE, ASLEEP)
-                c.add(f"store i64 0, ptr {begin}")  # if there is nothing left, it sleeps at once
+            with c.when(c.test(awake, "sge", c.read("@facts_of_threads", 8 * SPIN))):
+                for idle, asleep in ((FREE, ASLEEP), (DONE, RESTS)):
+                    with c.when(c.swap("%box", idle, asleep)):
+                        c.sleep("%box", WAKE, ASLEEP, RESTS)
+                        c.add(
+                            f"store i64 0, ptr {begin}"
+                        )  # if there is nothing left, it sleeps at once
         offer = c.state("%box")
         end(c.test(offer, "eq", END))
         with (
@@ -252,11 +261,10 @@ def _back(c: _Text, box: str, line: str, worked: str, made: str, spin: str) -> N
     start = c.now()
     with c.until() as ends:
         waited = c.test(c.let(f"sub i64 {c.now()}, {start}"), "sgt", spin)
-        is_done = c.test(c.state(box), "eq", DONE)
-        ends(c.let(f"or i1 {is_done}, {waited}"))
+        ends(c.either(c.is_done(box), waited))
         c.rest()
     with c.when(c.swap(box, TAKEN, AWAITED)):
-        c.sleep(box, BACK, AWAITED)
+        c.sleep(box, BACK, AWAITED, AWAITED)
     end = c.now()
     theirs = c.times(c.read(line, MADE), worked)
     some = c.let(f"call i64 @llvm.smax.i64(i64 {made}, i64 1)")
@@ -269,7 +277,8 @@ def _back(c: _Text, box: str, line: str, worked: str, made: str, spin: str) -> N
     with c.when(below):
         c.write(c.let(f"sub i64 {end}, {c.times(account, str(PATIENCE))}"), box, UNTIL)
     c.write(c.let(f"select i1 {below}, i64 0, i64 {account}"), box, ACCOUNT)
-    c.add(f"store atomic i64 {FREE}, ptr {box} seq_cst, align 8")
+    with c.when(c.let(f"xor i1 {c.swap(box, DONE, FREE)}, true")):  # it rests
+        c.add(f"store atomic i64 {ASLEEP}, ptr {box} seq_cst, align 8")
 
 
 # What calls a kernel's `body` and `finish` is the same for all kernels, and compiled once. They find
