@@ -54,6 +54,7 @@ __all__ = [
 ]
 
 INDEX = Spec((), int64)
+ONE_KERNEL = {"loop": "fused_loop", "while": "fused_while"}  # where all turns are one kernel
 
 # What is given as numbers comes back as arrays, which a type can say of one number and of a few beside
 # each other, but of no tree; objects have fields that say what they are.
@@ -256,15 +257,18 @@ def _grown(
         has[first : first + count] = grown
 
 
+LOOP: dict[str, Any] = {
+    "infer": _loop_rule,
+    "takes": {"body": GRAPH, "trips": whole(0), "counts": PLACES, "reverse": FLAG},
+    "indices": _opaque,
+    "cost": _loop_cost,
+}
 op(
     "loop",
-    infer=_loop_rule,
-    takes={"body": GRAPH, "trips": whole(0), "counts": PLACES, "reverse": FLAG},
-    indices=_opaque,
+    **LOOP,
     batched=_loop_batched,
     forward=_loop_forward,
     grad=_loop_grad,
-    cost=_loop_cost,
 )
 
 
@@ -696,15 +700,18 @@ def _chosen(mask: Array, yes: Sequence[Array], no: Sequence[Array]) -> list[Arra
     ]
 
 
+WHILE: dict[str, Any] = {
+    "infer": _while_rule,
+    "takes": {"condition": GRAPH, "body": GRAPH, "counts": PLACES, "most": whole(-1)},
+    "indices": _opaque,
+    "cost": lambda ins, outs, p: graph_cost(p["body"]),
+}
 op(
     "while",
-    infer=_while_rule,
-    takes={"condition": GRAPH, "body": GRAPH, "counts": PLACES, "most": whole(-1)},
-    indices=_opaque,
+    **WHILE,
     batched=_while_batched,
     forward=_while_forward,
     grad=_while_grad,
-    cost=lambda ins, outs, p: graph_cost(p["body"]),
 )
 
 
@@ -828,6 +835,21 @@ def relabel(graph: Graph, inputs: Sequence[Spec], values: list[int]) -> Graph:
             )
         )
     return builder.graph([values[v] for v in graph.outputs])
+
+
+for _name, _facts in ((ONE_KERNEL["loop"], LOOP), (ONE_KERNEL["while"], WHILE)):
+    op(_name, **_facts, made_by="machine")
+
+
+WHOLE = "fused_whole"  # a graph with such loops that is one kernel, too
+op(
+    WHOLE,
+    infer=lambda *ins, body: body.out_specs,
+    takes={"body": GRAPH},
+    indices=_opaque,
+    cost=lambda ins, outs, p: graph_cost(p["body"]),
+    made_by="machine",
+)
 
 
 # -- branch --------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Spec
 from ostinato.ops.core.traffic import held, moved
 
-from .layouts.costs import REPEATED, move_legs, repeats
+from .layouts.costs import REPEATED, UNTIL, move_legs, repeats
 from .machine import MACHINES, Machine, known
 from .passes.memory import is_joined
 from .plan import Program, Target, largest_part, peak_bytes
@@ -41,7 +41,7 @@ def again(node: Node) -> str:
     """How often the bodies of a node run, behind its name; of a loop that ends when it ends, how often
     they are taken to."""
     about = "" if node.op in REPEATED else "about "
-    return f" x {about}{repeats(node)}" if node.op in (*REPEATED, "while") else ""
+    return f" x {about}{repeats(node)}" if node.op in (*REPEATED, *UNTIL) else ""
 
 
 def runs(program: Program, k: int) -> bool:
@@ -83,13 +83,27 @@ def work_of(graph: Graph, node: Node, part: Part = largest_part) -> Work:
     found = Work(dtype)
     op, body = OPS[node.op], node.kw.get("body")
     if op.made_by == "machine" and isinstance(body, Graph):
-        for n in body.nodes:
-            if n.inputs or OPS[n.op].draws:
-                _count(found, n, tuple([part(body.specs[v]) for v in n.inputs]), part)
+        _count_all(found, node, body, part)
         found.moved = float(sum(s.nbytes for s in (*ins, *outs)))
     else:
         found.moved = _count(found, node, ins, part)
     return found
+
+
+def _count_all(found: Work, node: Node, body: Graph, part: Part) -> None:
+    """Adds the operations of a kernel's body, as often as they are done."""
+    inside = Work(found.dtype)
+    for n in body.nodes:
+        inner = n.kw.get("body")
+        if isinstance(inner, Graph):
+            _count_all(inside, n, inner, part)
+        elif n.inputs or OPS[n.op].draws:
+            _count(inside, n, tuple([part(body.specs[v]) for v in n.inputs]), part)
+    times = repeats(node)
+    found.dense += times * inside.dense
+    found.factors += times * inside.factors
+    found.simple += times * inside.simple
+    found.functions += times * inside.functions
 
 
 def _count(found: Work, node: Node, ins: tuple[Spec, ...], part: Part) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ostinato.ops.control import ONE_KERNEL, WHOLE
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.registry import OPS
 
@@ -14,7 +15,9 @@ def title(node: Node) -> str:
     names = [n.op for n in body.nodes if n.inputs and OPS[n.op].view is None]
     shown = list(dict.fromkeys(names))
     more = f", ... {len(names)} operations" if len(names) > 4 else ""
-    return f"fused({', '.join(shown[:3] if more else shown)}{more}){_how(node)}"
+    kinds = {op: f"{name} as one kernel" for name, op in ONE_KERNEL.items()}
+    name = (kinds | {WHOLE: "all as one kernel"}).get(node.op, "fused")
+    return f"{name}({', '.join(shown[:3] if more else shown)}{more}){_how(node)}"
 
 
 def _how(node: Node) -> str:

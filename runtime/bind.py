@@ -25,9 +25,18 @@ from typing import Any, NamedTuple
 import numpy as np
 from ostinato.ops.collective import STORED, collective_of
 from ostinato.ops.control import graph_cost
-from ostinato.ops.core.device import Branch, Device, Keeping, Loop, Recorder, Repeated, plain
+from ostinato.ops.core.device import (
+    Branch,
+    Device,
+    InTurns,
+    Keeping,
+    Loop,
+    Recorder,
+    Repeated,
+    plain,
+)
 from ostinato.ops.core.graph import Graph, Node
-from ostinato.ops.core.layout import Partial, slices
+from ostinato.ops.core.layout import Partial, around, slices
 from ostinato.ops.core.monoid import MONOIDS
 from ostinato.ops.core.notes import Notes
 from ostinato.ops.core.registry import OPS, Place, Scratch
@@ -36,7 +45,6 @@ from ostinato.planner.passes.memory import (
     BUFFERS,
     CONTROL,
     addends,
-    around,
     body_order,
     contiguous,
     going_on,
@@ -629,7 +637,9 @@ class _Binder:
         if chained:
             self.take_over(node, scratch, row)
         kernel = self.native(graph, node, ins, outs, scratch[len(needs) :])
-        if kernel is not None:
+        if isinstance(kernel, InTurns):
+            self.all_turns(kernel, (*ins, *outs), row)
+        elif kernel is not None:
             keeps = kernel if isinstance(kernel, Keeping) else None
             function = kernel if keeps is None else keeps.function
             name = self.name("g", function)
@@ -781,7 +791,7 @@ class _Binder:
         ins: Sequence[str],
         outs: Sequence[str],
         scratch: Sequence[Any],
-    ) -> Callable[..., None] | Keeping | None:
+    ) -> Callable[..., None] | Keeping | InTurns | None:
         """A function of arrays that lie as these do in every run; None if there is no better one
         than the op's kernel.
         """
@@ -967,6 +977,24 @@ class _Binder:
             turns = self.turn_by(t, trips)
             self.in_turns(made, record, f"{t}, min({t} + {step}, {trips})", row)
             turns.last = len(self.text)
+
+    def all_turns(self, kernel: InTurns, names: Sequence[str], row: Row) -> None:
+        """A loop that is one kernel, some turns at a time."""
+        run, state, t = self.name("g", kernel.run), self.name("v", kernel.state), self.local("u")
+        self.write(f"{t} = 0")
+        self.write("while True:")
+        shown = self.turn_by(t, kernel.turns)
+        self.depth += 1
+        if self.communicator.size > 1:
+            self.write(f"{self.name('h', self.communicator.check)}()")
+        end = f"{t} + {kernel.step}"
+        end = f"min({end}, {kernel.turns})" if kernel.turns >= 0 else end
+        self.write(f"{run}({t}, {end}, {', '.join(names)})", row)
+        self.write(f"{t} = int({state}[0])")
+        last = f" or {t} == {kernel.turns}" if kernel.turns >= 0 else ""
+        self.write(f"if {state}[1]{last}: break")
+        self.depth -= 1
+        shown.last = len(self.text)
 
     def counted_(
         self,

@@ -56,6 +56,17 @@ class Repeated(NamedTuple):
     state: Any
 
 
+class InTurns(NamedTuple):
+    """A loop as one function: `run(begin, end, *arrays)` does these turns, of so many in all, or of any
+    number if that is negative; so many take no longer than others wait for the interpreter. `state` then
+    tells which would be next, and whether the condition ended them."""
+
+    run: Function
+    turns: int
+    step: int
+    state: Any
+
+
 class Repeater:
     """What one worker has to repeat runs of its plans, or parts of them, as one call."""
 
@@ -263,7 +274,7 @@ class Device:
         threads: int,
         scratch: Sequence[Any],
         often: bool,
-    ) -> Function | Keeping | None:
+    ) -> Function | Keeping | InTurns | None:
         """A function of arrays that lie as these do in every run, its operands and results; None where
         the op's own kernel is as good. `shape` tells how much of an array is here. `often`: it is
         called in a loop."""

@@ -494,6 +494,19 @@ def slices(box: Box, inside: Box) -> tuple[slice, ...]:
     return tuple(slice(lo - o, hi - o) for (lo, hi), (o, _) in zip(box, inside, strict=True))
 
 
+def around(at: Sequence[slice], shape: Sequence[int]) -> list[tuple[slice, ...]]:
+    """The slabs of an array that are outside of a box."""
+    found = []
+    for d, cut in enumerate(at):
+        first, end, _ = cut.indices(shape[d])
+        found += [
+            (*at[:d], slab)
+            for slab in (slice(0, first), slice(end, shape[d]))
+            if slab.start < slab.stop
+        ]
+    return found
+
+
 def part_ranks(mesh: Mesh, axes: tuple[int, ...], rank: int) -> tuple[int, ...]:
     """The ranks that lie with this one on a line (or plane) of the mesh."""
     coords = _coords(mesh, rank)

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
-from ostinato.ops.core.device import Device, Function, Keeping, add, plain
+from ostinato.ops.core.device import Device, Function, InTurns, Keeping, add, plain
 from ostinato.ops.core.graph import Node
 from ostinato.ops.core.registry import OPS, Specs
 from ostinato.ops.core.spec import DType, Shape, Spec, copied, in_line
@@ -90,7 +90,7 @@ class Cpu(Device):
         threads: int,
         scratch: Sequence[Any],
         often: bool,
-    ) -> Function | Keeping | None:
+    ) -> Function | Keeping | InTurns | None:
         native, op = self.natives.get(node.op), OPS[node.op]
         if native is None and node.op in FUSED:
             return _generated(node, shape, arrays, threads)
@@ -103,7 +103,9 @@ class Cpu(Device):
                 return found
         if native is None or (not often and max(x.size for x in arrays) < native.least):
             return None
-        made: Function | Keeping | None = native.make(arrays, threads, scratch=scratch, **node.kw)
+        made: Function | Keeping | InTurns | None = native.make(
+            arrays, threads, scratch=scratch, **node.kw
+        )
         return made
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from ostinato.ops.contraction import Folds
+from ostinato.ops.control import ONE_KERNEL, WHOLE
 from ostinato.ops.core.device import Classes, Device, Keeping
 from ostinato.ops.core.monoid import identity
 from ostinato.ops.core.registry import OPS, Params, Scratch, Specs
@@ -33,6 +34,7 @@ from .kernels.tally import counting_kernel, folding_kernel
 from .kernels.triangular import triangular_kernel
 from .kernels.true_places import true_places
 from .libraries import lapack
+from .loops.loop_kernel import all_turns, turns_room
 
 Made = Callable[..., None] | Keeping | None
 Arrays = Sequence[Any]
@@ -255,6 +257,9 @@ def register(cpu: Device) -> None:
         facts = {"ways": epilogue_ways, "scratch": epilogue_room, "by_threads": True}
         cpu.runs(name, epilogue_native, **facts)
     cpu.runs("fused_nest", stages, ways=stages_ways, scratch=stages_room)
+    for name in (*ONE_KERNEL.values(), WHOLE):
+        made, room = partial(all_turns, name), partial(turns_room, name)
+        cpu.runs(name, made, scratch=room)
     cpu.runs("solve", _solve)
     cpu.runs("solve_triangular", triangular_kernel, least=COMPILED)
     cpu.runs("solve_banded", banded_kernel, least=COMPILED)

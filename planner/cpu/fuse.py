@@ -101,7 +101,7 @@ def fuse(graph: Graph, target: Target, larger: bool = True, turns: int = 1) -> G
         graph = with_kernels(graph, target, groups, _kernel)
 
     def inside(node: Node) -> Node:
-        return map_bodies(node, partial(fuse, target=target, turns=turns * _turns(node)))
+        return map_bodies(node, partial(fuse, target=target, turns=turns * turns_of(node)))
 
     return with_nodes(graph, [n if is_kernel(n) else inside(n) for n in graph.nodes])
 
@@ -118,7 +118,7 @@ def _library_functions(graph: Graph, target: Target) -> set[int]:
     }
 
 
-def _turns(node: Node) -> int:
+def turns_of(node: Node) -> int:
     """How often a node does what is inside of it."""
     if node.op == "while":
         return int(node.kw["most"]) if node.kw["most"] >= 0 else UNKNOWN

@@ -9,6 +9,7 @@ from ostinato.planner.fusion.stacks import part_stacks
 from ostinato.planner.passes.order import order
 
 from .fuse import fuse
+from .loop_kernels import make_loop_kernels
 from .packed_weights import mark_staying
 from .slices import slice_first
 from .symmetric import halve
@@ -21,6 +22,7 @@ PASSES = (
     part_stacks,
     slice_first,
     turn_late,
+    make_loop_kernels,
     fuse,
     order,
     halve,

@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 
+from ostinato.ops.control import ONE_KERNEL
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.layout import Layout, Mesh, Shape
 from ostinato.ops.core.registry import OPS
@@ -23,7 +24,8 @@ from ostinato.planner.plan import largest_part
 from .ways import Way
 
 UNKNOWN = 100  # iterations of a loop that ends when it ends
-REPEATED = {"loop": "trips", "blocks": "turns"}
+REPEATED = {"loop": "trips", ONE_KERNEL["loop"]: "trips", "blocks": "turns"}
+UNTIL = ("while", ONE_KERNEL["while"])
 
 
 def way_seconds(machine: Machine, node: Node, ins: Sequence[Spec], way: Way) -> float:
@@ -79,7 +81,7 @@ def repeats(node: Node) -> int:
     """How often the bodies of a node run. Of a loop that ends when it ends, how often they may be
     expected to: half as often as they may at the most, or UNKNOWN times if that is less."""
     kw = node.kw
-    if node.op == "while":
+    if node.op in UNTIL:
         return UNKNOWN if kw["most"] < 0 else min(UNKNOWN, -(-kw["most"] // 2))
     return int(kw[REPEATED[node.op]]) if node.op in REPEATED else 1
 

@@ -17,6 +17,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ostinato.ops.control import ONE_KERNEL
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.device import Device
 from ostinato.ops.core.graph import Graph, Node
@@ -174,19 +175,6 @@ def replaced(graph: Graph, k: int) -> tuple[slice, ...] | None:
     at = parts[1].at
     in_rows = value.shape[-1] * value.dtype.itemsize >= RUN
     return at if in_rows and all(s.step in (None, 1) for s in at) else None
-
-
-def around(at: Sequence[slice], shape: Sequence[int]) -> list[tuple[slice, ...]]:
-    """The slabs of an array that are outside of a box."""
-    found = []
-    for d, cut in enumerate(at):
-        first, end, _ = cut.indices(shape[d])
-        found += [
-            (*at[:d], slab)
-            for slab in (slice(0, first), slice(end, shape[d]))
-            if slab.start < slab.stop
-        ]
-    return found
 
 
 def _before_join(graph: Graph, k: int, w: int) -> int:
@@ -463,6 +451,10 @@ class _Assigner:
         """Which operands' memory a result may take: numbers of operands, or ANY."""
         if node.inputs[1:2] and self.joined.get(node.inputs[1]) == v:
             return ()  # a kernel writes it while it reads them
+        if node.op in ONE_KERNEL.values():
+            nc, ns = node.kw["counts"][:2]
+            j = v - self.graph.starts[k]
+            return (nc + j,) if j < ns else ()
         if node.op in CONTROL:
             operand = in_place(node, self.bodies[k]).get(v - self.graph.starts[k])
             return () if operand is None else (operand,)

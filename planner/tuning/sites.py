@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from ostinato.ops.control import ONE_KERNEL
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.device import DEVICES
 from ostinato.ops.core.graph import Graph, Node
@@ -30,7 +31,7 @@ from ostinato.planner.lowering import rules
 from ostinato.planner.machine import NOMINAL
 from ostinato.planner.passes.memory import assign_memory
 from ostinato.planner.plan import ONE_THREAD, Program, Target, Tuned, largest_part
-from ostinato.planner.rewrite import inline, map_bodies
+from ostinato.planner.rewrite import inline, is_kernel, map_bodies
 from ostinato.planner.title import title
 
 APART = "apart"  # the operations of a larger kernel by themselves
@@ -70,7 +71,7 @@ def _places(graph: Graph, target: Target) -> Iterator[tuple[Graph, int]]:
     for k, node in enumerate(graph.nodes):
         if _is_site(graph, node, target):
             yield graph, k
-        if node.op not in FUSED:
+        if not is_kernel(node):
             for _, body in node.subgraphs():
                 yield from _places(body, target)
 
@@ -92,7 +93,7 @@ def _done(graph: Graph, target: Target, ways: Iterator[str]) -> Graph:
             values += inline(builder, fuse(node.kw["body"], target, larger=False), ins)
             changed = True
             continue
-        new = map_bodies(node, lambda g: _done(g, target, ways)) if node.op not in FUSED else node
+        new = node if is_kernel(node) else map_bodies(node, lambda g: _done(g, target, ways))
         params = (*new.params, ("way", way)) if way else new.params
         changed = changed or params is not node.params
         values += builder.add(node.op, ins, tuple(sorted(params)), node.specs, node.line)
@@ -101,7 +102,8 @@ def _done(graph: Graph, target: Target, ways: Iterator[str]) -> Graph:
 
 
 def _is_site(graph: Graph, node: Node, target: Target) -> bool:
-    if node.op not in FUSED and node.op not in DEVICES[target.device].natives:
+    others = {*DEVICES[target.device].natives} - {*ONE_KERNEL.values()}
+    if node.op not in FUSED and node.op not in others:
         return False
     specs = [*(graph.specs[v] for v in node.inputs), *node.specs]
     here = all(s.layout is not None and not s.layout.stored for s in specs)

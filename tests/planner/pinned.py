@@ -14,6 +14,7 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+from ostinato.ops.control import ONE_KERNEL, WHOLE
 from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.cpu import threads
@@ -27,6 +28,7 @@ from ostinato import nn, settings
 from tests.helpers import on
 from tests.programs import make_program
 
+KERNELS = (*FUSED, *ONE_KERNEL.values(), WHOLE)
 FILE = Path(__file__).with_suffix(".json")
 SEEDS, WORKERS = 120, (1, 3)  # random programs, all of whose operations are worth kernels
 Figures = tuple[int, int, int]  # kernels; nodes that do something; bytes of the arena
@@ -212,7 +214,7 @@ def figures(plan: Plan) -> Figures:
 def counts(graph: Graph) -> tuple[int, int]:
     """Kernels that the planner made, and all nodes but those that only look at memory."""
     free = ("constant", "barrier", "start", "wait", "numbers", "first_number", "in_bounds")
-    kernels = [n for n in graph.nodes if n.op in FUSED]
+    kernels = [n for n in graph.nodes if n.op in KERNELS]
     others = [n for n in graph.nodes if n not in kernels]
     within = [counts(body) for n in others for _, body in n.subgraphs()]
     done = [n for n in others if n.op not in free and not OPS[n.op].only_looks]

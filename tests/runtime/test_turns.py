@@ -242,8 +242,8 @@ def test_a_loop_is_timed_as_a_whole() -> None:
         f = ost.compile(lambda u: ost.sin(ost.repeat(TURNS, relaxed, u)))
         f(x)
         assert max(python_calls(lambda: f(x)) for _ in range(4)) < TURNS
-        (line,) = [s for s in f.plan.explain().splitlines() if s.startswith(f"loop x {TURNS}")]
-        assert line.count("µs") + line.count(" ms") == 1
+        (line,) = [s for s in f.plan.explain().splitlines() if s.startswith("loop as one kernel")]
+        assert line.count("µs") + line.count(" ms") == 2
 
 
 def test_what_is_no_array_is_refused() -> None:

@@ -19,6 +19,7 @@ class Code:
         self.lines = LlvmLines()
         self.entry: list[str] = []
         self.names = 0
+        self.stored = ""  # what is known of all stores
 
     def add(self, text: str) -> None:
         self.lines.text.append(f"  {text}")
@@ -66,13 +67,37 @@ class Code:
             return Pair(self.get(cell, part), self.get(self.second(cell, part), part))
         return Value(self.lines, self.let(f"load {llvm_type(dtype)}, ptr {cell}"), dtype)
 
+    # -- elements in memory, which loops with vectors promise to read and write independently
+    def load(self, address: str, dtype: DType, known: str = "") -> Value:
+        """An element; `known`: what else is known of who reads it."""
+        if dtype.kind == "c":
+            part, second = real_of(dtype), self.second(address, real_of(dtype))
+            return Pair(self.load(address, part, known), self.load(second, part, known))
+        facts = f"align {dtype.itemsize}, !llvm.access.group !1{known}"
+        name = self.let(f"load {memory_type(dtype)}, ptr {address}, {facts}")
+        if dtype == bool_:
+            name = self.let(f"icmp ne i8 {name}, 0")
+        return Value(self.lines, name, dtype)
+
+    def store(self, value: Value, address: str) -> None:
+        if isinstance(value, Pair):
+            self.store(value.real, address)
+            self.store(value.imag, self.second(address, value.real.dtype))
+            return
+        name, kind = value.name, value.kind
+        if value.dtype == bool_:
+            name, kind = self.let(f"zext i1 {name} to i8"), "i8"
+        size = value.dtype.itemsize
+        facts = f"align {size}, !llvm.access.group !1{self.stored}"
+        self.add(f"store {kind} {name}, ptr {address}, {facts}")
+
     @contextlib.contextmanager
     def loop(
         self, begin: str, end: str, step: int = 1, lanes: int = 0, vectors: int = 0
     ) -> Iterator[str]:
         """A loop while the index is below the end. `lanes` promises that turns are independent, of
-        elements of so many bytes; `vectors` is how many of them are one turn, 1 or 2, where LLVM
-        would take more than there are.
+        elements of so many bytes, or FREE; `vectors` is how many of them are one turn, 1 or 2, where
+        LLVM would take more than there are.
         """
         n = self.names = self.names + 1
         cell, i = self.cell(int64), f"%i_{n}"
@@ -86,7 +111,8 @@ class Code:
         yield i
         self.add(f"%next_{n} = add nsw i64 {i}, {step}")
         self.add(f"store i64 %next_{n}, ptr {cell}")
-        fact = f", !llvm.loop !{_WIDTHS.index(lanes) + 3 + 10 * vectors}" if lanes else ""
+        number = lanes if lanes in (0, FREE) else _WIDTHS.index(lanes) + 3 + 10 * vectors
+        fact = f", !llvm.loop !{number}" if number else ""
         self.add(f"br label %head_{n}{fact}")
         self.lines.text.append(f"done_{n}:")
 
@@ -277,12 +303,13 @@ def memory_type(dtype: DType) -> str:
     return "i8" if dtype == bool_ else llvm_type(dtype)
 
 
-_WIDTHS = (1, 2, 4, 8)
+_WIDTHS = (1, 2, 4, 8, 16)
+FREE = 33  # a loop of whose vectors LLVM says how wide they are
 
 
 def loop_facts(bits: int) -> str:
     """What loops are told: whole vectors of the elements that they make."""
-    lines = []
+    lines = [f"!{FREE} = distinct !{{!{FREE}, !2}}"]
     for k, size in enumerate(_WIDTHS):
         lines += [
             f"!{k + 3} = distinct !{{!{k + 3}, !2, !{k + 8}}}",

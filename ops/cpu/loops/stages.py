@@ -34,7 +34,6 @@ from ostinato.ops.jit.combining import (
     whole_of,
 )
 from ostinato.ops.jit.elements import Elements, Env
-from ostinato.ops.jit.pairs import Pair
 from ostinato.ops.jit.random_bits import numbers_in
 from ostinato.ops.jit.scalar import numbers
 from ostinato.ops.jit.schedule import SHORT
@@ -205,26 +204,10 @@ class Writer(Elements):
         return at
 
     def load(self, address: str, dtype: DType) -> Value:
-        if dtype.kind == "c":
-            part = real_of(dtype)
-            return Pair(self.load(address, part), self.load(self.code.second(address, part), part))
-        name = self.code.let(
-            f"load {memory_type(dtype)}, ptr {address}, align {dtype.itemsize}, !llvm.access.group !1"
-        )
-        if dtype == bool_:
-            name = self.code.let(f"icmp ne i8 {name}, 0")
-        return Value(self.code.lines, name, dtype)
+        return self.code.load(address, dtype)
 
     def store(self, value: Value, address: str) -> None:
-        if isinstance(value, Pair):
-            self.store(value.real, address)
-            self.store(value.imag, self.code.second(address, value.real.dtype))
-            return
-        name, kind = value.name, value.kind
-        if value.dtype == bool_:
-            name, kind = self.code.let(f"zext i1 {name} to i8"), "i8"
-        size = value.dtype.itemsize
-        self.code.add(f"store {kind} {name}, ptr {address}, align {size}, !llvm.access.group !1")
+        self.code.store(value, address)
 
     # -- values
     def value(self, v: int, env: Env) -> Value:

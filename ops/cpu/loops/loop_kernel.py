@@ -1,0 +1,579 @@
+"""Loops as one kernel: all turns, and all that a turn does, in machine code of their own.
+
+A body's values are made as they are needed. A number is a register. What is elementwise, or looks at
+another value, is made where it is read, and what is read again, or elsewhere than it is made, lies in the
+kernel's own memory (`Room`). Values of one shape, of which each reads the others in step only, are made
+in one loop over elements:
+
+    x' = x + far * p        for i: x[i] = x[i] + far * p[i]; r[i] = r[i] - far * ap[i]
+    r' = r - far * ap
+
+What is carried is written where it lies if nobody reads its old value later, or only the element that is
+written. Else it goes to a second buffer, and the two change places. An update of some elements writes
+these. So the kernel does what the turns' operations say, element by element in their order; sums are free
+in order within CHUNK elements, as in all kernels."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from ostinato.ops.control import ONE_KERNEL, WHOLE
+from ostinato.ops.core.device import InTurns
+from ostinato.ops.core.graph import Graph, Node
+from ostinato.ops.core.registry import OPS, Scratch
+from ostinato.ops.core.spec import Shape, Spec, int8, int64, lying, real_of
+from ostinato.ops.cpu.jit.code import address_of, symbol
+from ostinato.ops.cpu.jit.emitter import loop_facts
+from ostinato.ops.cpu.jit.llvm import function_of, vector_bits
+from ostinato.ops.cpu.jit.parallel import CALLS, TABLES
+from ostinato.ops.jit.loops import SOURCES
+from ostinato.ops.jit.values import Unsupported, Value
+
+from .loop_operations import LOOKS, REDUCING, Operations
+from .loop_values import Carried, Frame, Index, Lies, Room, Seen, Strides, is_whole
+from .loop_writer import SCOPES
+
+SLOW = 10_000  # instructions of single elements in a turn, from which other kernels' vectors are worth calls
+UNKNOWN = 100  # turns of a loop inside that ends by itself
+MOST = 1000  # operations in all; what is longer compiles too long
+SLICE = 2e-3  # seconds after which others may have the interpreter
+INSTRUCTION = 2.5e-10  # at most, on average, as most of an index are none
+FRONT = 8  # facts: turns, threads; first turn and end of this call; where it came, and whether the
+# condition ended it; the memory
+
+
+class Kernel(Operations):
+    """Writes a loop."""
+
+    def made(self, frame: Frame, k: int, node: Node, ins: list[Seen]) -> Sequence[Seen]:
+        op, spec = OPS[node.op], node.specs[0] if node.specs else None
+        if spec is None or not all(s.size for s in node.specs):
+            raise Unsupported(node.op)
+        if node.op in SOURCES:
+            return [self.source(node, spec)]
+        if node.op in LOOKS:
+            return [self.looked(node, ins[0], spec)]
+        if op.scalar and not op.draws and len(node.specs) == 1:
+            return [self.elementwise(node, ins, spec)]
+        if node.op in REDUCING:
+            return self.reduced(frame, k, node, ins[0])
+        if node.op == "matmul":
+            return [self.product(frame, k, node, *ins)]
+        if node.op == "take":
+            return [self.taken(node, spec, *ins)]
+        if node.op == "put":
+            return [self.updated(frame, k, node, *ins)]
+        self.is_nested |= node.op in ("while", "branch") or (node.op == "loop" and self.is_inside)
+        if node.op == "loop":
+            return self.inner_loop(frame, k, node, ins)
+        if node.op == "while":
+            return self.inner_while(frame, k, node, ins)
+        if node.op == "branch":
+            return self.branch(frame, k, node, ins)
+        if op.pieces is not None:
+            pieces = op.pieces([x.shape for x in ins], **node.kw)
+            if pieces is not None and pieces[0].picks:
+                return [self.box(spec, pieces[0], ins)]
+            if pieces is not None:
+                return [self.together(frame, k, node, ins, pieces)]
+        raise Unsupported(node.op)
+
+    # -- loops and branches inside
+    def inner_loop(self, frame: Frame, k: int, node: Node, ins: list[Seen]) -> list[Seen]:
+        kw, outs = node.kw, list(frame.graph.outs(k))
+        nc, ns, _ = kw["counts"]
+        if not kw["trips"]:
+            raise Unsupported("no turns")
+        carried, consts, items, ends = self.entered(frame, node, ins, nc, ns, outs)
+        stacks, reads = [], dict.fromkeys((r for x in ins for r in x.reads), False)
+        for v in outs[ns:]:
+            spec = frame.graph.specs[v].bare
+            stacks.append((self.home(frame, v, reads), spec))
+        self.flush()
+        with self.loop(str(kw["trips"])) as t:
+            i = self.counted(t, kw["trips"], kw["reverse"])
+            self.turn(kw["body"], i, consts, carried, items, stacks)
+        made = self.left(carried, ends)
+        return [*made, *(self.in_memory(spec, to) for to, spec in stacks)]
+
+    def inner_while(self, frame: Frame, k: int, node: Node, ins: list[Seen]) -> list[Seen]:
+        kw, outs = node.kw, list(frame.graph.outs(k))
+        nc, ns = kw["counts"]
+        carried, consts, _, ends = self.entered(frame, node, ins, nc, ns, outs)
+        turns = self.code.cell(int64)
+        self.code.put(turns, self.code.lines.constant(0, int64))
+        scale, self.scale = self.scale, self.scale * (kw["most"] if kw["most"] > 0 else UNKNOWN)
+        with self.code.until() as ends_if, self.scope():
+            now = self.code.get(turns, int64)
+            if kw["most"] >= 0:
+                ends_if((now >= kw["most"]).name)
+            self.asked(kw["condition"], kw["body"], consts, carried, ends_if)
+            self.code.put(turns, now + 1)
+        self.scale = scale
+        return self.left(carried, ends)
+
+    def asked(
+        self,
+        condition: Graph,
+        body: Graph,
+        consts: Sequence[Seen],
+        carried: Sequence[Carried],
+        ends_if: Callable[[str], None],
+    ) -> None:
+        """A turn of a loop that ends by itself."""
+        states = self.begun(carried)
+        with self.writing(()):
+            (go,) = self.body(condition, [*consts, *states])
+            self.flush()
+        ends_if((~self.number(go)).name)
+        with self.writing(carried):
+            self.finish(carried, self.body(body, [*consts, *states], carried))
+
+    def entered(
+        self, frame: Frame, node: Node, ins: list[Seen], nc: int, ns: int, outs: list[int]
+    ) -> tuple[list[Carried], list[Seen], list[Seen], list[Lies | None]]:
+        """What a loop carries, what stays the same, what it goes through, and where what is carried ends."""
+        consts, items = [self.solid(x) for x in ins[:nc]], [self.solid(x) for x in ins[nc + ns :]]
+        carried, ends = list[Carried](), list[Lies | None]()
+        for j, x in enumerate(ins[nc : nc + ns]):
+            spec = Spec(x.shape, x.dtype)
+            if x.is_number:
+                cell = self.code.cell(x.dtype)
+                self.code.put(cell, self.number(x))
+                carried.append(Carried(spec, cell))
+                ends.append(None)
+                continue
+            others = [
+                y
+                for n, y in enumerate((*consts, *items, *ins[nc : nc + ns]))
+                if n != len(consts) + len(items) + j
+            ]
+            to = self.taken_over(frame, x, others)
+            if to is None:
+                reads = dict.fromkeys((r for y in (x, *others) for r in y.reads), False)
+                to = self.home(frame, outs[j], reads)
+                self.put(x, to)
+            ends.append(to)
+            carried.append(self.buffers(spec, to.at))
+        self.flush()
+        for c, end in zip(carried, ends, strict=True):
+            if c.room is not None and end is not None:
+                self.code.add(f"store ptr {end.at}, ptr {c.room.cell}")
+        return carried, consts, items, ends
+
+    def taken_over(self, frame: Frame, x: Seen, others: Sequence[Seen]) -> Lies | None:
+        """The memory that a value leaves to what follows, if nobody else reads it."""
+        if x.lies is None or x.lies.room is None or not is_whole(x):
+            return None
+        room = x.lies.room
+        later = [*others, *(frame.values[u] for u in frame.alive())]
+        if room not in self.writable or any(room in y.reads for y in later):
+            return None
+        return x.lies
+
+    def buffers(self, spec: Spec, first: str) -> Carried:
+        """Two of them, of which the first is there."""
+        cells = [self.code.name("buffer") for _ in range(2)]
+        self.code.entry += [f"  {cell} = alloca ptr" for cell in cells]
+        first_one, second = (Room(first, spec.size, cell) for cell in cells)
+        return Carried(spec, "", first_one, second)
+
+    def begun(self, carried: Sequence[Carried]) -> list[Seen]:
+        """The state as a turn finds it."""
+        states = []
+        for c in carried:
+            if c.room is None or c.other is None:
+                states.append(self.known(self.code.get(c.cell, c.spec.dtype), c.spec.shape))
+                continue
+            for room in (c.room, c.other):
+                room.at = self.code.let(f"load ptr, ptr {room.cell}", "at")
+            strides = lying(c.spec.shape, c.spec.dtype).strides
+            states.append(self.in_memory(c.spec, Lies(c.room.at, strides, c.room)))
+        return states
+
+    def turn(
+        self,
+        body: Graph,
+        index: Value,
+        consts: Sequence[Seen],
+        carried: Sequence[Carried],
+        items: Sequence[Seen],
+        stacks: Sequence[tuple[Lies, Spec]],
+    ) -> None:
+        i = index.name
+        given = [self.known(index), *consts, *self.begun(carried)]
+        given += [self.item(x, i) for x in items]
+        ys = []
+        for to, spec in stacks:
+            room = Room(self.part(to, 0, i).at, math.prod(spec.shape[1:]))
+            ys.append(Carried(Spec(spec.shape[1:], spec.dtype), "", room))
+        with self.writing(carried):
+            self.finish([*carried, *ys], self.body(body, given, [*carried, *ys]))
+
+    def item(self, x: Seen, i: str) -> Seen:
+        """A turn's part of what a loop goes through."""
+        spec, reads = Spec(x.shape[1:], x.dtype), dict.fromkeys(x.reads, False)
+        if x.lies is not None:
+            found = self.in_memory(spec, self.part(x.lies, 0, i), reads)
+        else:
+
+            def element(rest: Index) -> Value:
+                return self.element(x, (i, *rest))
+
+            found = Seen(spec.shape, spec.dtype, element, reads, work=x.work)
+        return self.known(self.number(found), spec.shape) if spec.size == 1 else found
+
+    @contextlib.contextmanager
+    def writing(self, carried: Sequence[Carried]) -> Iterator[None]:
+        """A body that may write over what it carries, and nothing else of what is outside."""
+        outer, before, inside = self.writable, len(self.code.lines.text), self.is_inside
+        self.is_inside = any(c.cell or c.other is not None for c in carried)
+        self.writable = {r for c in carried for r in (c.room, c.other) if r is not None}
+        yield
+        self.writable, self.is_inside = outer, inside
+        self.instructions += self.scale * (len(self.code.lines.text) - before)
+
+    def finish(self, carried: Sequence[Carried], results: Sequence[Seen]) -> None:
+        """What a turn made is where the next one finds it."""
+        moved, swapped, numbers = list[tuple[Seen, Lies]](), list[Carried](), list[Any]()
+        for c, x in zip(carried, results, strict=False):
+            if c.room is None and c.other is None and c.cell:
+                numbers.append((c.cell, self.number(x)))
+            if c.room is None:
+                continue
+            if (
+                c.other is not None
+                and x.lies is not None
+                and x.lies.room is c.other
+                and is_whole(x)
+            ):
+                swapped.append(c)
+                continue
+            strides = lying(c.spec.shape, c.spec.dtype).strides
+            moved.append((x, Lies(c.room.at, strides, c.room)))
+        self.arrive(moved)
+        for cell, value in numbers:
+            self.code.put(cell, value)
+        for c in swapped:
+            assert c.room is not None
+            assert c.other is not None
+            self.code.add(f"store ptr {c.other.at}, ptr {c.room.cell}")
+            self.code.add(f"store ptr {c.room.at}, ptr {c.other.cell}")
+
+    def arrive(self, pairs: Sequence[tuple[Seen, Lies]]) -> None:
+        """Values to where they are read next."""
+        left = [(x, to) for x, to in pairs if x.lies is None or x.lies != to]
+        rooms = [to.room for _, to in left]
+        apart = []
+        for n, (x, to) in enumerate(left):
+            clash = any(r in x.reads for m, r in enumerate(rooms) if m != n and r is not None)
+            assert to.room is not None
+            x = self.copied(x) if clash or not x.reads.get(to.room, True) else x
+            apart.append((x, to))
+        if any(x is not y for (x, _), (y, _) in zip(left, apart, strict=True)):
+            self.flush()
+        for x, to in apart:
+            self.put(x, to)
+        self.flush()
+
+    def left(self, carried: Sequence[Carried], ends: Sequence[Lies | None]) -> list[Seen]:
+        """What a loop leaves."""
+        made = []
+        for c, end in zip(carried, ends, strict=True):
+            if c.room is None or c.other is None or end is None:
+                made.append(self.known(self.code.get(c.cell, c.spec.dtype), c.spec.shape))
+                continue
+            self.brought(c, end)
+            made.append(self.in_memory(c.spec, end))
+        return made
+
+    def brought(self, c: Carried, end: Lies) -> None:
+        """From the second buffer to where a loop ends, if it is there."""
+        assert c.room is not None
+        assert c.other is not None
+        if not c.is_other_used:
+            return
+        own = self.room(c.spec)
+        self.code.entry.append(f"  store ptr {own.at}, ptr {c.other.cell}")
+        at = self.code.let(f"load ptr, ptr {c.room.cell}", "at")
+        apart = self.code.let(f"icmp ne ptr {at}, {end.at}")
+        with self.code.when(apart), self.scope():
+            strides = lying(c.spec.shape, c.spec.dtype).strides
+            self.bring(self.in_memory(c.spec, Lies(at, strides, c.other)), c.spec, end)
+            self.code.add(f"store ptr {own.at}, ptr {c.other.cell}")
+
+    def branch(self, frame: Frame, k: int, node: Node, ins: list[Seen]) -> list[Seen]:
+        flag = self.number(ins[0])
+        operands = [self.solid(x) for x in ins[1:]]
+        self.flush()
+        cells, ends, homes = list[str](), list[Lies | None](), list[Carried]()
+        taken = set[Room]()
+        for v in frame.graph.outs(k):
+            spec = frame.graph.specs[v].bare
+            cells.append(self.code.cell(spec.dtype) if spec.size == 1 else "")
+            end: Lies | None = None
+            for x in operands if spec.size != 1 else ():
+                others = [y for y in operands if y is not x]
+                if (x.shape, x.dtype) == (spec.shape, spec.dtype):
+                    end = self.taken_over(frame, x, others)
+                    if end is not None and end.room not in taken:
+                        break
+                    end = None
+            if end is None and spec.size != 1:
+                reads = dict.fromkeys((r for x in operands for r in x.reads), False)
+                end = self.home(frame, v, reads)
+            if end is not None and end.room is not None:
+                taken.add(end.room)
+            ends.append(end)
+            homes.append(Carried(spec, "", None if end is None else end.room))
+        for condition, side in ((flag, node.kw["then"]), (~flag, node.kw["otherwise"])):
+            with self.code.when(condition.name), self.scope():
+                writable, self.writable = self.writable, {*taken}
+                results = self.body(side, operands, homes)
+                for cell, x in zip(cells, results, strict=True):
+                    if cell:
+                        self.code.put(cell, self.number(x))
+                self.arrive(
+                    [(x, to) for x, to in zip(results, ends, strict=True) if to is not None]
+                )
+                self.writable = writable
+        made = []
+        for v, cell, end in zip(frame.graph.outs(k), cells, ends, strict=True):
+            spec = frame.graph.specs[v].bare
+            if end is None:
+                made.append(self.known(self.code.get(cell, spec.dtype), spec.shape))
+            else:
+                made.append(self.in_memory(spec, end))
+        return made
+
+    def counted(self, turn: str, trips: int, reverse: bool) -> Value:
+        """The number of the element that is a turn's."""
+        t = Value(self.code.lines, turn, int64)
+        return self.code.lines.constant(trips - 1, int64) - t if reverse else t
+
+    # -- the whole
+    def kernel(self, node: Node, given: Sequence[tuple[Spec, Strides]]) -> None:
+        """All turns from the first to the last that a call is asked for."""
+        code, kw = self.code, node.kw
+        if not all(spec.size for spec, _ in given):
+            raise Unsupported("nothing")
+        if node.op == WHOLE:
+            self.program(node, given)
+            return
+        nc, ns = kw["counts"][:2]
+        count, trips = len(node.inputs), kw.get("trips", kw.get("most", -1))
+        lies = [Lies(f"%data_{n}", strides) for n, (_, strides) in enumerate(given)]
+        begin, end = (self.fact(n, "i64") for n in (2, 3))
+
+        def seen(n: int) -> Seen:
+            spec = given[n][0]
+            x = self.in_memory(spec, lies[n])
+            return self.known(self.number(x), spec.shape) if spec.size == 1 else x
+
+        with code.when(code.let(f"icmp eq i64 {begin}, 0")):
+            for j in range(ns):
+                first, out = lies[nc + j], lies[count + j]
+                with code.when(code.let(f"icmp ne ptr {first.at}, {out.at}")), self.scope():
+                    spec = given[nc + j][0]
+                    own = Lies(first.at, first.strides, Room(first.at, spec.size))
+                    self.bring(self.in_memory(spec, own), spec, out)
+        consts = [seen(n) for n in range(nc)]
+        items = [self.in_memory(given[n][0], lies[n]) for n in range(nc + ns, count)]
+        carried = []
+        for j in range(ns):
+            spec, out = given[count + j][0], lies[count + j]
+            if spec.size == 1:
+                carried.append(Carried(spec, code.cell(spec.dtype)))
+                code.put(carried[-1].cell, code.load(out.at, spec.dtype))
+            else:
+                carried.append(self.buffers(spec, out.at))
+                code.add(f"store ptr {out.at}, ptr {carried[-1].room.cell}")  # type: ignore[union-attr]
+        if node.op == "fused_loop":
+            stacks = [(lies[count + ns + n], s.bare) for n, s in enumerate(node.specs[ns:])]
+            with code.loop(begin, end) as t, self.scope():
+                i = self.counted(t, trips, kw["reverse"])
+                self.turn(kw["body"], i, consts, carried, items, stacks)
+            code.add(f"store i64 {end}, ptr {self.fact_at(4)}")
+        else:
+            turns = code.cell(int64)
+            code.put(turns, Value(code.lines, begin, int64))
+            with code.until() as ends_if, self.scope():
+                now = code.get(turns, int64)
+                code.add(f"store i64 {now.name}, ptr {self.fact_at(4)}")
+                ends_if((now >= Value(code.lines, end, int64)).name)
+                code.add(f"store i64 1, ptr {self.fact_at(5)}")
+                self.asked(kw["condition"], kw["body"], consts, carried, ends_if)
+                code.add(f"store i64 0, ptr {self.fact_at(5)}")
+                code.put(turns, now + 1)
+        for c, out in zip(carried, lies[count:], strict=False):
+            if c.room is None:
+                code.store(code.get(c.cell, c.spec.dtype), out.at)
+            else:
+                self.brought(c, out)
+
+    def program(self, node: Node, given: Sequence[tuple[Spec, Strides]]) -> None:
+        """A graph in which loops are some of the operations."""
+        count, values = len(node.inputs), list[Seen]()
+        lies = [Lies(f"%data_{n}", strides) for n, (_, strides) in enumerate(given)]
+        for (spec, _), own in zip(given[:count], lies, strict=False):
+            x = self.in_memory(spec, own)
+            values.append(self.known(self.number(x), spec.shape) if spec.size == 1 else x)
+        ends = [
+            Carried(spec, "", Room(own.at, spec.size))
+            for (spec, _), own in zip(given[count:], lies[count:], strict=True)
+        ]
+        with self.writing(ends):
+            self.finish(ends, self.body(node.kw["body"], values, ends))
+
+    def bring(self, x: Seen, spec: Spec, to: Lies) -> None:
+        with self.over(spec.shape, real_of(spec.dtype).itemsize) as index:
+            self.code.store(self.element(x, index), self.address(to, index))
+
+    def fact_at(self, n: int) -> str:
+        return self.code.let(f"getelementptr i64, ptr %meta, i64 {n}", "fact")
+
+    def fact(self, n: int, kind: str) -> str:
+        return self.code.let(f"load {kind}, ptr {self.fact_at(n)}", "fact")
+
+    def text(self, many: int) -> str:
+        code = self.code
+        data = []
+        for n in range(many):
+            data += [
+                f"  %object_{n} = call ptr @array(ptr %args, i64 {n})",
+                f"  %data_{n} = call ptr @array(ptr %object_{n}, i64 2)",
+            ]
+        ends = [
+            *("  call void @Py_IncRef(ptr @none)", "  ret ptr @none", "outside:"),
+            *(
+                f"  %{name} = load i64, ptr {at}"
+                for name, at in (("at", self.place), ("of", self.size))
+            ),
+            f"  %words = load ptr, ptr {self.said}",
+            "  %said = call ptr (ptr, ptr, ...) @PyErr_Format(ptr @index_error, ptr %words, i64 %at, i64 %of)",
+            *("  ret ptr null", "}"),
+        ]
+        allocas = [line for line in code.entry if " alloca " in line]
+        rest = [line for line in code.entry if " alloca " not in line]
+        head = _HEAD.replace("MANY", str(many))
+        lines = [
+            *(head, *allocas, *data, *rest, "  br label %start", "start:"),
+            *(*code.lines.text, *ends, *sorted(code.lines.declared)),
+            *("!0 = distinct !{!0, !2}", "!1 = distinct !{}"),
+            *('!2 = !{!"llvm.loop.parallel_accesses", !1}', loop_facts(vector_bits())),
+            *SCOPES,
+        ]
+        return TABLES + CALLS + "\n".join(lines)
+
+
+_HEAD = """
+declare void @Py_IncRef(ptr)
+declare ptr @PyErr_Format(ptr, ptr, ...)
+@none = external global i8
+@index_error = external global i8
+
+define ptr @run(ptr %self, ptr %args, i64 %given) {
+  %right = call i1 @are_arrays(ptr %args, i64 %given, i64 MANY)
+  br i1 %right, label %good, label %bad
+bad:
+  ret ptr null
+good:
+  %meta = call ptr @array(ptr %self, i64 2)
+  %made = call ptr @turns(ptr %args, ptr %meta)
+  ret ptr %made
+}
+
+define internal ptr @turns(ptr %args, ptr %meta) {
+entry:
+  %room = call ptr @array(ptr %meta, i64 6)"""
+
+
+# -- functions -----------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A loop's text, and the memory that it needs."""
+
+    text: str
+    bytes: int
+    instructions: int  # of a turn, about
+
+
+@lru_cache(512)
+def written(
+    op: str, params: Any, specs: tuple[Spec, ...], count: int, strides: tuple[Strides, ...]
+) -> Written | None:
+    """A loop over operands and results that lie so; None if it cannot be one kernel."""
+    node = Node(op, tuple(range(count)), params, specs[count:], "")
+    writer = Kernel()
+    try:
+        with np.errstate(all="ignore"):
+            writer.kernel(node, list(zip(specs, strides, strict=True)))
+    except Unsupported:
+        return None
+    if writer.slow > SLOW and not writer.is_nested:
+        return None
+    return Written(writer.text(len(specs)), writer.bytes, writer.instructions)
+
+
+def is_short_program(node: Node, specs: tuple[Spec, ...]) -> bool:
+    """Whether a graph with loops, as a node, can be a kernel for which others may wait."""
+    found = written(node.op, node.params, specs, len(node.inputs), _in_order(specs))
+    return found is not None and found.instructions * INSTRUCTION < SLICE
+
+
+def in_one_kernel(node: Node, specs: tuple[Spec, ...]) -> bool:
+    """Whether a loop whose operands and results lie in order can be a kernel."""
+    name, count = ONE_KERNEL[node.op], len(node.inputs)
+    return written(name, node.params, specs, count, _in_order(specs)) is not None
+
+
+def _params(kw: Mapping[str, Any]) -> Any:
+    return tuple(sorted((name, x) for name, x in kw.items() if name != "scratch"))
+
+
+def turns_room(
+    op: str, ins: Sequence[Shape], outs: Sequence[Shape], specs: Sequence[Spec], **kw: Any
+) -> Sequence[Scratch]:
+    """What lies between a turn's operations, and second buffers of what is carried."""
+    bare = tuple(s.bare for s in specs)
+    found = written(op, _params(kw), bare, len(ins), _in_order(bare))
+    return [] if found is None else [Scratch((found.bytes,), int8)]
+
+
+def _in_order(specs: Sequence[Spec]) -> tuple[Strides, ...]:
+    return tuple(lying(s.shape, s.dtype).strides for s in specs)
+
+
+def all_turns(
+    op: str, arrays: Sequence[Any], threads: int, *, scratch: Sequence[Any], **kw: Any
+) -> Callable[..., None] | InTurns | None:
+    """The function of a loop whose operands and results lie so."""
+    specs = tuple(Spec(x.shape, x.dtype) for x in arrays)
+    strides = tuple(x.strides for x in arrays)
+    found = written(op, _params(kw), specs, len(arrays) - len(kw["body"].outputs), strides)
+    if found is None:
+        return None
+    symbol("PyErr_Format", address_of(ctypes.pythonapi, "PyErr_Format"))
+    symbol("index_error", IndexError)
+    turns = kw.get("trips", kw.get("most", 1))
+    facts = np.zeros(FRONT, np.int64)
+    facts[:4] = 1, 0, 0, turns
+    (room,) = scratch
+    facts[6] = room.ctypes.data
+    function = function_of(found.text, facts, room)
+    step = max(1, int(SLICE / (found.instructions * INSTRUCTION)))
+    if 0 <= turns <= step or op == WHOLE:
+        return function
+
+    def run(begin: int, end: int, *arrays: Any) -> None:
+        facts[2:4] = begin, end
+        function(*arrays)
+
+    return InTurns(run, turns, step, facts[4:6])
