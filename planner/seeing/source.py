@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from ostinato.ops.control import ONE_KERNEL, WHOLE
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Shape, Spec
@@ -17,6 +18,7 @@ from ostinato.ops.cpu.fused import FUSED, WITH_PRODUCT
 from ostinato.ops.cpu.jit.llvm import assembly as machine_code
 from ostinato.ops.cpu.jit.llvm import why_not
 from ostinato.ops.cpu.loops import flat
+from ostinato.ops.cpu.loops.loop_kernel import loop_text
 from ostinato.ops.cpu.loops.schedule import Nest, analyse_in_order
 from ostinato.ops.jit.behind import BEGINS, rest_of
 from ostinato.ops.jit.labels import PICKS
@@ -24,6 +26,10 @@ from ostinato.ops.jit.loops import EXTREMES, SOURCES, SUMS, VIEWS, Loops, loops_
 from ostinato.ops.jit.random_bits import numbers_in
 from ostinato.ops.jit.stages import GATHERS, MOMENTS, POSITIONS, PRODUCTS, REDUCING
 from ostinato.planner.plan import Plan, export
+from ostinato.planner.prediction import again
+from ostinato.planner.title import title
+
+ALL_TURNS = (*ONE_KERNEL.values(), WHOLE)
 
 
 @export
@@ -33,10 +39,13 @@ def source(plan: Plan, llvm: bool, assembly: bool) -> str:
     """
     kernels = list(_kernels(plan.program.graph))
     found = []
-    for k, node in enumerate(kernels, 1):
-        listing = _stages(node) if "rows" in node.kw else _listing(node)
+    for k, (graph, node) in enumerate(kernels, 1):
+        if node.op in ALL_TURNS:
+            listing = _loop(node)
+        else:
+            listing = _stages(node) if "rows" in node.kw else _listing(node)
         found.append(f"# kernel {k} of {len(kernels)}\n{listing}")
-        text = _text(node) if llvm or assembly else ""
+        text = _text(graph, node) if llvm or assembly else ""
         if llvm:
             found.append(text.strip())
         if assembly:
@@ -47,21 +56,31 @@ def source(plan: Plan, llvm: bool, assembly: bool) -> str:
     return "\n\n".join(found)
 
 
-def _kernels(graph: Graph) -> Iterator[Node]:
+def _kernels(graph: Graph) -> Iterator[tuple[Graph, Node]]:
     """Those of bodies, too."""
     for node in graph.nodes:
-        if node.op in FUSED:
-            yield node
+        if node.op in (*FUSED, *ALL_TURNS):
+            yield graph, node
             continue
         for _, body in node.subgraphs():
             yield from _kernels(body)
 
 
-def _text(node: Node) -> str:
+def _text(graph: Graph, node: Node) -> str:
+    if node.op in ALL_TURNS:
+        specs = (*(graph.specs[v] for v in node.inputs), *node.specs)
+        return loop_text(node, tuple(s.bare for s in specs))
     if "rows" in node.kw:
         return flat.nest_module(_nest(node))
     node = _behind(node)
     return flat.kernel_text(node.kw["body"], _loops(node))
+
+
+# -- loops of turns ------------------------------------------------------------------------
+def _loop(node: Node) -> str:
+    """Its body's operations, each of which makes what elements it is asked for."""
+    bodies = [f"# {name}\n{body}" for name, body in node.subgraphs()]
+    return "\n".join([f"# {title(node)}{again(node)}", *bodies])
 
 
 # -- stages --------------------------------------------------------------------------------

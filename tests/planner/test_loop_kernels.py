@@ -307,6 +307,7 @@ def test_all_turns_are_one_kernel(f: Callable[..., Any]) -> None:
         assert 1 <= sum(op in KERNELS for op in ops(made)) <= 2
         assert not {*ops(made)} & {"loop", "while", "branch"}
         assert "as one kernel" in made.plan.explain()
+        assert "@turns" in made.plan.source(llvm=True)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(loop_kernels, "WORTH", 1 << 60)
             other = ost.compile(lambda x: f(x + 0))

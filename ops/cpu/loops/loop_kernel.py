@@ -528,6 +528,13 @@ def is_short_program(node: Node, specs: tuple[Spec, ...]) -> bool:
     return found is not None and found.instructions * INSTRUCTION < SLICE
 
 
+def loop_text(node: Node, specs: tuple[Spec, ...]) -> str:
+    """The text of a loop's kernel, where operands and results lie in order."""
+    found = written(node.op, node.params, specs, len(node.inputs), _in_order(specs))
+    assert found is not None, "it was one when the plan was made"
+    return found.text
+
+
 def in_one_kernel(node: Node, specs: tuple[Spec, ...]) -> bool:
     """Whether a loop whose operands and results lie in order can be a kernel."""
     name, count = ONE_KERNEL[node.op], len(node.inputs)
