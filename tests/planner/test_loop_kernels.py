@@ -315,6 +315,53 @@ def test_all_turns_are_one_kernel(f: Callable[..., Any]) -> None:
             assert not KERNELS.intersection(ops(other))
 
 
+def both_ways(f: Callable[..., Any], *given: Any) -> list[list[Any]]:
+    """Results of a function's loops as kernels, and as loops of kernels."""
+    found = []
+    for worth in (0, 1 << 60):
+        sessions.forget_plans()
+        with sessions.use(), pytest.MonkeyPatch.context() as patch:
+            patch.setattr(loop_kernels, "WORTH", worth)
+            made = ost.compile(f)
+            found.append([np.asarray(y) for y in made(*given)])
+            assert bool(KERNELS.intersection(ops(made))) == (worth == 0)
+    return found
+
+
+@pytest.mark.parametrize("f", [tridiagonal, triangular, seidel])
+def test_slopes_of_loops(f: Callable[..., Any]) -> None:
+    x = np.random.default_rng(2).standard_normal((9, 9))
+    for made, want in zip(
+        *both_ways(lambda x: [ost.grad(lambda x: f(x).sum())(x)], x), strict=True
+    ):
+        np.testing.assert_allclose(made, want, rtol=1e-9, atol=1e-12)
+
+
+def test_a_loop_for_each_row() -> None:
+    x = np.random.default_rng(3).standard_normal((4, 9, 9))
+    for made, want in zip(*both_ways(lambda x: [ost.vmap(triangular)(x)], x), strict=True):
+        np.testing.assert_allclose(made, want, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "dtype", ["float32", "complex128", "int16", "uint8", "float16", "bfloat16"]
+)
+def test_elements_have_the_bits_of_other_kernels(dtype: str) -> None:
+    def step(s: Any) -> Any:
+        x, y, k = s
+        z = ost.where(abs(y) > abs(x), x * y + x, y)
+        return x[::-1] - y, z.at[k % 5].add(x[k % 5]), k + 1
+
+    def f(x: Any) -> Any:
+        x = x.astype(getattr(ost, dtype))
+        made = ost.repeat(70, step, (x, x[::-1], 0))
+        wide = ost.float32 if dtype.endswith("float16") else made[0].dtype
+        return [made[0].astype(wide), made[1].astype(wide)]
+
+    for made, want in zip(*both_ways(f, np.arange(5.0) - 2), strict=True):
+        np.testing.assert_array_equal(made, want)
+
+
 def test_what_stands_around_a_short_loop_is_in_its_kernel() -> None:
     def f(x: Any) -> Any:
         y, z = ost.repeat(400, lambda s: (s[0] - 0.1 * s[1], s[1] + 0.1 * s[0]), (x[0], x[1]))
