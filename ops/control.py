@@ -41,7 +41,7 @@ from .core.tracebacks import door
 from .core.tree import flatten, paths, unflatten
 from .core.user_line import misfit
 from .elementwise import where
-from .gradient import vjp
+from .gradient import added, vjp
 from .seeds import seeds
 from .shape import moveaxis, repeat_elements, reshape, whole_number, zero_of
 from .tangents import Tangents, pushed, solid
@@ -143,7 +143,7 @@ def _loop_grad(
         return [
             *(solid(by_state[k], state[k]) for k in live_carry),
             *(
-                acc if back[k] is None else acc + solid(back[k], constants[k])
+                acc if (slope := back[k]) is None else added(acc, slope)
                 for k, acc in zip(live_consts, by_consts, strict=True)
             ),
             *(solid(by_slices[k], slices[k]) for k in live_items),

@@ -210,6 +210,32 @@ def fitted(ct: Array, spec: Spec) -> Array:
     return convert(sum_to(ct, spec.shape), spec.dtype)
 
 
+def added(a: Array, b: Array) -> Array:
+    """The sum of two slopes. One that is zeros but for some places is added to the other there."""
+    for x, y in ((a, b), (b, a)):
+        steps, (term, _) = list[Term](), term_of(y)
+        while term.op is not None and term.op.overwrite == (0,) and "mode" in term.op.takes:
+            steps.append(term)
+            term, _ = term.inputs[0]
+        is_zero = term.op is not None and term.op.name == "full" and dict(term.params)["value"] == 0
+        if steps and is_zero and x.spec.bare == y.spec.bare and _adds(steps):
+            for step in reversed(steps):
+                params = {**dict(step.params), "mode": "add"}
+                rest = [array_of(t, j) for t, j in step.inputs[1:]]
+                assert step.op is not None
+                x = apply(step.op.name, x, *rest, **params)
+            return x
+    return a + b
+
+
+def _adds(steps: Sequence[Term]) -> bool:
+    """Whether updates of zeros, the last one first, add up; the first may set places that stand once."""
+    first = dict(steps[-1].params)
+    is_set = first["mode"] == "set" and "starts" in first
+    later = [dict(step.params)["mode"] for step in steps]
+    return all(mode == "add" for mode in later[:-1]) and (first["mode"] == "add" or is_set)
+
+
 def vjp(
     outputs: Sequence[Array], variables: Sequence[Array], cotangents: Sequence[Array | None]
 ) -> list[Array | None]:
@@ -227,7 +253,7 @@ def vjp(
             return
         ct = fitted(ct, term.specs[k])
         before = found.get((id(term), k))
-        found[id(term), k] = ct if before is None else before + ct
+        found[id(term), k] = ct if before is None else added(before, ct)
 
     for (term, k), ct in zip(roots, cotangents, strict=True):
         give(term, k, ct)

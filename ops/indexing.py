@@ -204,7 +204,7 @@ op(
     notes=True,
     pieces=_take_pieces,
     grad=_take_grad,
-    cost=MOVE,
+    cost=lambda ins, outs, p: (0.0, 2.0 * outs[0].nbytes + ins[1].nbytes),
     placed=True,
     selects="places",
 )
@@ -345,7 +345,8 @@ def _put_grad(
         case "add":
             return g, None, at_v
         case "set":
-            return put(zero_of(at_v)), None, where(_last_writer(x, i, v, axis), at_v, 0)
+            by_v = where(_last_writer(x, i, v, axis), at_v, 0) if i.shape else at_v
+            return put(zero_of(at_v)), None, by_v
         case "multiply":
             ones = apply("full", shape=x.shape, value=1, dtype=v.dtype)
             # without its zeros a product is others' product times what is not 0 itself
@@ -475,7 +476,7 @@ op(
     kernel=_take_along_kernel,
     notes=True,
     grad=_take_along_grad,
-    cost=MOVE,
+    cost=lambda ins, outs, p: (0.0, 2.0 * outs[0].nbytes + ins[1].nbytes),
 )
 
 
