@@ -23,7 +23,8 @@ from ostinato.ops.core.traffic import held, moved
 
 from .layouts.costs import REPEATED, UNTIL, move_legs, repeats
 from .machine import MACHINES, Machine, known
-from .passes.memory import is_joined
+from .passes.memory import in_place, is_joined, is_update, replaced
+from .passes.reads_first import LOOPS
 from .plan import Program, Target, largest_part, peak_bytes
 
 Part = Callable[[Spec], Spec]  # what a worker has of an array, as an array of its own
@@ -272,6 +273,7 @@ class Step:
     sent: int  # bytes that cross between workers, all together
     predicted: float  # seconds
     turns: int  # how often it runs
+    copied: int | None = None  # bytes, of an update or what a loop carries; 0: all is in place
 
 
 def steps(program: Program, machine: Machine, depth: int = 0, turns: int = 1) -> Iterator[Step]:
@@ -291,7 +293,8 @@ def steps(program: Program, machine: Machine, depth: int = 0, turns: int = 1) ->
             yield Step(node, depth, kind, 0.0, 0.0, sent, predicted, turns)
         elif inner:
             reuse.seconds(k, machine, 0.0)
-            yield Step(node, depth, "", 0.0, 0.0, 0, 0.0, turns)
+            twice = _second_buffers(program, k) if node.op in LOOPS else None
+            yield Step(node, depth, "", 0.0, 0.0, 0, 0.0, turns, twice)
             rows = [list(steps(b, machine, depth + 1, turns * repeats(node))) for b in inner]
             if node.op == "branch":  # counts as its longer side
                 longer = max(rows, key=lambda side: sum(s.predicted * s.turns for s in side))
@@ -302,10 +305,32 @@ def steps(program: Program, machine: Machine, depth: int = 0, turns: int = 1) ->
             for side in rows:
                 yield from side
         else:
-            work = work_of(graph, node)
+            work, copied = work_of(graph, node), _copied(program, k)
+            if copied is not None:
+                written = 0 if replaced(graph, k) else sum(largest_part(s).nbytes for s in ins[1:])
+                work.moved = 2.0 * (copied + written)
             moving = reuse.seconds(k, machine, work.moved)
             predicted = call + work.seconds(machine, moving)
-            yield Step(node, depth, "", work.operations, work.moved, 0, predicted, turns)
+            yield Step(node, depth, "", work.operations, work.moved, 0, predicted, turns, copied)
+
+
+def _second_buffers(program: Program, k: int) -> int:
+    """The bytes that a loop carries in two buffers, of which it reads one while it writes the other."""
+    node = program.graph.nodes[k]
+    stays = in_place(node, program.bodies[k])
+    carried = node.specs[: node.kw["counts"][1]] if node.op in LOOPS else ()
+    return sum(largest_part(s).nbytes for j, s in enumerate(carried) if j not in stays)
+
+
+def _copied(program: Program, k: int) -> int | None:
+    """The bytes that an update copies before it writes a part; None of what is no update."""
+    node = program.graph.nodes[k]
+    if OPS[node.op].overwrite != (0,):
+        return None
+    whole = largest_part(node.specs[0]).nbytes
+    if replaced(program.graph, k):  # of which the rest was made there
+        return whole - largest_part(program.graph.specs[node.inputs[1]]).nbytes
+    return 0 if is_update(program, k) else whole
 
 
 def call_seconds(program: Program, machine: Machine, depth: int) -> float:

@@ -234,8 +234,11 @@ def _is_able(graph: Graph, node: Node, lowers: Lowers) -> bool:
 
 
 def _can_gather(node: Node, ins: Sequence[Spec], lowers: Lowers) -> bool:
-    """One element of each line, if all of the line is there."""
+    """One element of each line, if all of the line is there. A part at one place is sooner copied: then
+    what it is of can be written over."""
     axis, (x, places, *added) = node.kw["axis"], ins
+    if not places.shape:
+        return False
     if x.layout is None or axis in x.layout.splits or places.dtype.kind not in "iu":
         return False
     if OPS[node.op].selects != "places" and places.shape[axis] != 1:

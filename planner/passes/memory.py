@@ -27,11 +27,12 @@ from ostinato.ops.core.spec import Shape, Spec
 from ostinato.planner.plan import Program, Slot, local_bytes
 from ostinato.planner.rewrite import replace
 
+from .reads_first import LOOPS, origins, read_first
+
 ALIGN = 64
 BUFFERS = 2  # of each file that is read or written block after block, used in turn
 RUN = 128  # bytes in a row, from which kernels write to parts of what is joined
 CONTROL = ("loop", "while", "branch", "blocks")
-LOOPS = {"loop": 1, "while": 0}  # and how many inputs of the body come before the operands
 
 
 def assign_memory(
@@ -45,6 +46,9 @@ def assign_memory(
     of a body only the one that is their next value (`own`: results, and which operand each may be written
     over); `in_order` says which operands lie in order without gaps, if not all."""
     graph = own_outputs(graph, in_order)
+    order = contiguous(graph, in_order)
+    views = [is_view(graph, k, order) for k in range(len(graph.nodes))]
+    graph = read_first(graph, views, donated, own or {})
     return _Assigner(graph, device, donated, in_order, own).run()
 
 
@@ -513,7 +517,7 @@ class _Assigner:
         own = {
             j: min(both)
             for j in range(len(sides[0].outputs))
-            if (both := set.intersection(*(_origins(g, g.outputs[j]) for g in sides)))
+            if (both := set.intersection(*(origins(g, g.outputs[j]) for g in sides)))
         }
         while True:
             made = tuple(assign_memory(g, self.device, (), None, own) for g in sides)
@@ -534,17 +538,6 @@ def in_place(node: Node, bodies: Sequence[Program]) -> dict[int, int]:
     they begin as."""
     before = {**LOOPS, "branch": -1}.get(node.op)
     return {} if before is None else {j: v - before for j, v in bodies[0].reuse}
-
-
-def _origins(graph: Graph, v: int) -> set[int]:
-    """The inputs over which a value may be written, operation by operation."""
-    maker = graph.producers[v]
-    if maker < 0:
-        return {v}
-    node, spec = graph.nodes[maker], graph.specs[v]
-    overwrite = OPS[node.op].overwrite if len(node.specs) == 1 else ()
-    found = node.inputs if overwrite == ANY else [node.inputs[n] for n in overwrite]
-    return set[int]().union(*(_origins(graph, w) for w in found if graph.specs[w] is spec))
 
 
 def read_ahead(graph: Graph, node: Node) -> list[Spec]:

@@ -55,13 +55,14 @@ def ordered(
 
 def meetings(graph: Graph, workers: int) -> list[int]:
     """The nodes in which workers meet."""
-    return [k for k, node in enumerate(graph.nodes) if workers > 1 and _meets(node)]
+    return [k for k, node in enumerate(graph.nodes) if workers > 1 and meets(node)]
 
 
-def _meets(node: Node) -> bool:
+def meets(node: Node) -> bool:
+    """Whether workers meet in a node, or in its bodies."""
     if node.op in (*STARTING, "wait"):
         return True
-    return any(_meets(n) for _, body in node.subgraphs() for n in body.nodes)
+    return any(meets(n) for _, body in node.subgraphs() for n in body.nodes)
 
 
 def schedule(

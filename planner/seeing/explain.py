@@ -19,6 +19,7 @@ from ostinato.ops.cpu.fused import FUSED
 from ostinato.ops.jit.loops import SOURCES, VIEWS
 from ostinato.planner.machine import NOMINAL, Machine, presets
 from ostinato.planner.passes.memory import is_joined
+from ostinato.planner.passes.reads_first import LOOPS
 from ostinato.planner.passes.simplify import simplify
 from ostinato.planner.plan import Choice, Measured, Plan, Program, export, largest_part
 from ostinato.planner.policy import LETTERS, Chosen, policy_of
@@ -185,7 +186,11 @@ def name_of(step: Step) -> str:
     name = step.collective or title(node)
     if node.op == "start":
         name += " (started)"
-    return name + again(node)
+    name += again(node)
+    if step.copied is None or (not step.copied and node.op in LOOPS and not node.kw["counts"][1]):
+        return name
+    how = "in two buffers" if node.op in LOOPS else "copied"
+    return f"{name} ({amount(step.copied)} {how})" if step.copied else f"{name} (in place)"
 
 
 OFF = 1.25  # times as long, or as short, as predicted, from which it is told
