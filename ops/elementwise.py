@@ -133,12 +133,13 @@ Grad = Callable[..., Sequence[Array | None]]
 
 class Unary(Protocol):
     """A function of elements. `where`: for which it is computed; the others are what `out` has there, or
-    0. `out` is assigned to, and returned."""
+    0. `out` is assigned to, and returned; as NumPy's it may come by its place, which to type checkers is
+    a mistake."""
 
     __name__: str
 
     def __call__(
-        self, x: Operandish, /, out: Out = None, *, where: Operandish | None = None
+        self, x: Operandish, /, *, out: Out = None, where: Operandish | None = None
     ) -> Array: ...
 
 
@@ -148,7 +149,7 @@ class Binary(Protocol):
     __name__: str
 
     def __call__(
-        self, x: Operandish, y: Operandish, /, out: Out = None, *, where: Operandish | None = None
+        self, x: Operandish, y: Operandish, /, *, out: Out = None, where: Operandish | None = None
     ) -> Array: ...
     def outer(self, a: Operandish, b: Operandish, /, **how: Any) -> Array: ...
     def reduce(self, a: Operandish, /, axis: Axis = 0, *more: Any, **how: Any) -> Array: ...

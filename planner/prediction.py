@@ -23,8 +23,8 @@ from ostinato.ops.core.traffic import held, moved
 
 from .layouts.costs import REPEATED, UNTIL, move_legs, repeats
 from .machine import MACHINES, Machine, known
+from .passes.loop_casts import LOOPS
 from .passes.memory import in_place, is_joined, is_update, replaced
-from .passes.reads_first import LOOPS
 from .plan import Program, Target, largest_part, peak_bytes
 
 Part = Callable[[Spec], Spec]  # what a worker has of an array, as an array of its own

@@ -24,7 +24,7 @@ from ostinato.ops.cpu.loops.loop_kernel import MOST, in_one_kernel, is_short_pro
 from ostinato.ops.cpu.loops.loop_operations import ORDERED
 from ostinato.ops.jit.loops import SOURCES
 from ostinato.ops.jit.scalar import differs
-from ostinato.planner.passes.memory import LOOPS
+from ostinato.planner.passes.loop_casts import LOOPS
 from ostinato.planner.plan import Target
 from ostinato.planner.rewrite import is_kernel, map_bodies, replace, with_nodes
 

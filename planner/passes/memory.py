@@ -27,7 +27,8 @@ from ostinato.ops.core.spec import Shape, Spec
 from ostinato.planner.plan import Program, Slot, local_bytes
 from ostinato.planner.rewrite import replace
 
-from .reads_first import LOOPS, origins, read_first
+from .loop_casts import LOOPS
+from .reads_first import origins, read_first
 
 ALIGN = 64
 BUFFERS = 2  # of each file that is read or written block after block, used in turn

@@ -19,13 +19,13 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.registry import ANY, OPS
 
+from .loop_casts import LOOPS
 from .order import meets
 
 MOST = (
     4000  # nodes of a graph; longer ones stay as they are, as this may take as long as their square
 )
 PART = 0.5  # of a value that is copied at the most, so that it is updated in place
-LOOPS = {"loop": 1, "while": 0}  # and how many inputs of the body come before the operands
 
 
 def overs(graph: Graph, k: int, j: int) -> list[int]:

@@ -18,8 +18,8 @@ from ostinato.ops.core.user_line import short
 from ostinato.ops.cpu.fused import FUSED
 from ostinato.ops.jit.loops import SOURCES, VIEWS
 from ostinato.planner.machine import NOMINAL, Machine, presets
+from ostinato.planner.passes.loop_casts import LOOPS
 from ostinato.planner.passes.memory import is_joined
-from ostinato.planner.passes.reads_first import LOOPS
 from ostinato.planner.passes.simplify import simplify
 from ostinato.planner.plan import Choice, Measured, Plan, Program, export, largest_part
 from ostinato.planner.policy import LETTERS, Chosen, policy_of
