@@ -13,7 +13,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -52,34 +52,41 @@ def _asked(count: int) -> int:
     return min(count, int(first)) if first.isdigit() and int(first) else count
 
 
-def quota(root: Path = Path("/")) -> float:
+def quota(root: str = "") -> float:
     """The cores' worth of time that control groups (v1 or v2) leave to this process."""
+    return min([_limit(names) for names in _limits(root)], default=math.inf)
+
+
+@lru_cache(8)
+def _limits(root: str) -> Sequence[Sequence[str]]:
+    """The files that tell the time of each group around it, and per which period."""
     try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
+        lines = Path(f"{root}/proc/self/cgroup").read_text()
     except OSError:
-        return math.inf
-    least = math.inf
-    for line in lines:
+        return ()
+    found = []
+    for line in lines.splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and "cpu" not in controllers.split(","):
             continue
-        mount = root / "sys/fs/cgroup" / (controllers and "cpu")
+        names = ("cpu.cfs_quota_us", "cpu.cfs_period_us") if controllers else ("cpu.max",)
+        mount = Path(f"{root}/sys/fs/cgroup", controllers and "cpu")
         group = mount / path.lstrip("/")
         for folder in (group, *group.parents):
-            least = min(least, _limit(folder, bool(controllers)))
+            found.append([str(folder / name) for name in names])
             if folder == mount:
                 break
-    return least
+    return [names for names in found if os.path.exists(names[0])]
 
 
-def _limit(folder: Path, old: bool) -> float:
+def _limit(names: Sequence[str]) -> float:
     """One group's limit; infinite where there is none."""
+    said = list[str]()
     try:
-        if old:
-            names = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
-            time, period = ((folder / name).read_text().strip() for name in names)
-        else:
-            time, period = (folder / "cpu.max").read_text().split()
+        for name in names:
+            with open(name) as file:
+                said += file.read().split()
+        time, period = said
     except (OSError, ValueError):
         return math.inf
     return int(time) / int(period) if time.isdigit() and int(period) else math.inf

@@ -674,7 +674,7 @@ def group(root: Path, line: str, **files: str) -> float:
         path.with_name(path.name.replace("_max", ".max").replace("cpu_cfs", "cpu.cfs")).write_text(
             text
         )
-    return threads.quota(root)
+    return threads.quota(str(root))
 
 
 def test_limits_of_control_groups(tmp_path: Path) -> None:
@@ -687,7 +687,7 @@ def test_limits_of_control_groups(tmp_path: Path) -> None:
     assert group(tmp_path / "d", "3:cpu,cpuacct:/z\n2:memory:/z\n", **old) == 0.5
     free = {"cpu__cpu_cfs_quota_us": "-1\n", "cpu__cpu_cfs_period_us": "100000\n"}
     assert group(tmp_path / "e", "3:cpu,cpuacct:/gone\n", **free) == inf
-    assert threads.quota(tmp_path / "nowhere") == inf
+    assert threads.quota(str(tmp_path / "nowhere")) == inf
 
 
 def test_cores_that_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
