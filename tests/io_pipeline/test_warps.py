@@ -225,7 +225,7 @@ def test_machine_code_gives_the_bits_of_numpy(form: Any, way: str, m: list[float
         way = "nearest"
     x = noise(1, shape).astype(dtype)
     matrix = (m[0], m[1], 6 * m[2], m[3], m[4], 6 * m[5], *((0.0, 0.0) if is_affine else tilt), 1.0)
-    fill = 1 if dtype == "bool" else 9
+    fill = {"bool": 1, "float32": 0.1}.get(dtype, 9)
     memory = np.full(math.prod(size) * math.prod(shape[2:]) * x.itemsize + 64, 77, np.uint8)
     out = memory[32:-32].view(dtype).reshape(*size, *shape[2:])
     found = sampling.seen(np, x, matrix, size, way, fill, out)
