@@ -26,6 +26,7 @@ from ostinato.planner.plan import Target
 from ostinato.planner.rewrite import Values, in_bodies, inline, rebuild
 
 from .loop_casts import LOOPS
+from .loop_turns import several_at_once
 
 Rule = Callable[["_State", Node], "Sequence[int] | None"]
 
@@ -284,7 +285,7 @@ def _carried_along(s: _State, node: Node) -> Sequence[int] | None:
     same = [j for j in range(ns) if body.outputs[j] == first + nc + j]
     left = [j for j in range(ns) if j not in same]
     if not same or (not left and len(body.outputs) == ns):
-        return None
+        return several_at_once(s.builder, node) if node.op == "loop" else None
     order = [*range(nc), *(nc + j for j in (*same, *left)), *range(nc + ns, len(node.inputs))]
     where = {first + v: first + k for k, v in enumerate(order)} | {v: v for v in range(first)}
     given = dict(node.params)

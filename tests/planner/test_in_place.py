@@ -3,6 +3,7 @@ bytes that an iteration copies are counted: what has a second buffer, copies, an
 
 from __future__ import annotations
 
+import importlib
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -21,6 +22,7 @@ from tests.sessions import forget_plans, use
 from tests.thorough import some
 
 N, TURNS = 64, 6
+simplify_pass = importlib.import_module("ostinato.planner.passes.simplify")
 UPDATES = [name for name, op in OPS.items() if op.overwrite == (0,)]
 Turn = Callable[[Any, Any], Any]  # of an iteration's number and the state
 
@@ -402,3 +404,48 @@ def test_whatever_is_read_when(seed: int, monkeypatch: pytest.MonkeyPatch) -> No
     g(ost.tree_map(ost.asarray, value))
     assert copied_bytes(f.plan) <= copied_bytes(g.plan) + 8 * 64
     forget_plans()
+
+
+@pytest.mark.parametrize("trips", [1, 2, 5, 8])
+@pytest.mark.parametrize("comes", [(1, None), (1, 2, None), (None, 0), (1, 0, None), (2, None, 0)])
+def test_states_that_become_others(comes: tuple[int | None, ...], trips: int) -> None:
+    """As the one before the last: several turns are one, of which each state begins as itself."""
+
+    def turn(s: Any, given: Any) -> Any:
+        i, row = given
+        made = s[-1].at[i].set(s[0][i + 1] * 0.5 + row)
+        return [made.at[0].add(s[j][3]) if k is None else s[k] for j, k in enumerate(comes)], None
+
+    def run(s: Any, rows: Any) -> Any:
+        return ost.scan(turn, s, (ost.arange(trips), rows))[0]
+
+    shape = (24, N)
+    value, rows = numbers([shape] * len(comes)), np.arange(trips * N * 1.0).reshape(trips, N)
+    f = ost.compile(run)
+    made = f(ost.tree_map(ost.asarray, value), ost.asarray(rows))
+    wanted = ost.tree_map(ost.asarray, value)
+    for i in range(trips):
+        wanted, _ = turn(wanted, (i, rows[i]))
+    for y, w in zip(made, wanted, strict=True):
+        np.testing.assert_array_equal(np.asarray(y), np.asarray(w))
+    if comes == (None, 0):  # else what is updated is handed on as it was, too
+        assert trips == 1 or copied_bytes(f.plan) == 0
+
+
+def test_turns_that_are_one_draw_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each by its own number."""
+
+    def run(x: Any) -> Any:
+        return ost.repeat(5, lambda s: (s[1], 0.5 * s[0] + ost.random.uniform(x.shape)), (x, 2 * x))
+
+    made = []
+    for at_once in (True, False):
+        if not at_once:
+            monkeypatch.setattr(simplify_pass, "several_at_once", lambda *_: None)
+        forget_plans()
+        ost.random.seed(5)
+        f = ost.compile(lambda x: run(x))
+        made.append(np.stack([np.asarray(y) for y in f(ost.asarray(numbers((24, N))))]))
+        assert f.plan.explain().count("loop x 2") == at_once
+    forget_plans()
+    np.testing.assert_array_equal(*made)
