@@ -93,11 +93,18 @@ class Code:
 
     @contextlib.contextmanager
     def loop(
-        self, begin: str, end: str, step: int = 1, lanes: int = 0, vectors: int = 0
+        self,
+        begin: str,
+        end: str,
+        step: int = 1,
+        lanes: int = 0,
+        vectors: int = 0,
+        kept: bool = False,
     ) -> Iterator[str]:
         """A loop while the index is below the end. `lanes` promises that turns are independent, of
         elements of so many bytes, or FREE; `vectors` is how many of them are one turn, 1 or 2, where
-        LLVM would take more than there are.
+        LLVM would take more than there are; `kept`: of so few turns that LLVM would rather write them
+        out than make vectors of them.
         """
         n = self.names = self.names + 1
         cell, i = self.cell(int64), f"%i_{n}"
@@ -112,6 +119,7 @@ class Code:
         self.add(f"%next_{n} = add nsw i64 {i}, {step}")
         self.add(f"store i64 %next_{n}, ptr {cell}")
         number = lanes if lanes in (0, FREE) else _WIDTHS.index(lanes) + 3 + 10 * vectors
+        number += KEPT if kept and number not in (0, FREE) else 0
         fact = f", !llvm.loop !{number}" if number else ""
         self.add(f"br label %head_{n}{fact}")
         self.lines.text.append(f"done_{n}:")
@@ -304,6 +312,7 @@ def memory_type(dtype: DType) -> str:
 
 
 _WIDTHS = (1, 2, 4, 8, 16)
+KEPT = 40  # from the facts of a loop to those of one that is not unrolled before it has vectors
 FREE = 33  # a loop of whose vectors LLVM says how wide they are
 
 
@@ -318,6 +327,10 @@ def loop_facts(bits: int) -> str:
         for vectors in (1, 2):
             this, count = k + 3 + 10 * vectors, 8 + 10 * vectors
             lines.append(f"!{this} = distinct !{{!{this}, !2, !{k + 8}, !{count}}}")
+    for k in range(len(_WIDTHS)):
+        this = k + 3 + KEPT
+        lines.append(f"!{this} = distinct !{{!{this}, !2, !{k + 8}, !{KEPT + 8}}}")
+    lines.append(f'!{KEPT + 8} = !{{!"llvm.loop.unroll.disable"}}')
     for vectors in (1, 2):
         fact = f'!"llvm.loop.interleave.count", i32 {vectors}'
         lines.append(f"!{8 + 10 * vectors} = !{{{fact}}}")

@@ -217,7 +217,8 @@ class Operations(Writer):
         if place:
             rest = (*x.shape[:axis], *x.shape[axis + 1 :])
             at = self.part(to, axis, place)
-            with self.over(limited(rest), real_of(spec.dtype).itemsize) as index:
+            near = _near(at, rest, real_of(spec.dtype).itemsize)
+            with self.over(limited(rest), near) as index:
                 write(at, (*index[:axis], *("0",) * many, *index[axis:]), index)
         else:
             with self.over(limited(v.shape), parallel=False) as index:
@@ -343,7 +344,8 @@ class Operations(Writer):
         if len(x.shape) != len(shape) or (not cut and x.shape not in (shape, spec.shape)):
             raise Unsupported("pieces of another shape")
         again = to.room not in x.reads and not combine
-        with self.over(limited(shape), real_of(x.dtype).itemsize, again=again) as index:
+        size = real_of(x.dtype).itemsize
+        with self.over(limited(shape), _near(there, shape, size), again=again) as index:
             here = tuple(self.plus(i, str(n)) for i, n in zip(index, starts, strict=True))
             value, address = self.element(x, here), self.address(there, index)
             if combine:
@@ -545,19 +547,21 @@ class Operations(Writer):
         a, b = self.solid(a), self.solid(b)
         self.settle(a, b)
         rows, columns = len(a.shape) == 2, len(b.shape) == 2
-        dtype = spec.dtype
+        dtype, is_float = spec.dtype, spec.dtype.kind == "f"
 
         def times(outer: Index, i: str) -> tuple[Value, Value]:
             left = self.element(a, (outer[0], i) if rows else (i,))
             return left, self.element(b, (i, outer[-1]) if columns else (i,))
 
-        def added(total: Value, outer: Index, i: str) -> Value:
+        def product(outer: Index, i: str) -> Value:
             x, y = times(outer, i)
             with self.here():
-                if dtype.kind != "f":
-                    return total + x * y
-                product = self.code.lines.do("fmul contract", dtype, x, y)
-                return joined("sum", total, product, "reassoc contract")
+                return self.code.lines.do("fmul contract", dtype, x, y) if is_float else x * y
+
+        def added(total: Value, outer: Index, i: str) -> Value:
+            more = product(outer, i)
+            with self.here():
+                return joined("sum", total, more, "reassoc contract")
 
         code = self.code
         if spec.size == 1:
@@ -585,8 +589,11 @@ class Operations(Writer):
                             index = (*before, j)
                             address = self.address(to, index)
                             total = code.load(address, dtype)
-                            for term in terms:
-                                total = added(total, index, term)
+                            more = product(index, terms[0])
+                            with self.here():  # of which the next one waits for the sum only
+                                for term in terms[1:]:
+                                    more = joined("sum", more, product(index, term), "contract")
+                                total = joined("sum", total, more, "contract")
                             code.store(total, address)
             return self.in_memory(spec, to)
         *outer, last = spec.shape
@@ -668,6 +675,12 @@ def _steps(n: int, size: int) -> Iterator[tuple[int, int, int]]:
         yield 0, whole, size
     if n > whole:
         yield whole, n, 1
+
+
+def _near(x: Lies, shape: Shape, size: int) -> int:
+    """The size of elements that are written side by side; of others, LLVM says if vectors are worth it."""
+    steps = [step for step, n in zip(x.strides, shape, strict=True) if n > 1]
+    return size if not steps or steps[-1] == size else FREE
 
 
 def _repeats(node: Node) -> bool:

@@ -215,11 +215,11 @@ class Writer:
         ):  # the last ones are made twice
             with code.loop("0", str(-(-n // width))) as c:
                 first = code.least(code.times(c, str(width)), str(n - width))
-                with code.loop("0", str(width), lanes=lanes) as i:
+                with code.loop("0", str(width), lanes=lanes, kept=True) as i:
                     code.add(f"{name} = add i64 {first}, {i}")
                     code.lines.text.extend(inside)
         else:
-            with code.loop(begin, end, lanes=_lanes(n, lanes)) as i:
+            with code.loop(begin, end, lanes=_lanes(n, lanes), kept=n <= 2 * width) as i:
                 code.add(f"{name} = add i64 {i}, 0")
                 code.lines.text.extend(inside)
         count = self.scale * len(inside) * (-(-n // width) if n >= FEW else n)
