@@ -76,7 +76,9 @@ def banded_kernel(
     room = np.empty(max(1, worth) * each, np.int8)
     facts = [turns, worth, n, inner, wide, groups, room.ctypes.data, each, len(axes)]
     facts += [s for a, step in zip(arrays, across, strict=True) for s in (a.strides[axis], step)]
-    lies = tuple(STRAIGHT if s == item else SAME if s == 0 else STEPPED for s in across)
+    lies = tuple(
+        STRAIGHT if s == item or inner == 1 else SAME if s == 0 else STEPPED for s in across
+    )
     form = Form(out.dtype, below, above, transposed, lies, vector_bits())
     return function_of(
         _text(form), np.array([*facts, *(n for a in axes for n in a)], np.int64), room
