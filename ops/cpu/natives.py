@@ -39,6 +39,7 @@ from .loops.loop_kernel import all_turns, turns_room
 Made = Callable[..., None] | Keeping | None
 Arrays = Sequence[Any]
 COMPILED = LIMITS.compiled
+LEAST_BANDS = 256  # elements of banded systems
 TABLE = (1 << 16) - 1  # whole numbers that a table of flags is made for
 
 
@@ -261,8 +262,8 @@ def register(cpu: Device) -> None:
         made, room = partial(all_turns, name), partial(turns_room, name)
         cpu.runs(name, made, scratch=room)
     cpu.runs("solve", _solve)
-    cpu.runs("solve_triangular", triangular_kernel, least=COMPILED)
-    cpu.runs("solve_banded", banded_kernel, least=COMPILED)
+    cpu.runs("solve_triangular", triangular_kernel)
+    cpu.runs("solve_banded", banded_kernel, least=LEAST_BANDS)
     cpu.runs("pair_distances", pair_distances)
     cpu.runs("cumulative_sum", partial(_running, False), least=COMPILED)
     cpu.runs("cumulative_prod", partial(_running, True), least=COMPILED)

@@ -41,7 +41,6 @@ from .matrices import WHOLE, sum_bytes
 __all__ = ["solve_banded", "solve_tridiagonal"]
 
 NARROW = 2  # diagonals below, and above, of matrices that go side by side
-FEW = 4  # systems that LAPACK solves one by one where no kernel is made for them
 
 
 # -- the operation ---------------------------------------------------------------------------
@@ -69,24 +68,23 @@ def _kernel(xp: Any, out: Any, *xs: Any, lower: int, axis: int, transposed: bool
         turned = [xp.roll(xs[below - o], -o, 0) for o in range(-above, below + 1)]
         xs, below, above = (*turned, xs[-1]), above, below
     lapack = device_of(out).lapack
-    *diagonals, b = xs
-    shared = not any(
-        s for x in diagonals for s, m in zip(x.strides[1:], b.shape[1:], strict=True) if m > 1
-    )
-    if lapack is None or not (shared or b.size <= FEW * n or max(below, above) > NARROW):
+    if lapack is None or max(below, above) <= NARROW:
         _side_by_side(xp, out, xs, n, below, above)
-    elif shared:
+        return
+    *diagonals, b = xs
+    lanes = [[s for s, m in zip(x.strides, x.shape, strict=True) if m > 1] for x in diagonals]
+    if not any(s for steps in lanes for s in steps[n > 1 :]):  # one matrix for all
         one = [x.reshape(n, -1)[:, 0] for x in diagonals]
         out[...] = lapack.gbsv(one, below, b.reshape(n, -1)).reshape(b.shape)
-    else:
-        for place in np.ndindex(b.shape[1:]):
-            at = (slice(None), *place)
-            out[at] = lapack.gbsv([x[at] for x in diagonals], below, b[at][:, None])[:, 0]
+        return
+    for place in np.ndindex(b.shape[1:]):
+        at = (slice(None), *place)
+        out[at] = lapack.gbsv([x[at] for x in diagonals], below, b[at][:, None])[:, 0]
 
 
 def _side_by_side(xp: Any, out: Any, xs: Sequence[Any], n: int, below: int, above: int) -> None:
-    """All systems at once. `rows` are those that reach into the column, which they begin in; the last column is
-    of the right-hand sides."""
+    """All systems at once, to the bits of kernels. `rows` are those that reach into the column, which they
+    begin in; the last column is of the right-hand sides."""
     wide = below + above + 1
     numbers = xp.arange(below + 1).reshape(-1, 1, *(1,) * (out.ndim - 1))
 
@@ -108,8 +106,10 @@ def _side_by_side(xp: Any, out: Any, xs: Sequence[Any], n: int, below: int, abov
             best = xp.argmax(xp.abs(rows[:, :1].real) + xp.abs(rows[:, :1].imag), 0)[None]
             pivot = xp.take_along_axis(rows, xp.broadcast_to(best, rows[:1].shape), 0)[0]
             others = xp.where(numbers == best, rows[:1], rows)[1:]
+            inverse = 1 / pivot[0]
+            others = others - others[:, :1] * inverse * pivot
+            pivot[0] = inverse
             kept.append(pivot)
-            others = others - others[:, :1] / pivot[0] * pivot
             others[:, : wide - 1] = others[:, 1:wide]
             others[:, wide - 1] = 0
             rows = xp.concatenate([others, row(k + 1 + below, k + 1)[None]])
@@ -117,7 +117,7 @@ def _side_by_side(xp: Any, out: Any, xs: Sequence[Any], n: int, below: int, abov
             x = kept[k][-1]
             for j in range(1, min(wide, n - k)):
                 x = x - kept[k][j] * out[k + j]
-            out[k] = x / kept[k][0]
+            out[k] = x * kept[k][0]
 
 
 def _grad(

@@ -7,7 +7,6 @@ import pytest
 import scipy.linalg
 from ostinato.ops.cpu import kernels
 from ostinato.ops.cpu.jit.llvm import why_not
-from ostinato.ops.cpu.limits import LIMITS
 from ostinato.ops.linalg import banded
 
 import ostinato as ost
@@ -50,7 +49,10 @@ def test_any_diagonals_along_any_axis_in_any_order_of_memory(kind):
         if made is not None:
             made(*arrays, out)
             good(out, wanted, arrays, facts)
+        before = out.copy()
         banded._kernel(np, out, *arrays, **facts)
+        if made is not None and "f" in np.dtype(kind).kind:
+            np.testing.assert_array_equal(out, before, "to the bit, so no layout changes one")
         good(out, wanted, arrays, facts)
 
 
@@ -137,7 +139,26 @@ def test_split_systems_stay_where_they_are(workers):
             near(np.asarray(mine), w, "float64")
 
 
-@pytest.mark.parametrize("many", [3, 4 * LIMITS.compiled // 10])
+def test_bits_are_the_same_on_any_workers():
+    """Where some have enough for a kernel, too, and others have not."""
+    rng = np.random.default_rng(6)
+    *diagonals, b = rng.standard_normal((4, 70, 8))
+    t = rng.standard_normal((70, 8, 8)) + 8 * np.eye(8)
+    found = []
+    for workers in (1, 2, 3):
+        with on(workers, numerics="any-workers"):
+            given = [ost.asarray(x, split=0) for x in (*diagonals, b, t)]
+            f = ost.compile(lambda dl, d, du, b, t: (
+                ost.linalg.solve_tridiagonal(dl, d, du, b),
+                ost.linalg.solve_triangular(t, b[..., None]),
+            ))  # fmt: skip
+            found.append([np.asarray(y) for y in f(*given)])
+    for made in found[1:]:
+        for y, z in zip(made, found[0], strict=True):
+            np.testing.assert_array_equal(y, z)
+
+
+@pytest.mark.parametrize("many", [3, 100])
 def test_a_singular_system_leaves_those_beside_it(many):
     """By an operation's own kernel, and by a compiled one."""
     rng = np.random.default_rng(5)
