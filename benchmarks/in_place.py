@@ -343,6 +343,27 @@ def vertical(xp: Any, u: Any, wind: Any, before: Any, more: Any) -> Any:
     return xp.rounds(0, last, back, (made, x))[0]
 
 
+def _implicit(u: Any) -> Any:
+    n = u.shape[1]
+    for _ in range(20):
+        d, x = np.full(n, 1.8), u.copy()
+        for j in range(1, n):
+            d[j] -= 0.16 / d[j - 1]
+            x[:, j] += 0.4 / d[j - 1] * x[:, j - 1]
+        x[:, -1] /= d[-1]
+        for j in range(n - 2, -1, -1):
+            x[:, j] = (x[:, j] + 0.4 * x[:, j + 1]) / d[j]
+        u = x
+    return u
+
+
+@row("heat along 1,000 rods of 150 by solvers of tridiagonal systems, 20 steps",
+     drawn(21, 1000, 150), numpy=_implicit)  # fmt: skip
+def implicit(xp: Any, u: Any) -> Any:
+    side, d = xp.full(150, -0.4), xp.full(150, 1.8)
+    return xp.rounds(0, 20, lambda _, u: xp.tridiagonal(side, d, side, u), u)
+
+
 A1, A2, A3, A4 = 0.0576, 0.0412, 0.0735, -0.0388
 B1, B2 = 1.5576, -0.6065
 

@@ -76,6 +76,9 @@ class Ostinato(Updates):
             lambda s: s[0] < stop, lambda s: (s[0] + 1, step(*s)), (ost.asarray(start), state)
         )[1]
 
+    def tridiagonal(self, dl: Any, d: Any, du: Any, b: Any) -> Any:
+        return self.ost.linalg.solve_tridiagonal(dl, d, du, b, axis=-1)
+
     def until(self, on: Function, step: Function, state: Any, most: int) -> Any:
         return self.ost.while_loop(on, step, state, most=most)
 
@@ -121,6 +124,11 @@ class Jax(Updates):
         import jax
 
         return jax.lax.fori_loop(start, stop, step, state)
+
+    def tridiagonal(self, dl: Any, d: Any, du: Any, b: Any) -> Any:
+        import jax
+
+        return jax.lax.linalg.tridiagonal_solve(dl, d, du, b.T).T
 
     def until(self, on: Function, step: Function, state: Any, most: int) -> Any:
         import jax
