@@ -21,14 +21,14 @@ from ostinato.planner.machine import NOMINAL, Machine, presets
 from ostinato.planner.passes.loop_casts import LOOPS
 from ostinato.planner.passes.memory import is_joined
 from ostinato.planner.passes.simplify import simplify
-from ostinato.planner.plan import Choice, Measured, Plan, Program, export, largest_part
+from ostinato.planner.plan import ONE_THREAD, Choice, Measured, Plan, Program, export, largest_part
 from ostinato.planner.policy import LETTERS, Chosen, policy_of
 from ostinato.planner.prediction import Step, again, machine_of, steps
 from ostinato.planner.seeing.limits import waits
 from ostinato.planner.simulation import simulate
 from ostinato.planner.title import title
 from ostinato.planner.tolerance import sites
-from ostinato.planner.tuning.tuner import GAIN
+from ostinato.planner.tuning.tuner import GAIN, SHARED
 
 
 # -- splits in time -----------------------------------------------------------------------------
@@ -312,8 +312,9 @@ def told(choices: Sequence[Choice]) -> Iterator[str]:
         others = ", ".join(f"{way} {seconds(t)}" for way, t in by.items() if way != taken)
         fastest, why = min(by, key=lambda way: (by[way], way != taken)), ""
         if fastest != taken:
-            near = by[fastest] > (1 - GAIN) * by[taken]
-            how = f"by less than {GAIN:.0%}" if near else "in too few rounds, or a busy moment"
+            enough = 1 - 1 / SHARED if taken == ONE_THREAD else GAIN
+            near = by[fastest] > (1 - enough) * by[taken]
+            how = f"by less than {enough:.0%}" if near else "in too few rounds, or a busy moment"
             why = f"; {fastest} won {how}"
         line = f" ({choice.line})" if choice.line else ""
         yield f"{choice.what}: {taken} {seconds(by[taken])}, not {others}{why}{line}"

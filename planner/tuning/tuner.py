@@ -24,7 +24,7 @@ from ostinato.ops.core.graph import Graph
 from ostinato.ops.cpu.libraries.onednn import in_words
 from ostinato.planner.file import code_version
 from ostinato.planner.machine import processor
-from ostinato.planner.plan import Choice, Program, Tuned, local_bytes, peak_bytes
+from ostinato.planner.plan import ONE_THREAD, Choice, Program, Tuned, local_bytes, peak_bytes
 
 from ostinato import settings
 
@@ -32,6 +32,7 @@ from .sites import Site
 
 GAIN = 0.05  # of its time that another way must save
 OFTEN = 0.75  # of the rounds that it must win
+SHARED = 1.2  # times as fast that all threads have to be, or one leaves the others' cores to others
 ROUNDS = 3  # fewer show nothing
 BUSY = 1.5  # times its best that the median of a way's rounds takes while the machine does other things
 TRIES = 2  # to find it calm
@@ -53,15 +54,27 @@ def decide(site: Site, rounds: Sequence[Sequence[float]]) -> Choice:
         known = [r[k] for r in rounds if math.isfinite(r[k])]
         if known:
             times[way] = statistics.median(known)
-    taken, least = "", 1 - GAIN
+    best, least = 0, 1 - GAIN
     for k, way in enumerate(site.ways[1:], 1):
-        ratios = [r[k] / r[0] for r in rounds if math.isfinite(r[k] + r[0])]
-        if len(ratios) < len(rounds):
-            continue
-        ratio = statistics.median(ratios)
-        if ratio < least and sum(x < 1 for x in ratios) >= OFTEN * len(ratios):
-            taken, least = way, ratio
+        ratio, often = _compared(rounds, k, 0, 1.0)
+        if ratio < least and often and way != ONE_THREAD:
+            best, least = k, ratio
+    taken = site.ways[best] if best else ""
+    if ONE_THREAD in site.ways[1:]:
+        ratio, often = _compared(rounds, site.ways.index(ONE_THREAD), best, SHARED)
+        if ratio < SHARED and often:
+            taken = ONE_THREAD
     return Choice(site.what, site.line, taken, tuple(times.items()))
+
+
+def _compared(
+    rounds: Sequence[Sequence[float]], k: int, other: int, least: float
+) -> tuple[float, bool]:
+    """A way's time by another's, infinite if one was given up; whether it is below that often enough."""
+    ratios = [r[k] / r[other] for r in rounds if math.isfinite(r[k] + r[other])]
+    if len(ratios) < len(rounds):
+        return math.inf, False
+    return statistics.median(ratios), sum(x < least for x in ratios) >= OFTEN * len(ratios)
 
 
 def is_calm(rounds: Sequence[Sequence[float]]) -> bool:

@@ -223,6 +223,22 @@ def test_a_clear_gain_is_taken() -> None:
 
 
 @pytest.mark.parametrize(
+    ("rounds", "taken"),
+    [
+        ([(1.0, 2.0, 1.19)] * 5, ONE_THREAD),
+        ([(1.0, 2.0, 1.21)] * 5, ""),
+        ([(1.0, 0.5, 0.55)] * 5, ONE_THREAD),  # of the way that is best
+        ([(1.0, 0.5, 0.65)] * 5, "b"),
+        ([(1.0, 0.5, INF)] * 5, "b"),
+        ([(1.0, 2.0, 1.1)] * 3 + [(1.0, 2.0, 1.5)] * 2, ""),  # too seldom
+    ],
+)
+def test_all_threads_have_to_be_worth_it(rounds: Any, taken: str) -> None:
+    """They are others' cores, too."""
+    assert decide(site("a", "b", ONE_THREAD), rounds).way == taken
+
+
+@pytest.mark.parametrize(
     "rounds",
     [
         [(1.0, 1 - GAIN / 2)] * 9,  # too little
@@ -414,6 +430,11 @@ def test_it_is_said_why_the_fastest_is_not_taken(times: Any, why: str) -> None:
     (line,) = told([choice])
     assert ("won" in line) == bool(why)
     assert why in line
+
+
+def test_it_is_said_that_all_threads_gained_too_little() -> None:
+    (line,) = told([Choice("exp", "a.py:1", ONE_THREAD, (("all threads", 1.0), (ONE_THREAD, 1.1)))])
+    assert "; all threads won by less than 17%" in line
 
 
 def test_a_plan_that_is_tuned_again_begins_with_the_rules() -> None:
