@@ -445,7 +445,8 @@ def _beside(found: Collected, kept: Sequence[Ref]) -> list[Ref]:
     made -= stays
     clean, beside = set[int](), list[Ref]()
     for ref in array.pending():
-        stack = [ref] if ref[0].depth > array.DEEP and id(ref[0]) not in stays else []
+        deep = ref[0].depth > array.DEEP and id(ref[0]) not in stays and not ref[0].is_open
+        stack = [ref] if deep else []
         while stack:
             term, k = stack.pop()
             if id(term) in made:

@@ -1410,9 +1410,10 @@ def _place(term: Term) -> list[Any]:
     found: list[Any] = [term.line]
     for _ in range(STEPS):
         found += term.op, term.params
-        if not term.inputs or term.inputs[0][0].op is None:
+        before = term.inputs[0][0] if term.inputs else None
+        if type(before) is not Term or before.op is None:
             break
-        term = term.inputs[0][0]
+        term = before
     return found
 
 

@@ -81,13 +81,13 @@ class Collected:
 
     def given(self, numbers: Sequence[Term]) -> Collected:
         """The same with these numbers as its last inputs."""
-        refs, first = [(t, 0) for t in numbers], len(self.specs)
+        refs, first, gone = [(t, 0) for t in numbers], len(self.specs), {*numbers}
         return Collected(
             self.roots,
             [*self.specs, *[t.specs[0] for t in numbers]],
             [*self.captured, *refs],
             [*self.held, *[None] * len(refs)],
-            [t for t in self.terms if t not in {*numbers}],
+            [t for t in self.terms if t not in gone],
             {**self.places, **{ref: first + n for n, ref in enumerate(refs)}},
         )
 

@@ -147,6 +147,36 @@ def test_a_field_that_nobody_reads_is_made_once(monkeypatch: pytest.MonkeyPatch)
     assert most < 3 * sizes[0]
 
 
+def test_what_a_trace_makes_of_arrays_is_left_alone() -> None:
+    """A value that is read while a function is traced, which assigns to what hangs on it."""
+    with on():
+        x, y = ost.ones((3,)), ost.ones((3,))
+        for _ in range(30):
+            y = x * 0.5 + y
+            x = x * 0.75 + 0.25
+        box = {"y": y}
+
+        @ost.compile
+        def f(a: Any) -> Any:
+            box["y"] += a
+            return a * float(x[0])
+
+        made = f(ost.ones((3,)))
+        np.testing.assert_allclose(np.asarray(made), 1.0)
+        np.testing.assert_allclose(np.asarray(box["y"]), 17.0)
+
+
+def test_what_is_made_later_is_not_made_to_find_a_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(array, "DEEPEST", 40)
+    with on():
+        for _ in range(2):
+            x = ost.random.normal((4,), seed=ost.random.fold(3, 1))
+            y = x.copy()
+            for _ in range(60):
+                y = y * 0.5 + x
+            np.testing.assert_allclose(np.asarray(y), np.asarray(x) * 2, rtol=1e-5)
+
+
 def test_what_is_collected_is_canonical() -> None:
     rng = np.random.default_rng(0)
     for _ in range(30):
