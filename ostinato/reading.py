@@ -48,6 +48,8 @@ from .sessions import Session, current, here, one_by_one
 from .streaming import held_too, operands_of, over, reads_files, smaller, sorted_before
 from .unrolled import place_of, tell
 
+MUCH = 1 << 16  # elements of what numbers among the arguments make, from which somebody is told
+
 
 class CompileTrace(Trace):
     """The tracing of a compiled function. Some of its inputs are Python numbers that were
@@ -292,7 +294,7 @@ def _refusal(
     """Why a value is not there; or what would give it, if it depends on lifted numbers alone."""
     trace = next(iter(traces))
     if (numbers := _numbers(owners)) is not None:
-        if any(s.shape for term in _history(x) for s in term.specs):
+        if sum(s.size for term in _history(x) for s in term.specs) >= MUCH:
             _tell_of_numbers(x, what, numbers[0])
         return NeedsValue(*numbers)
     got = f"{x.spec.bare} while {trace.name} is traced, where values are not known yet"

@@ -71,8 +71,8 @@ def test_masks_of_numbers_are_named() -> None:
     """They make each new number another trace, which computes."""
 
     def f(centre: float, turns: int) -> Any:
-        c = ost.linspace(-2, 1, 16) + centre
-        z = ost.zeros(16)
+        c = ost.linspace(-2, 1, 40_000) + centre
+        z = ost.zeros(40_000)
         for _ in range(turns):  # numbers that decide how often are as they were
             m = abs(z) < 2
             if not m.any():  # the mask
@@ -89,3 +89,5 @@ def test_masks_of_numbers_are_named() -> None:
     assert "ost.where" in message
     assert told(compiled, 0.5, 2) == []
     assert told(ost.compile(plain), np.arange(3.0), 0.5) == []
+    few = ost.compile(lambda x, n: x[ost.arange(3) < n])
+    assert told(few, np.arange(3.0), 2) == []
