@@ -514,7 +514,7 @@ def dot(a: Operandish, b: Operandish, out: Out = None) -> Array:
     """
     x, y = as_array(a), as_array(b)
     if not (x.ndim and y.ndim):
-        return multiply(x, y, out)
+        return multiply(x, y, out=out)
     if x.ndim <= 2 and y.ndim <= 2:
         return matmul(x, y, out)
     return put_out(tensordot(x, y, axes=((-1,), (-min(y.ndim, 2),))), out, "dot")
