@@ -130,7 +130,8 @@ def _found(graph: Graph) -> _Stacks:
 def _stays_apart(graph: Graph, node: Node, able: _Stacks) -> int:
     """The axis along which an operation on elements has planes, as its operands that are stacked; or -1."""
     stacks = [u for u in node.inputs if u in able.axes]
-    if not (stacks and OPS[node.op].scalar and OPS[node.op].aligns and len(node.specs) == 1):
+    op = OPS[node.op]
+    if not (stacks and op.scalar and op.aligns and len(node.specs) == 1) or op.draws or op.placed:
         return -1
     (spec,), axis = node.specs, able.axes[stacks[0]]
     whole = spec.layout is None or spec.layout.is_whole
