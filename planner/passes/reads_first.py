@@ -40,7 +40,11 @@ def overs(graph: Graph, k: int, j: int) -> list[int]:
         found = [node.inputs[1 + v] for v in sorted(set.intersection(*sides))]
     elif len(node.specs) == 1:
         overwrite = OPS[node.op].overwrite
-        found = node.inputs if overwrite == ANY else [node.inputs[n] for n in overwrite]
+        found = (
+            node.inputs
+            if overwrite == ANY
+            else [v for n, v in enumerate(node.inputs) if n in overwrite]
+        )
     return [v for v in found if graph.specs[v] is spec]
 
 
