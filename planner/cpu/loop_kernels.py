@@ -24,6 +24,7 @@ from ostinato.ops.cpu.loops.loop_kernel import MOST, in_one_kernel, is_short_pro
 from ostinato.ops.cpu.loops.loop_operations import ORDERED
 from ostinato.ops.jit.loops import SOURCES
 from ostinato.ops.jit.scalar import differs
+from ostinato.planner.layouts.costs import UNTIL
 from ostinato.planner.passes.loop_casts import LOOPS
 from ostinato.planner.plan import Target
 from ostinato.planner.rewrite import is_kernel, map_bodies, replace, with_nodes
@@ -63,6 +64,8 @@ def _whole(graph: Graph) -> Graph | None:
     if sum(s.nbytes for s in specs) > SMALL or len(made) < len(graph.outputs):
         return None
     if len(graph.nodes) < 2 or not all(map(_is_here, graph.specs)):
+        return None
+    if any(n.op in UNTIL for n in graph.nodes):  # whose turns may be any number
         return None
     if any(n.op in ORDERED for n in graph.nodes):  # with the bits that other kernels give
         return None

@@ -41,7 +41,6 @@ from .loop_values import Carried, Frame, Index, Lies, Room, Seen, Strides, is_wh
 from .loop_writer import SCOPES
 
 SLOW = 10_000  # instructions of single elements in a turn, from which other kernels' vectors are worth calls
-UNKNOWN = 100  # turns of a loop inside that ends by itself
 MOST = 1000  # operations in all; what is longer compiles too long
 SLICE = 2e-3  # seconds after which others may have the interpreter
 INSTRUCTION = 2.5e-10  # at most, on average, as most of an index are none
@@ -105,11 +104,13 @@ class Kernel(Operations):
 
     def inner_while(self, frame: Frame, k: int, node: Node, ins: list[Seen]) -> list[Seen]:
         kw, outs = node.kw, list(frame.graph.outs(k))
+        if kw["most"] < 0:
+            raise Unsupported("a loop inside that may have no end")
         nc, ns = kw["counts"]
         carried, consts, _, ends = self.entered(frame, node, ins, nc, ns, outs)
         turns = self.code.cell(int64)
         self.code.put(turns, self.code.lines.constant(0, int64))
-        scale, self.scale = self.scale, self.scale * (kw["most"] if kw["most"] > 0 else UNKNOWN)
+        scale, self.scale = self.scale, self.scale * max(kw["most"], 1)
         with self.code.until() as ends_if, self.scope():
             now = self.code.get(turns, int64)
             if kw["most"] >= 0:
