@@ -6,6 +6,7 @@ others put on the machine is in all rows: quiet ones are quiet if nobody else is
 
 from __future__ import annotations
 
+import atexit
 import functools
 import statistics
 import subprocess
@@ -64,7 +65,7 @@ def beside(make: Callable[[], Case], many: int = 2 * THREADS) -> Case:
         found = made.answer()
         count = max(1, round(LONG / min(sample() for _ in range(3))))
         quiet = statistics.median(sample() for _ in range(QUIET))
-        Others(many)
+        atexit.register(Others(many).end)
         return found
 
     def clock() -> float:

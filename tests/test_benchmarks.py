@@ -18,6 +18,7 @@ import pytest
 
 from benchmarks import __main__ as command
 from benchmarks import (
+    busy,
     cluster,
     compiling,
     errors,
@@ -331,6 +332,32 @@ def test_layouts_are_ranked(capsys, monkeypatch):
     monkeypatch.setattr(predict, "RIVALS", {"doubled": few})
     assert command.main(["predict", "--layouts", "--workers", "2", "--seconds", "0.01"]) == 0
     assert "doubled          2 workers" in capsys.readouterr().out
+
+
+def test_others_compute_beside_a_case_and_end(monkeypatch):
+    begun, ends = [], []
+    monkeypatch.setattr(busy, "LONG", 1e-3)
+    monkeypatch.setattr(busy.atexit, "register", ends.append)
+    start = busy.Others.__init__
+    monkeypatch.setattr(busy.Others, "__init__", lambda o, n: (begun.append(o), start(o, n, 60))[0])
+    made = busy.beside(lambda: numpy_case(ones(), lambda x: x * 1, 3), 2)
+    try:
+        assert begun == []
+        np.testing.assert_array_equal(made.answer(), ones())
+        assert [p.poll() for p in begun[0].processes] == [None] * 2
+        assert made.clock() > 0
+        assert made.note().endswith(" x without others")
+    finally:
+        for end in ends:
+            end()
+    assert all(p.poll() for p in begun[0].processes)
+
+
+def test_busy_work_gives_what_is_expected():
+    for workload in busy.WORKLOADS:
+        assert {"ostinato", "ostinato/busy", "jax", "jax/busy"} <= {*workload.cases}
+    (work,) = [w for w in busy.WORKLOADS if w.name == "products"]
+    assert agree(summary(work.cases["ostinato"]().answer()), summary(work.expect()), 1e-3) == ""
 
 
 def test_an_unknown_system_is_refused(capsys):

@@ -169,6 +169,29 @@ def test_who_is_held_is_waited_for_with_its_slice_only() -> None:
     assert notes.who == {0, 1}
 
 
+def test_who_is_done_does_not_wait_awake_for_who_has_no_core() -> None:
+    """The caller is held in its first slice until the helper, which did all others, sleeps."""
+    stage, notes, until = Stage(), Notes(), time.monotonic() + LONG
+    begun = threading.Event()
+
+    def body(lo: int, hi: int, t: int) -> None:
+        if t == 0:
+            begun.set()
+        assert begun.wait(LONG)
+        while t == 0 and stage.boxes[0, 0] != parallel.RESTS:
+            assert time.monotonic() < until
+        notes(lo, hi, t)
+
+    with stage.helping():
+        for _ in range(3):
+            stage.run(64, 2, body)
+            notes.check(64)
+            assert sum(t == 0 for _, _, t in notes.done) == 1
+            assert stage.boxes[0, 0] == parallel.ASLEEP
+            notes.done.clear()
+            begun.clear()
+
+
 def test_one_that_is_at_work_elsewhere_is_not_asked() -> None:
     """A region inside another's slice finds the helper taken, and does without."""
     stage, inner, begun, over = Stage(), Notes(), threading.Event(), threading.Event()
