@@ -92,7 +92,6 @@ def complex_of(dtype: DType) -> DType:
 
 
 _known: dict[Any, Any] = {}  # what somebody has, and what `_gone` lists
-_lately: deque[Any] = deque(maxlen=256)  # were made: iterations of a loop have the same ones
 _gone: deque[Any] = deque()  # listed by the interpreter: in a line of Python Ctrl-C is lost
 
 
@@ -104,6 +103,12 @@ def _forget() -> None:
             key = lost.key
             if _known.get(key) is lost:
                 del _known[key]
+
+
+@lru_cache(256)
+def _hold(made: Spec) -> Spec:
+    """What was made lately stays a while: iterations of a loop have the same ones."""
+    return made
 
 
 MOST_AXES = 50  # letters for indices, and room in NumPy
@@ -155,7 +160,7 @@ class Spec:
             there = _known.setdefault(key, weakref.KeyedRef(made, _gone.append, key))
             if (found := there()) is None:  # Ctrl-C came before that was forgotten
                 _gone.append(there)
-            _lately.append(found)
+            _hold(found)
         return found
 
     def __setattr__(self, name: str, value: object) -> None:
