@@ -58,7 +58,7 @@ fails(lambda: ost.connect(numerics="any"))  #!
 fails(lambda: ost.random.seed("x"))  #!
 fails(lambda: ost.load("there-is-none.npy"))  #!
 fails(lambda: ost.save_state("state", {"a": object()}, step=1))  #!
-fails(lambda: np.divide.at(x, 0, 2))  #!
+fails(lambda: np.exp.at(x, 0))  #!
 fails(lambda: ost.nn.dropout(x, 2.0))  #!
 
 @ost.compile
