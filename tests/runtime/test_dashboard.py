@@ -182,7 +182,7 @@ def test_the_page_shows_queues_while_a_pipe_feeds(work: Work, pipe: Any) -> None
             ready, room, _, batches = map(int, found.groups())
             assert 0 <= ready <= room
             assert room > 2
-            assert batches <= 27 // 6
+            assert batches <= len(pipe) == 5  # the last one has three samples
             text = browser.text()
             assert f"Pipe {pipe.called}" in text
             for stage in ("read", "decode", "center_crop", "normalize", "batch"):
