@@ -66,6 +66,10 @@ NOT_SAMPLED = {
     "fused": "made by the planner; see test_native.py and planner/test_fuse.py",
     "fused_nest": "made by the planner; see planner/test_nests.py",
     "count": "made by the planner; see planner/test_nests.py",
+    **dict.fromkeys(
+        ("fused_loop", "fused_while", "fused_whole"),
+        "made by the planner; see planner/test_loop_kernels.py",
+    ),
     "fused_matmul": "made by the planner; see planner/test_epilogue.py",
     "fused_matmul_rows": "made by the planner; see planner/test_epilogue.py",
     **dict.fromkeys(

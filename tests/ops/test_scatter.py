@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ostinato.ops.cpu.jit import llvm
 from ostinato.ops.cpu.jit.llvm import is_kernel
 from ostinato.ops.cpu.kernels import gather_scatter
-from ostinato.ops.indexing import _at_ufunc
+from ostinato.ops.shape import COMBINES
 
 import ostinato as ost
 from ostinato.errors import BoundsError
@@ -122,7 +122,7 @@ def test_put(
             for n in np.ndindex(count):  # NumPy does not say which one comes last
                 wanted[(*key[:-1], i[n])] = v[(*(slice(None),) * axis, *n)]
         else:
-            _at_ufunc(np, mode).at(wanted, key, v)
+            getattr(np, COMBINES[mode]).at(wanted, key, v)
     for _ in range(2):
         was = None if x is out else x.copy()
         made(x, i, v, out)

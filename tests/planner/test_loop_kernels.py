@@ -337,6 +337,24 @@ def test_slopes_of_loops(f: Callable[..., Any]) -> None:
         np.testing.assert_allclose(made, want, rtol=1e-9, atol=1e-12)
 
 
+def test_equations_side_by_side_are_those_of_each(capfd: pytest.CaptureFixture[str]) -> None:
+    """Its turns look at parts of what one loop makes: these are in memory before."""
+
+    def pendulum(t: Any, y: Any) -> Any:
+        return [y[1], -ost.sin(y[0])]
+
+    def last(angle: Any) -> Any:
+        start = ost.stack([angle, 0.0])
+        return ost.solve.rk45(pendulum, (0.0, 10.0), start, t_eval=[10.0], rtol=1e-8).y[-1]
+
+    angles = np.array([0.1, 1.0, 2.0])
+    with sessions.use():
+        made = np.asarray(ost.vmap(last)(ost.asarray(angles)))
+        each = np.stack([np.asarray(last(a)) for a in angles])
+    np.testing.assert_allclose(made, each, rtol=1e-10)
+    assert capfd.readouterr().err == "", "LLVM tells of what it was told and could not do"
+
+
 def test_a_loop_for_each_row() -> None:
     x = np.random.default_rng(3).standard_normal((4, 9, 9))
     for made, want in zip(*both_ways(lambda x: [ost.vmap(triangular)(x)], x), strict=True):

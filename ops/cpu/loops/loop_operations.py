@@ -110,7 +110,9 @@ class Operations(Writer):
         return Seen(spec.shape, spec.dtype, lambda _: number)
 
     def looked(self, node: Node, x: Seen, spec: Spec) -> Seen:
-        """Another look at a value."""
+        """Another look at a value, whose elements are in memory: who looks finds them by other indices than
+        those that one loop makes and reads."""
+        self.settle(x)
         op, kw = OPS[node.op], node.kw
         follows = op.same_elements and op.keeps_order
         reads = {room: in_step and follows for room, in_step in x.reads.items()}

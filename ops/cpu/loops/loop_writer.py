@@ -360,9 +360,12 @@ class Writer:
 
 def _lanes(n: int, size: int) -> int:
     """The bytes that a loop of so many turns is to count for an element, so that its vectors are no longer
-    than it is; of few vectors and more, LLVM makes what is best."""
+    than it is; of few vectors and more, LLVM makes what is best, and of so few elements that it says where
+    it cannot do as it is told."""
     if size in (0, FREE):
         return size
+    if n < 4:
+        return FREE
     width = vector_bits() // 8 // size
     if n >= width and n % width and n < MANY * width:
         return FREE
