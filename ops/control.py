@@ -842,9 +842,16 @@ for _name, _facts in ((ONE_KERNEL["loop"], LOOP), (ONE_KERNEL["while"], WHILE)):
 
 
 WHOLE = "fused_whole"  # a graph with such loops that is one kernel, too
+
+
+def _whole_rule(*xs: Spec, body: Graph) -> Specs:
+    joined(WHOLE, xs, body.inputs)
+    return tuple(s.bare for s in body.out_specs)
+
+
 op(
     WHOLE,
-    infer=lambda *ins, body: body.out_specs,
+    infer=_whole_rule,
     takes={"body": GRAPH},
     indices=_opaque,
     cost=lambda ins, outs, p: graph_cost(p["body"]),

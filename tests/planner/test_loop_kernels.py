@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 from ostinato.ops.control import ONE_KERNEL, WHOLE
+from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.registry import OPS as ost_ops
-from ostinato.ops.cpu.loops import loop_kernel
+from ostinato.ops.core.spec import Spec, float64
+from ostinato.ops.cpu.loops import loop_kernel, loop_writer
 from ostinato.planner.cpu import loop_kernels
 
 import ostinato as ost
-from ostinato.errors import BoundsError
+from ostinato.errors import BoundsError, OstinatoError
 from tests import sessions
 
 N, M = 5, 7
@@ -447,3 +449,39 @@ def test_a_place_outside_is_told_at_the_line() -> None:
         ) as e:
             np.asarray(made(np.zeros(400), 200))
         assert "test_loop_kernels.py" in str(e.value)
+
+
+class Unread(np.ndarray[Any, Any]):
+    """An array whose elements are not there."""
+
+    def reshape(self, *shape: Any, **options: Any) -> Any:
+        assert options.get("copy") is False, "a copy reads elements"
+        return super().reshape(*shape, **options)
+
+
+def test_nothing_is_read_while_a_kernel_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a shape that is no other look at what lies there, as the process might end."""
+    lying = loop_writer.lying
+    monkeypatch.setattr(loop_writer, "lying", lambda *given: lying(*given).view(Unread))
+    loop_kernel.written.cache_clear()
+
+    def f(x: Any) -> Any:
+        return ost.repeat(300, lambda s: 0.5 * s[:, ::-1].reshape(6, 4).T + x, x)
+
+    x = np.arange(24.0).reshape(4, 6)
+    with sessions.use():
+        made = ost.compile(f)
+        wanted = x
+        for _ in range(300):
+            wanted = 0.5 * wanted[:, ::-1].reshape(6, 4).T + x
+        np.testing.assert_allclose(np.asarray(made(x)), wanted, rtol=1e-12)
+        assert KERNELS.intersection(ops(made))
+
+
+def test_graphs_inside_are_given_what_they_take() -> None:
+    spec = Spec((3,), float64)
+    body = Graph((spec,), (), (0,))
+    assert ost_ops[WHOLE].infer(spec, body=body) == (spec,)
+    for given in ((), (spec, spec), (Spec((4,), float64),)):
+        with pytest.raises(OstinatoError, match="needed float64"):
+            ost_ops[WHOLE].infer(*given, body=body)

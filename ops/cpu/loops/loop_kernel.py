@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from ostinato.ops.control import ONE_KERNEL, WHOLE
 from ostinato.ops.core.device import InTurns
-from ostinato.ops.core.graph import Graph, Node
+from ostinato.ops.core.graph import Graph, Items, Node
 from ostinato.ops.core.registry import OPS, Scratch
 from ostinato.ops.core.spec import Shape, Spec, int8, int64, lying, real_of
 from ostinato.ops.cpu.jit.code import address_of, symbol
@@ -507,11 +507,8 @@ class Written:
 
 
 @lru_cache(512)
-def written(
-    op: str, params: Any, specs: tuple[Spec, ...], count: int, strides: tuple[Strides, ...]
-) -> Written | None:
+def written(node: Node, specs: tuple[Spec, ...], strides: tuple[Strides, ...]) -> Written | None:
     """A loop over operands and results that lie so; None if it cannot be one kernel."""
-    node = Node(op, tuple(range(count)), params, specs[count:], "")
     writer = Kernel()
     try:
         with np.errstate(all="ignore"):
@@ -523,26 +520,36 @@ def written(
     return Written(writer.text(len(specs)), writer.bytes, writer.instructions)
 
 
+def _alone(op: str, params: Items, count: int, specs: tuple[Spec, ...]) -> Node:
+    """A loop as a node of its own, whose parameters compare to the bit."""
+    return Node(op, tuple(range(count)), params, specs[count:])
+
+
+def _written_in_order(op: str, node: Node, specs: tuple[Spec, ...]) -> Written | None:
+    """Of a loop whose operands and results lie in order."""
+    own = _alone(op, node.params, len(node.inputs), specs)
+    return written(own, specs, _in_order(specs))
+
+
 def is_short_program(node: Node, specs: tuple[Spec, ...]) -> bool:
     """Whether a graph with loops, as a node, can be a kernel for which others may wait."""
-    found = written(node.op, node.params, specs, len(node.inputs), _in_order(specs))
+    found = _written_in_order(node.op, node, specs)
     return found is not None and found.instructions * INSTRUCTION < SLICE
 
 
 def loop_text(node: Node, specs: tuple[Spec, ...]) -> str:
     """The text of a loop's kernel, where operands and results lie in order."""
-    found = written(node.op, node.params, specs, len(node.inputs), _in_order(specs))
+    found = _written_in_order(node.op, node, specs)
     assert found is not None, "it was one when the plan was made"
     return found.text
 
 
 def in_one_kernel(node: Node, specs: tuple[Spec, ...]) -> bool:
     """Whether a loop whose operands and results lie in order can be a kernel."""
-    name, count = ONE_KERNEL[node.op], len(node.inputs)
-    return written(name, node.params, specs, count, _in_order(specs)) is not None
+    return _written_in_order(ONE_KERNEL[node.op], node, specs) is not None
 
 
-def _params(kw: Mapping[str, Any]) -> Any:
+def _params(kw: Mapping[str, Any]) -> Items:
     return tuple(sorted((name, x) for name, x in kw.items() if name != "scratch"))
 
 
@@ -551,7 +558,7 @@ def turns_room(
 ) -> Sequence[Scratch]:
     """What lies between a turn's operations, and second buffers of what is carried."""
     bare = tuple(s.bare for s in specs)
-    found = written(op, _params(kw), bare, len(ins), _in_order(bare))
+    found = written(_alone(op, _params(kw), len(ins), bare), bare, _in_order(bare))
     return [] if found is None else [Scratch((found.bytes,), int8)]
 
 
@@ -565,7 +572,8 @@ def all_turns(
     """The function of a loop whose operands and results lie so."""
     specs = tuple(Spec(x.shape, x.dtype) for x in arrays)
     strides = tuple(x.strides for x in arrays)
-    found = written(op, _params(kw), specs, len(arrays) - len(kw["body"].outputs), strides)
+    count = len(arrays) - len(kw["body"].outputs)
+    found = written(_alone(op, _params(kw), count, specs), specs, strides)
     if found is None:
         return None
     symbol("PyErr_Format", address_of(ctypes.pythonapi, "PyErr_Format"))

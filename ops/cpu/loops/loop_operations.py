@@ -119,8 +119,8 @@ class Operations(Writer):
         if x.lies is not None and op.view is not None:
             at = Place((_box(x.shape),), (_box(spec.shape),), (x.shape,), (spec.shape,))
 
-            def look(whole: Any) -> Any:
-                seen = op.view(np, whole, at, **kw)  # type: ignore[misc]
+            def look(whole: Any) -> Any:  # never a copy: there are no elements to read
+                seen = whole if node.op == "reshape" else op.view(np, whole, at, **kw)  # type: ignore[misc]
                 return seen if seen.shape == spec.shape else seen.reshape(spec.shape, copy=False)
 
             found = self.within(x.lies, Spec(x.shape, x.dtype), look)
