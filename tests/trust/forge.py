@@ -33,7 +33,7 @@ from ostinato.ops.core.layout import Layout
 from ostinato.ops.core.spec import DTYPES, Spec
 from ostinato.ops.cpu.device import CPU
 from ostinato.planner.check import check_graph, check_source, seconds_of
-from ostinato.planner.cpu import fuse
+from ostinato.planner.cpu import fuse, loop_kernels
 from ostinato.planner.file import FORMAT, MAGIC, _key, encode_plan
 from ostinato.planner.pipeline import make_plan
 from ostinato.planner.plan import Key, Plan, Target
@@ -405,6 +405,10 @@ def node_by_numpy(graph: Graph, node: Node, xs: list[Any]) -> list[Any]:
     match node.op:
         case "searchsorted" if np.any(xs[0][1:] < xs[0][:-1]):
             raise Wild  # what it finds in disorder is nobody's promise
+        case "argsort" if not kw["stable"]:
+            ordered = np.sort(xs[0], axis=kw["axis"])
+            if np.any(np.diff(ordered.astype(np.float64), axis=kw["axis"]) == 0):
+                raise Wild  # nor the order of equals
         case "custom" | "barrier":
             return xs[: kw["outputs"]]
         case "call":
@@ -610,7 +614,7 @@ def main(first: int, last: int, report: Path, what: str) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (room, room))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if first % 2:  # machine code however little there is to do
-        fuse.WORTH = fuse.BESIDE = 0
+        fuse.WORTH = fuse.BESIDE = loop_kernels.WORTH = 0
         for name, native in CPU.natives.items():
             CPU.natives[name] = replace(native, least=0)
     guard.install()
