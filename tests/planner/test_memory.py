@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ostinato.ops.control import ONE_KERNEL
 from ostinato.ops.core.layout import Partial
 from ostinato.ops.core.registry import ANY, OPS
 from ostinato.ops.core.spec import Spec
@@ -166,6 +167,10 @@ def check_memory(program: Program, base: int = 0) -> None:
                     allowed: Any = OPS[node.op].overwrite
                     if node.op in memory.CONTROL:
                         allowed = {memory.in_place(node, program.bodies[k])[out - graph.starts[k]]}
+                    elif node.op in ONE_KERNEL.values():  # a state, over what it begins as
+                        begin, states = node.kw["counts"][:2]
+                        j = out - graph.starts[k]
+                        allowed = {begin + j} if j < states else set()
                     assert allowed == ANY or i in allowed, (
                         f"{node.op} may not write over operand {i}"
                     )
