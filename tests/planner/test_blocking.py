@@ -201,10 +201,11 @@ def under_a_limit(r: random.Random, mesh: tuple[int, ...], numerics: str) -> Non
 
 
 def test_most_random_programs_that_can_be_split_are() -> None:
-    """The tests above are worth something."""
+    """The tests above are worth something. A limit is relative to the whole, which may be in place where
+    blocks are not: of sixty programs some more or less say nothing, but fewer than a quarter do."""
     split = 0
     with use():
-        for seed in range(40):
+        for seed in range(60):
             program = make_program(random.Random(seed), 10, EXTENTS, 60_000, STEPS)
             f = ost.compile(program.by_ostinato)
             f(*program.inputs)
@@ -215,7 +216,7 @@ def test_most_random_programs_that_can_be_split_are() -> None:
             except MemoryLimitError:
                 continue
             split += bool(turns(g.plan))
-    assert split >= 10, split
+    assert split >= 15, split
 
 
 # -- places, states, blocks ------------------------------------------------------------------
