@@ -64,10 +64,6 @@ NOT_SAMPLED = {
     "gram": "made by the planner; see test_gram.py",
     "wide_matmul": "made by the planner; see test_products.py",
     "fused": "made by the planner; see test_native.py and planner/test_fuse.py",
-    **dict.fromkeys(
-        ("fused_loop", "fused_while", "fused_whole"),
-        "made by the planner; see planner/test_loop_kernels.py",
-    ),
     "fused_nest": "made by the planner; see planner/test_nests.py",
     "count": "made by the planner; see planner/test_nests.py",
     **dict.fromkeys(
