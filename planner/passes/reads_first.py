@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
+from ostinato.ops.control import ONE_KERNEL
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.registry import ANY, OPS
 
@@ -32,7 +33,7 @@ def overs(graph: Graph, k: int, j: int) -> list[int]:
     """The operands over which a node's j-th result may be written, as far as the node is concerned."""
     node, spec = graph.nodes[k], graph.nodes[k].specs[j]
     found: Iterable[int] = ()
-    if node.op in LOOPS:
+    if node.op in LOOPS or node.op in ONE_KERNEL.values():
         first, count = node.kw["counts"][:2]
         found = node.inputs[first + j : first + j + 1] if j < count else ()
     elif node.op == "branch":
