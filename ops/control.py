@@ -31,7 +31,7 @@ from .core.array import (
     weak_kind,
 )
 from .core.build import Builder
-from .core.graph import Graph
+from .core.graph import Graph, Node
 from .core.index import Indices
 from .core.parameters import FLAG, GRAPH, PLACES, joined, unfit, whole
 from .core.registry import Params, Specs, lookup, op
@@ -55,6 +55,7 @@ __all__ = [
 
 INDEX = Spec((), int64)
 ONE_KERNEL = {"loop": "fused_loop", "while": "fused_while"}  # where all turns are one kernel
+CARRYING = (*ONE_KERNEL, *ONE_KERNEL.values())  # a state from turn to turn
 
 # What is given as numbers comes back as arrays, which a type can say of one number and of a few beside
 # each other, but of no tree; objects have fields that say what they are.
@@ -839,6 +840,12 @@ def relabel(graph: Graph, inputs: Sequence[Spec], values: list[int]) -> Graph:
 
 for _name, _facts in ((ONE_KERNEL["loop"], LOOP), (ONE_KERNEL["while"], WHILE)):
     op(_name, **_facts, made_by="machine")
+
+
+def begun_as(node: Node, j: int) -> int | None:
+    """Which operand of a loop its j-th result begins as; None of what is stacked."""
+    constants, states = node.kw["counts"][:2]
+    return constants + j if j < states else None
 
 
 WHOLE = "fused_whole"  # a graph with such loops that is one kernel, too

@@ -17,7 +17,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ostinato.ops.control import ONE_KERNEL
+from ostinato.ops.control import ONE_KERNEL, begun_as
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.device import Device
 from ostinato.ops.core.graph import Graph, Node
@@ -457,9 +457,8 @@ class _Assigner:
         if node.inputs[1:2] and self.joined.get(node.inputs[1]) == v:
             return ()  # a kernel writes it while it reads them
         if node.op in ONE_KERNEL.values():
-            nc, ns = node.kw["counts"][:2]
-            j = v - self.graph.starts[k]
-            return (nc + j,) if j < ns else ()
+            operand = begun_as(node, v - self.graph.starts[k])
+            return () if operand is None else (operand,)
         if node.op in CONTROL:
             operand = in_place(node, self.bodies[k]).get(v - self.graph.starts[k])
             return () if operand is None else (operand,)

@@ -16,11 +16,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-from ostinato.ops.control import ONE_KERNEL
+from ostinato.ops.control import CARRYING, begun_as
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.registry import ANY, OPS
 
-from .loop_casts import LOOPS
 from .order import meets
 
 MOST = (
@@ -33,9 +32,9 @@ def overs(graph: Graph, k: int, j: int) -> list[int]:
     """The operands over which a node's j-th result may be written, as far as the node is concerned."""
     node, spec = graph.nodes[k], graph.nodes[k].specs[j]
     found: Iterable[int] = ()
-    if node.op in LOOPS or node.op in ONE_KERNEL.values():
-        first, count = node.kw["counts"][:2]
-        found = node.inputs[first + j : first + j + 1] if j < count else ()
+    if node.op in CARRYING:
+        begin = begun_as(node, j)
+        found = () if begin is None else (node.inputs[begin],)
     elif node.op == "branch":
         sides = [origins(g, g.outputs[j]) for _, g in node.subgraphs()]
         found = [node.inputs[1 + v] for v in sorted(set.intersection(*sides))]

@@ -13,8 +13,8 @@ import pytest
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.tree import flatten
 from ostinato.planner.passes import memory
+from ostinato.planner.passes.loop_casts import LOOPS as KINDS
 from ostinato.planner.passes.memory import in_place, is_update, replaced
-from ostinato.planner.passes.reads_first import LOOPS as KINDS
 from ostinato.planner.plan import Plan, Program
 
 import ostinato as ost
