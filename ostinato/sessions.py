@@ -432,7 +432,7 @@ _lock = threading.RLock()
 before_close: list[Callable[[], None]] = []  # what still needs the workers
 profiles: list[Recording] = []  # what wants to know what they do: one, or none
 budget = Budget()  # for timing, of this process
-_report: list[tuple[Site, Choice]] = []  # what it timed
+_report: list[tuple[Site, Choice, bool]] = []  # what it timed, and whether that was kept
 
 
 def here() -> Session | None:
@@ -736,7 +736,9 @@ def _mesh(
 
 def timed() -> list[str]:
     """What timing showed in this process, a line for each choice."""
-    return list(told([choice for _, choice in _report]))
+    kept = told([choice for _, choice, calm in _report if calm])
+    busy = told([choice for _, choice, calm in _report if not calm])
+    return [*kept, *(f"{line}; not kept: the machine was busy, time it again" for line in busy)]
 
 
 def current() -> Session:

@@ -162,7 +162,8 @@ class Tuner:
     budget: Budget
     times: bool = True  # else only what is known counts
     again: bool = False  # time also what is known
-    report: list[tuple[Site, Choice]] = field(default_factory=list)  # of what was timed here
+    # What was timed here, and whether the machine was calm, so that it was kept.
+    report: list[tuple[Site, Choice, bool]] = field(default_factory=list)
 
     def __call__(self, found: Sequence[Site], room: int | None = None) -> Tuned:
         """`room`: bytes that operands for timing may take."""
@@ -182,7 +183,7 @@ class Tuner:
         return choice
 
     def _is_new(self, site: Site) -> bool:
-        return all(other.kind != site.kind for other, _ in self.report)
+        return all(other.kind != site.kind for other, _, calm in self.report if calm)
 
     def _timed(self, site: Site, limit: float, most: int) -> Choice:
         programs = site.programs()
@@ -196,11 +197,11 @@ class Tuner:
             limit = min(self.budget.left, self.budget.site)
             if calm or limit <= 0:
                 break
-        if not calm:
-            return replace(choice, way="")
+        choice = choice if calm else replace(choice, way="")
         if choice.times:
-            self.known.put(site, choice)
-            self.report.append((site, choice))
+            self.report.append((site, choice, calm))
+            if calm:
+                self.known.put(site, choice)
         return choice
 
 

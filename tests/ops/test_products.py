@@ -556,29 +556,31 @@ def pool_of_blas() -> int:
 def test_blas_has_its_threads_back_and_one_meanwhile() -> None:
     """A product that fails midway, and one in each of two threads, would leave it at one."""
     import threading
+    import time
 
     before = pool_of_blas()
     a = numbers((500, 500), "float64")
     out = np.empty_like(a)
     f = product(a, a, out, 2)
     assert f is not None
-    fewest = []
+    fewest = before
 
-    def look() -> None:
+    def work() -> None:
+        b = np.empty_like(a)
         while not done.is_set():
-            fewest.append(pool_of_blas())
+            f(a, a, b)
 
     done = threading.Event()
-    watch = threading.Thread(target=look)
-    watch.start()
-    others = [threading.Thread(target=f, args=(a, a, np.empty_like(a))) for _ in range(4)]
+    others = [threading.Thread(target=work) for _ in range(4)]
     for t in others:
         t.start()
+    soon = time.monotonic() + 60
+    while fewest != 1 and time.monotonic() < soon:  # a busy machine may run this thread seldom
+        fewest = min(fewest, pool_of_blas())
+    done.set()
     for t in others:
         t.join()
-    done.set()
-    watch.join()
-    assert min(fewest) == 1
+    assert fewest == 1
     assert pool_of_blas() == before
     assert gemm._state[0] == 0
     with pytest.raises(TypeError):
