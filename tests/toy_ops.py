@@ -98,7 +98,7 @@ op(
     "toy_window",
     infer=_window_rule,
     indices=lambda ins, outs, p: Indices(
-        ((Reach("a", reach=3), *"bcdefgh"[: ins[0].ndim - 1]),), (tuple("abcdefgh"[: ins[0].ndim]),)
+        ((Reach("a", size=3), *"bcdefgh"[: ins[0].ndim - 1]),), (tuple("abcdefgh"[: ins[0].ndim]),)
     ),
     kernel=_window,
     grad=_window_grad,

@@ -2,6 +2,7 @@
 
     matmul            ... m k, ... k n -> ... m n     k reduced with `sum`
     x[3:9:2]          [3 + 2i] -> i                   a Reach: a shifted, strided or windowed look at an operand
+    correlate         [i + r], r -> i                 r reduced with `sum`: the window's own label
     sort along 0      . j -> . j                      `.` (None): whole, cannot be cut
 
 A label that stands in the outputs is parallel: its parts are written side by side. A label that
@@ -22,14 +23,31 @@ LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """For the outputs `[a, b)` of a label, the operand is needed at `[offset + stride*a, ... +
-    reach)`.
-    """
+    """A dimension of an operand that is affine in two labels: an output's, and `over`, that of the window
+    itself, which has `size` elements and is reduced or written beside it. Output `y` and element `r` of its
+    window read position `(offset + stride*y + dilation*r) / every`, and nothing where that is no whole
+    number."""
 
     label: str
     offset: int = 0
     stride: int = 1
-    reach: int = 1
+    size: int = 1
+    over: str | None = None
+    dilation: int = 1
+    every: int = 1
+
+    @property
+    def reach(self) -> int:
+        """From the first element of a window to behind its last one, before `every` thins them."""
+        return self.dilation * (self.size - 1) + 1
+
+    def reads(self, begin: int, end: int) -> tuple[int, int]:
+        """The range of positions that the outputs `[begin, end)` read, wherever the array ends."""
+        if begin >= end:
+            return 0, 0
+        ends = self.stride * begin, self.stride * (end - 1)
+        first, last = self.offset + min(ends), self.offset + max(ends) + self.reach - 1
+        return -(-first // self.every), last // self.every + 1
 
 
 Dim = str | Reach | None
