@@ -500,10 +500,10 @@ def layouts(mesh: tuple[int, ...]) -> dict[str, tuple[Any, Any]]:
 
 
 def question(mesh: tuple[int, ...], name: str, rows: int) -> tuple[Any, Any, tuple[int, int]]:
-    from ostinato.ops.core.layout import Layout, Window
+    from ostinato.ops.core.layout import Layout, Overlap
 
     has, needs = layouts(mesh)[name]
-    halo = Layout(mesh, has.splits, ((0, Window(rows - 2, 0, 1, 3)),))
+    halo = Layout(mesh, has.splits, ((0, Overlap(rows - 2, 0, 1, 3)),))
     return has, needs or halo, (rows, 65536 * 3 + 5)
 
 

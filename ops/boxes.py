@@ -19,7 +19,7 @@ from .batching import Mapped, given_axis
 from .core.array import Array, Operandish, apply, as_array, export
 from .core.bounds import BOUNDS, first_of, inside
 from .core.device import device_of
-from .core.index import LETTERS, Dim, Indices, Reach
+from .core.index import LETTERS, Dim, Indices, Window
 from .core.parameters import AXES, PLACES, STARTS, Kind, one_of, unfit
 from .core.registry import Params, Piece, Place, Specs, op, stream_cost
 from .core.spec import Shape, Spec, int64, is_integer
@@ -213,7 +213,7 @@ def _update_indices(ins: Specs, outs: Specs, p: Params) -> Indices:
     dims: list[Dim] = []
     for d, (c, start) in enumerate(zip(labels, p["starts"], strict=True)):
         moves, whole = d in p["axes"], v.shape[d] == x.shape[d]
-        dims.append(None if moves else c if whole else Reach(c, offset=-start))
+        dims.append(None if moves else c if whole else Window(c, offset=-start))
     return Indices((labels, tuple(dims), *((),) * len(p["axes"])), (labels,))
 
 

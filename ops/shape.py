@@ -1,6 +1,6 @@
 """Operations that only move elements: views where they can be, copies where they must.
 
-A basic slice is a `Reach` on each axis: for the outputs `[a, b)` it needs the inputs `[start +
+A basic slice is a `Window` on each axis: for the outputs `[a, b)` it needs the inputs `[start +
 step*a, ...)`. Concatenation, padding and updates are the same thing seen from the other side."""
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .core.array import (
     unify,
     unmasked,
 )
-from .core.index import LETTERS, Indices, Reach, along, reshape_labels
+from .core.index import LETTERS, Indices, Window, along, reshape_labels
 from .core.layout import Box
 from .core.parameters import (
     AXES,
@@ -592,7 +592,7 @@ def _slice_indices(ins: Specs, outs: Specs, p: Params) -> Indices:
     dims = tuple(
         LETTERS[d]
         if (start, size, step) == (0, n, 1)
-        else Reach(LETTERS[d], offset=start, stride=step)
+        else Window(LETTERS[d], offset=start, stride=step)
         for d, (start, size, step, n) in enumerate(
             zip(p["starts"], p["sizes"], p["steps"], ins[0].shape, strict=True)
         )
@@ -733,7 +733,7 @@ def _concat_indices(ins: Specs, outs: Specs, p: Params) -> Indices:
     return Indices(
         tuple(
             tuple(
-                Reach(LETTERS[d], offset=-offset) if d == axis else LETTERS[d]
+                Window(LETTERS[d], offset=-offset) if d == axis else LETTERS[d]
                 for d in range(outs[0].ndim)
             )
             for offset in offsets[:-1]
@@ -856,7 +856,7 @@ def unstack(x: Operandish, /, axis: int = 0) -> tuple[Array, ...]:
 # -- padding and repetition ----------------------------------------------------------------
 def _pad_indices(ins: Specs, outs: Specs, p: Params) -> Indices:
     dims = tuple(
-        Reach(LETTERS[d], offset=-before) if before or after else LETTERS[d]
+        Window(LETTERS[d], offset=-before) if before or after else LETTERS[d]
         for d, (before, after) in enumerate(p["widths"])
     )
     return Indices((dims,), (tuple(LETTERS[: outs[0].ndim]),))
@@ -964,7 +964,7 @@ COMBINES = {"add": "add", "multiply": "multiply", "min": "minimum", "max": "maxi
 
 def _update_indices(ins: Specs, outs: Specs, p: Params) -> Indices:
     labels: list[str | None] = []
-    dims: list[str | Reach | None] = []
+    dims: list[str | Window | None] = []
     for d, (start, step, n, size) in enumerate(
         zip(p["starts"], p["steps"], ins[0].shape, ins[1].shape, strict=True)
     ):
@@ -973,7 +973,9 @@ def _update_indices(ins: Specs, outs: Specs, p: Params) -> Indices:
         if whole:
             dims.append(None)
         else:
-            dims.append(LETTERS[d] if (start, size) == (0, n) else Reach(LETTERS[d], offset=-start))
+            dims.append(
+                LETTERS[d] if (start, size) == (0, n) else Window(LETTERS[d], offset=-start)
+            )
     return Indices((tuple(labels), tuple(dims)), (tuple(labels),))
 
 

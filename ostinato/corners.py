@@ -18,7 +18,7 @@ import numpy as np
 from ostinato.errors import MemoryLimitError, OstinatoError
 from ostinato.ops.core.array import Array, Term, apply_all, as_array, term_of
 from ostinato.ops.core.graph import Graph
-from ostinato.ops.core.index import Reach
+from ostinato.ops.core.index import Window
 from ostinato.ops.core.registry import Place
 from ostinato.ops.core.spec import int64
 from ostinato.ops.core.trace import Ref, array_of, collect
@@ -162,7 +162,7 @@ def _of_parts(ref: Ref, box: Box, made: dict[Any, Array], depth: int) -> Array |
         if label is None or label in indices.chunked or label in dict(indices.parts):
             return None
         cut[label] = lo, hi
-    if any(isinstance(d, Reach) and d.label in cut for dims in indices.ins for d in dims):
+    if any(isinstance(d, Window) and d.label in cut for dims in indices.ins for d in dims):
         return None
     given = []
     for (t, j), dims in zip(term.inputs, indices.ins, strict=True):

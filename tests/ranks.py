@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterator
 
 from ostinato.ops.core.exchange import Piece
-from ostinato.ops.core.layout import Box, Layout, Partial, Window, intersect, volume
+from ostinato.ops.core.layout import Box, Layout, Overlap, Partial, intersect, volume
 
 Shape = tuple[int, ...]
 
@@ -85,20 +85,20 @@ def layouts(draw: random.Random, mesh: tuple[int, ...], shape: Shape, windows: b
     return Layout(mesh, splits, tuple(found), draw.random() < 0.2)
 
 
-def _window(draw: random.Random, size: int) -> Window:
+def _window(draw: random.Random, size: int) -> Overlap:
     """A stencil, a slice, padding, or anything."""
     match draw.randrange(4):
         case 0:
             reach = draw.randint(1, 4)
-            return Window(max(0, size - reach + 1), 0, 1, reach)
+            return Overlap(max(0, size - reach + 1), 0, 1, reach)
         case 1:
             start, step = draw.randint(0, size), draw.choice([1, 2, 3])
-            return Window(len(range(start, size, step)), start, step, 1)
+            return Overlap(len(range(start, size, step)), start, step, 1)
         case 2:
             before = draw.randint(0, 3)
-            return Window(size + before + draw.randint(0, 3), -before, 1, draw.randint(1, 3))
+            return Overlap(size + before + draw.randint(0, 3), -before, 1, draw.randint(1, 3))
     step = draw.choice([-2, -1, 1, 2, 5])
-    return Window(draw.randint(0, size + 2), draw.randint(-3, size), step, draw.randint(1, 6))
+    return Overlap(draw.randint(0, size + 2), draw.randint(-3, size), step, draw.randint(1, 6))
 
 
 def cases(count: int, windows: bool = True) -> Iterator[tuple[Layout, Layout, Shape]]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 from ostinato.ops.core.array import Array, apply, as_array
-from ostinato.ops.core.index import Indices, Reach, pointwise
+from ostinato.ops.core.index import Indices, Window, pointwise
 from ostinato.ops.core.parameters import AXIS, unfit
 from ostinato.ops.core.registry import Params, Place, Product, Specs, op
 from ostinato.ops.core.spec import Spec
@@ -98,7 +98,7 @@ op(
     "toy_window",
     infer=_window_rule,
     indices=lambda ins, outs, p: Indices(
-        ((Reach("a", size=3), *"bcdefgh"[: ins[0].ndim - 1]),), (tuple("abcdefgh"[: ins[0].ndim]),)
+        ((Window("a", size=3), *"bcdefgh"[: ins[0].ndim - 1]),), (tuple("abcdefgh"[: ins[0].ndim]),)
     ),
     kernel=_window,
     grad=_window_grad,

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from .graph import Graph, Node
-from .layout import Layout, Partial, Placement, Window
+from .layout import Layout, Overlap, Partial, Placement
 from .monoid import MONOIDS
 from .spec import DTYPES, Spec
 
@@ -185,7 +185,7 @@ def decode_layout(value: Any) -> Layout:
     for w in listing(parts[2], longest=64):
         dim, count, offset, stride, reach = (integer(v) for v in listing(w, longest=5))
         need(0 <= dim < 64 and count >= 0 and reach >= 0, "a window that is none")
-        windows.append((dim, Window(count, offset, stride, reach)))
+        windows.append((dim, Overlap(count, offset, stride, reach)))
     return Layout(mesh, splits, tuple(windows), parts[3], parts[4])
 
 

@@ -1,7 +1,7 @@
 """The indices of an operation: the one fact from which every way to cut it follows.
 
     matmul            ... m k, ... k n -> ... m n     k reduced with `sum`
-    x[3:9:2]          [3 + 2i] -> i                   a Reach: a shifted, strided or windowed look at an operand
+    x[3:9:2]          [3 + 2i] -> i                   a `Window`: shifted, strided, wide
     correlate         [i + r], r -> i                 r reduced with `sum`: the window's own label
     sort along 0      . j -> . j                      `.` (None): whole, cannot be cut
 
@@ -22,11 +22,11 @@ LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 @dataclass(frozen=True, slots=True)
-class Reach:
-    """A dimension of an operand that is affine in two labels: an output's, and `over`, that of the window
-    itself, which has `size` elements and is reduced or written beside it. Output `y` and element `r` of its
-    window read position `(offset + stride*y + dilation*r) / every`, and nothing where that is no whole
-    number."""
+class Window:
+    """A dimension of an operand that is affine in two labels: an output's, and `over`, that of the
+    window itself, which has `size` elements and is reduced or written beside it. Output `y` and
+    element `r` of its window read position `(offset + stride*y + dilation*r) / every`, and nothing
+    where that is no whole number."""
 
     label: str
     offset: int = 0
@@ -50,7 +50,7 @@ class Reach:
         return -(-first // self.every), last // self.every + 1
 
 
-Dim = str | Reach | None
+Dim = str | Window | None
 
 
 @dataclass(frozen=True, slots=True)

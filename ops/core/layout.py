@@ -7,7 +7,7 @@ axis:
                                  rows by axis 0,         rows by axis 0,        rows by axis 0, then
                                  columns by axis 1       replicas on axis 1     again by axis 1
 
-Parts are balanced, the larger ones first. With a `Window` the parts are the images of another
+Parts are balanced, the larger ones first. With an `Overlap` the parts are the images of another
 array's parts and may overlap (halos). With `blocks`, parts are made of whole blocks of a fixed
 grid.
 
@@ -47,9 +47,9 @@ class Partial:
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class Overlap:
     """The parts of `count` outputs, seen from their input: `[a, b)` needs `[offset + stride*a, ...
-    + reach)`.
+    + reach)`. What the windows of an operation's index (`index.Window`) make of a layout.
     """
 
     count: int
@@ -132,7 +132,7 @@ class Layout:
     __slots__ = FACTS
     mesh: Mesh
     splits: tuple[Placement, ...]
-    windows: tuple[tuple[int, Window], ...]
+    windows: tuple[tuple[int, Overlap], ...]
     blocks: bool
     stored: bool
     workers: int
@@ -146,7 +146,7 @@ class Layout:
         cls,
         mesh: Mesh,
         splits: tuple[Placement, ...],
-        windows: tuple[tuple[int, Window], ...] = (),
+        windows: tuple[tuple[int, Overlap], ...] = (),
         blocks: bool = False,
         stored: bool = False,
     ) -> Layout:
@@ -211,7 +211,7 @@ class Layout:
 
     def with_halos(self, halos: Mapping[int, int], shape: Shape) -> Layout:
         """The same parts with so many of their neighbours' places on both sides, by dimensions."""
-        windows = [(d, Window(shape[d], -n, 1, 2 * n + 1)) for d, n in sorted(halos.items()) if n]
+        windows = [(d, Overlap(shape[d], -n, 1, 2 * n + 1)) for d, n in sorted(halos.items()) if n]
         return Layout(self.mesh, self.splits, tuple(windows), self.blocks)
 
     @property
@@ -242,7 +242,7 @@ class Layout:
         """The mesh axes that split a dimension, the outer first."""
         return tuple([a for a, s in enumerate(self.splits) if isinstance(s, int) and s == dim])
 
-    def window(self, dim: int) -> Window | None:
+    def window(self, dim: int) -> Overlap | None:
         return next((w for d, w in self.windows if d == dim), None)
 
     def parts(self, shape: Shape) -> int:

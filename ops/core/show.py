@@ -16,7 +16,7 @@ import numpy as np
 
 from .encode import nan_bits, nan_of
 from .graph import Graph, Node
-from .layout import Layout, Partial, Placement, Window
+from .layout import Layout, Overlap, Partial, Placement
 from .spec import DTYPES, Spec
 
 
@@ -226,7 +226,7 @@ def parse_layout(text: str) -> Layout:
     words, _, mesh_text = text.rpartition(" of ")
     mesh = tuple(int(n) for n in mesh_text.replace(" ", "").split("x"))
     splits: list[Placement] = [None] * len(mesh)
-    windows: dict[int, Window] = {}
+    windows: dict[int, Overlap] = {}
     for word in re.split(r"\s*,\s*", words):
         match = re.fullmatch(
             r"(?:split (\d+)(?: window ([-\d :]+))?|partial (\w+))(?: on axis (\d+))?", word.strip()
@@ -238,5 +238,5 @@ def parse_layout(text: str) -> Layout:
         dim, window, monoid, axis = match.groups()
         splits[int(axis or 0)] = Partial(monoid) if monoid else int(dim)
         if window:
-            windows[int(dim)] = Window(*(int(n) for n in window.replace(" ", "").split(":")))
+            windows[int(dim)] = Overlap(*(int(n) for n in window.replace(" ", "").split(":")))
     return Layout(mesh, tuple(splits), tuple(sorted(windows.items())), blocks, stored)

@@ -33,8 +33,8 @@ from .exchange import meeting
 from .layout import (
     BLOCKS,
     Layout,
+    Overlap,
     Shape,
-    Window,
     bounds_of_many,
     coords_of_many,
     every_bounds,
@@ -261,7 +261,7 @@ def _held_along(layout: Layout, size: int, dim: int) -> int:
     return int((his - los).sum())
 
 
-def _in_windows(mesh: Sequence[int], size: int, window: Window) -> int:
+def _in_windows(mesh: Sequence[int], size: int, window: Overlap) -> int:
     """How much workers have of windows on their parts, all together.
 
     What counts is how long a part is, for how many outputs there are, and how far the first window

@@ -22,13 +22,13 @@ from dataclasses import dataclass
 
 import numpy as np
 from ostinato.ops.core.graph import Node
-from ostinato.ops.core.index import Indices, Reach
+from ostinato.ops.core.index import Indices, Window
 from ostinato.ops.core.layout import (
     Layout,
     Mesh,
+    Overlap,
     Partial,
     Placement,
-    Window,
     every_bounds,
 )
 from ostinato.ops.core.monoid import MONOIDS
@@ -129,7 +129,7 @@ def labels_of(indices: Indices, node: Node, operands: Sequence[Spec], axis: int)
         split = _split(spec, axis)
         if isinstance(split, int):
             dim = dims[split]
-            found.add(dim.label if isinstance(dim, Reach) else dim)
+            found.add(dim.label if isinstance(dim, Window) else dim)
     come = tuple([k for k, s in enumerate(operands) if _split(s, axis) == SUM])
     if not found and (come or any(_split(s, axis) == SUM for s in node.specs)):
         groups = added(node, operands)
@@ -154,7 +154,7 @@ def extents_of(indices: Indices, ins: Sequence[Spec], outs: Sequence[Spec]) -> d
 def may_split(indices: Indices, label: str, node: Node, blocks: bool) -> bool:
     """A label that stands once in each array that has it, and is parallel or has a monoid."""
     for dims in indices.ins:
-        if sum(d == label or (isinstance(d, Reach) and d.label == label) for d in dims) > 1:
+        if sum(d == label or (isinstance(d, Window) and d.label == label) for d in dims) > 1:
             return False
     if any(dims.count(label) > 1 for dims in indices.outs):
         return False
@@ -179,7 +179,7 @@ def way_of(
     groups = added(node, operands) if any(c and c[0] == ADDED for c in chosen) else ()
     for k, dims in enumerate(indices.ins):
         splits: list[Placement] = []
-        windows: dict[int, Window] = {}
+        windows: dict[int, Overlap] = {}
         for label in chosen:
             place: Placement = None
             if label is not None and label[0] == ADDED:
@@ -188,9 +188,9 @@ def way_of(
             for d, dim in enumerate(dims):
                 if label is not None and dim == label:
                     place = d
-                elif label is not None and isinstance(dim, Reach) and dim.label == label:
+                elif label is not None and isinstance(dim, Window) and dim.label == label:
                     place = d
-                    windows[d] = Window(extents[label], dim.offset, dim.stride, dim.reach)
+                    windows[d] = Overlap(extents[label], dim.offset, dim.stride, dim.reach)
             splits.append(place)
         needs.append((splits, windows))
     made = []

@@ -26,7 +26,7 @@ from ostinato.ops.collective import COLLECTIVES, STORED
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.device import described
 from ostinato.ops.core.graph import Graph, Node
-from ostinato.ops.core.index import Indices, Reach
+from ostinato.ops.core.index import Indices, Window
 from ostinato.ops.core.layout import BLOCKS, Layout, Partial, extents
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Shape, Spec
@@ -536,7 +536,7 @@ def _fit(part: Part, k: int, label: str) -> Way | None:
     ins = [graph.specs[v] for v in node.inputs]
     indices = _indices(graph, k)
     blocks = target.numerics == "any-workers"
-    if any(isinstance(d, Reach) and d.label == label for dims in indices.ins for d in dims):
+    if any(isinstance(d, Window) and d.label == label for dims in indices.ins for d in dims):
         return None
     space = _space(indices, ins, node, target)
     if space is None or not may_split(indices, label, node, blocks):

@@ -17,7 +17,7 @@ from typing import Any
 
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph, Node
-from ostinato.ops.core.layout import Layout, Partial, Window
+from ostinato.ops.core.layout import Layout, Overlap, Partial
 from ostinato.ops.core.spec import Spec
 from ostinato.ops.core.traffic import legs, moved, scatters
 from ostinato.planner.machine import Machine
@@ -175,5 +175,5 @@ def _around(a: Layout, b: Layout) -> Layout:
     for (d, v), (_, w) in zip(a.windows, b.windows, strict=True):
         offset = min(v.offset, w.offset)
         reach = max(v.offset + v.reach, w.offset + w.reach) - offset
-        windows.append((d, Window(v.count, offset, v.stride, reach)))
+        windows.append((d, Overlap(v.count, offset, v.stride, reach)))
     return Layout(a.mesh, a.splits, tuple(windows), a.blocks)

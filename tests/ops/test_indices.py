@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 from ostinato.ops import OPS, Graph, Node
-from ostinato.ops.core.index import Indices, Reach
-from ostinato.ops.core.layout import Window, grid_bounds
+from ostinato.ops.core.index import Indices, Window
+from ostinato.ops.core.layout import Overlap, grid_bounds
 from ostinato.ops.core.monoid import MONOIDS
 from ostinato.planner.layouts.ways import added
 
@@ -26,7 +26,7 @@ Way = list[Part]  # all parts of a label
 
 
 def label_of(dim: Any) -> str | None:
-    return dim.label if isinstance(dim, Reach) else dim
+    return dim.label if isinstance(dim, Window) else dim
 
 
 def splittable(indices: Indices) -> list[str]:
@@ -88,9 +88,9 @@ def box_of(dims: Sequence[Any], shape: Sequence[int], cut: dict[str, Part], coun
         label = label_of(dim)
         if label is None or label not in cut:
             box.append((0, n))
-        elif isinstance(dim, Reach):
+        elif isinstance(dim, Window):
             lo, hi = cut[label][counts[label]]
-            image = Window(counts[label], dim.offset, dim.stride, dim.reach).image(lo, hi, n)
+            image = Overlap(counts[label], dim.offset, dim.stride, dim.reach).image(lo, hi, n)
             box.append(image)
         else:
             box.append(cut[label][n])

@@ -8,7 +8,7 @@ import random
 
 import pytest
 from ostinato.ops.core.exchange import held_pieces, largest_piece, pieces_from, pieces_to
-from ostinato.ops.core.layout import Layout, Window, different_shapes, extents, intersect, volume
+from ostinato.ops.core.layout import Layout, Overlap, different_shapes, extents, intersect, volume
 from ostinato.ops.core.traffic import held, moved, scatters, there_already
 
 from tests import ranks
@@ -150,7 +150,7 @@ def test_a_halo_of_many_workers() -> None:
     """A worker and its neighbours tell what all do."""
     mesh, shape = (65536,), (10_000_019,)
     has = Layout(mesh, (0,))
-    halo = Layout(mesh, (0,), ((0, Window(shape[0] - 2, 0, 1, 3)),))
+    halo = Layout(mesh, (0,), ((0, Overlap(shape[0] - 2, 0, 1, 3)),))
     assert held(halo, shape) == shape[0] - 2 + 2 * 65536
     looked_at = (0, 1, 2, 38_564, 40_000, 65_534, 65_535)
     gets = [[p for p in pieces_to(has, halo, shape, r) if p.source != r] for r in looked_at]

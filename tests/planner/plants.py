@@ -17,7 +17,7 @@ from unittest import mock
 from ostinato.ops import reproducible
 from ostinato.ops.core import exchange, layout, monoid, traffic
 from ostinato.ops.core.array import placeholder, term_of
-from ostinato.ops.core.index import LETTERS, Indices, Reach
+from ostinato.ops.core.index import LETTERS, Indices, Window
 from ostinato.ops.core.registry import OPS, Place
 from ostinato.ops.core.spec import Spec
 from ostinato.ops.core.trace import collect
@@ -68,7 +68,7 @@ def shifted(by: int) -> Callable[[Indices], Indices]:
 
     def change(found: Indices) -> Indices:
         ins = tuple(
-            tuple(replace(d, offset=d.offset + by) if isinstance(d, Reach) else d for d in dims)
+            tuple(replace(d, offset=d.offset + by) if isinstance(d, Window) else d for d in dims)
             for dims in found.ins
         )
         return replace(found, ins=ins)
@@ -180,13 +180,13 @@ def _everything() -> Any:
 
 @plant("window: one short")
 def _short() -> Any:
-    rule = layout.Window.image
+    rule = layout.Overlap.image
 
     def image(self: Any, lo: int, hi: int, size: int) -> Any:
         start, end = rule(self, lo, hi, size)
         return start, max(start, end - 1)
 
-    return mock.patch.object(layout.Window, "image", image)
+    return mock.patch.object(layout.Overlap, "image", image)
 
 
 @plant("halos: merged to less than both")
