@@ -131,10 +131,9 @@ def __getattr__(name: str) -> object:
         return SimpleNamespace(
             stride_tricks=SimpleNamespace(sliding_window_view=sliding_window_view)
         )
-    from ostinato.ops.core.other_names import NUMPYS
-    from ostinato.ops.core.spelling import hint
+    from ostinato.ops.core.spelling import hint, other_names
 
-    if name in NUMPYS:
+    if name in other_names()["numpys"]:
         import numpy
 
         return getattr(numpy, name)

@@ -1,23 +1,39 @@
 """What a name is called here that is not there: NumPy's, SciPy's, JAX's, PyTorch's and Dask's
-names, the same name in another module, and the nearest one."""
+names (`spelling.json`), the same name in another module, and the nearest one."""
 
 from __future__ import annotations
 
 import difflib
 import importlib
 import inspect
+import json
 import operator
 import re
 import sys
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from ostinato.errors import LinAlgError
 
-from .other_names import IN_ROOMS, LIBRARIES, METHODS, NOWHERE, NUMPYS, OURS
-
+LIBRARIES = {  # in which a name of one of our modules may be
+    "": ("numpy",),
+    "fft": ("numpy.fft", "scipy.fft"),
+    "linalg": ("numpy.linalg", "scipy.linalg"),
+    "random": ("numpy.random",),
+    "special": ("scipy.special",),
+}
 ROOMS = ("linalg", "fft", "special", "random", "nn", "optim", "solve", "debug")
 NEAR = 0.75  # how alike the nearest name is
 _NOT_OF_ARRAYS = ("random.", "solve.", "debug.", "optim.")  # but of functions, or of nothing
+
+
+@cache
+def other_names() -> dict[str, Any]:
+    """Names of other libraries. `here`, `in_rooms` (of a module's own) and `of_arrays`: what they are here
+    or, where that is no name, what to write; `numpys`: NumPy's own, here too; `nowhere`: what nothing does."""
+    found: dict[str, Any] = json.loads(Path(__file__).with_suffix(".json").read_text("utf-8"))
+    return found
 
 
 def hint(name: str, room: str = "") -> str:
@@ -25,9 +41,10 @@ def hint(name: str, room: str = "") -> str:
     sentence."""
     if name.startswith("_"):
         return ""
-    if name in NUMPYS:
+    names = other_names()
+    if name in names["numpys"]:
         return f"; here it is ostinato.{name}"
-    ours = IN_ROOMS.get(f"{room}.{name}") or OURS.get(name) or _in_rooms(name)
+    ours = names["in_rooms"].get(f"{room}.{name}") or names["here"].get(name) or _in_rooms(name)
     if ours is not None and not _is_name(ours):
         return f"; write {ours}"
     if ours is not None and (not room or room in ours.split(".") or name not in names_in("")):
@@ -35,7 +52,7 @@ def hint(name: str, room: str = "") -> str:
     elsewhere = "" if room == "random" else _elsewhere(name, room)  # a distribution is no function
     if elsewhere:
         return f"; here it is ostinato.{elsewhere}"
-    if name in NOWHERE:
+    if name in names["nowhere"]:
         return "; nothing here does that"
     theirs = _only_theirs(name, room)
     if theirs:
@@ -53,7 +70,8 @@ def _in_rooms(name: str) -> str | None:
     """What a module says of a name that it does not have, nor anybody else."""
     if _elsewhere(name, "") or name in names_in(""):
         return None
-    return next((IN_ROOMS[f"{r}.{name}"] for r in ROOMS if f"{r}.{name}" in IN_ROOMS), None)
+    theirs = other_names()["in_rooms"]
+    return next((theirs[f"{r}.{name}"] for r in ROOMS if f"{r}.{name}" in theirs), None)
 
 
 def _only_theirs(name: str, room: str) -> str:
@@ -73,11 +91,11 @@ def _is_name(ours: str) -> bool:
 
 def of_method(name: str) -> str:
     """The same of an attribute of arrays."""
-    ours = METHODS.get(name)
+    ours = other_names()["of_arrays"].get(name)
     if name.startswith("_") and ours is None:
         return ""
     if ours is None:
-        said = OURS.get(name, "")
+        said = other_names()["here"].get(name, "")
         here = name if name in names_in("") else _elsewhere(name, "") or said
         ours = _call(here) if _is_name(here) else said if re.search(r"\bx\b", said) else ""
     return f"; write {ours}" if ours else ""
@@ -102,7 +120,7 @@ def _call(name: str) -> str:
 def of_numpy(name: str) -> str:
     """What is here for one of NumPy's functions, such as `linalg.eig`; empty if nothing is."""
     room, _, own = name.rpartition(".")
-    ours = OURS.get(own)
+    ours = other_names()["here"].get(own)
     if ours is not None and not room:
         return f"ostinato.{ours}" if _is_name(ours) else ours
     if own in names_in(room):
