@@ -33,7 +33,6 @@ from ostinato.ops.shape import concat, expand_dims, reshape
 
 from ostinato.errors import ShapeError
 
-from .jacobi import eigh_in_pairs
 from .matrices import adjoint, matrix, one_matrix
 from .tall_qr import thin_qr
 
@@ -443,15 +442,6 @@ def _householder(x: Array, steps: Sequence[tuple[int, int]]) -> tuple[Array, Arr
     d = apply("diagonal", upper, offset=0)
     turn = where(d == 0, 1, sign(d))
     return q * turn, expand_dims(conj(turn), axis=-1) * upper
-
-
-def eigh(ins: Specs, outs: Specs, p: Params) -> Sequence[Graph]:
-    (x,) = ins
-    if not _square(x):
-        return ()
-    assert x.layout is not None
-    workers = x.layout.workers
-    return [graph_of(lambda a: eigh_in_pairs(a, workers), ins)]
 
 
 # -- determinants ------------------------------------------------------------------------------

@@ -190,7 +190,6 @@ op(
     indices=whole,
     kernel=_eigh_kernel,
     grad=_eigh_grad,
-    algorithms=blocked.eigh,
     cost=cubic(9.0),
     dense=True,
 )

@@ -1347,13 +1347,6 @@ for _order in ([0], [1, 0], [2, 0, 1], [3, 1, 0, 2], []):
         lambda x: np.int64(np.round(np.linalg.det(np.eye(len(x))[x]))),
         np.array(_order, np.int64),
     )
-sample(
-    "eigh_in_parts",
-    lambda w, left: apply("eigh_in_parts", w, left, left * 2),
-    lambda w, left: w,
-    _rng.normal(size=7),
-    np.array(1e-3),
-)
 
 
 # -- functions in Python -----------------------------------------------------------------

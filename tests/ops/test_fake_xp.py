@@ -156,7 +156,6 @@ WAITS = {
     **dict.fromkeys(("cholesky", "det", "slogdet", "eigh", "svd", "pinv", "lstsq"), _STATUS),
     **dict.fromkeys(("qr", "qr_of_parts", "reflectors"), _STATUS),
     **dict.fromkeys(("betainc", "gammainc", "gammaincc"), "some elements' series are longer"),
-    "eigh_in_parts": "eigenvalues that did not converge are an error",
     "expm": "the norm says how often to square",
     **dict.fromkeys(("sqrtm", "logm", "signm"), "the error says when to end"),
     "lu": "each column's pivot says which rows change places",

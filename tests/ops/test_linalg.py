@@ -14,17 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.linalg
-from ostinato.ops.core.build import Builder
-from ostinato.ops.core.layout import Layout
 from ostinato.ops.core.registry import OPS
-from ostinato.ops.core.spec import Spec
 from ostinato.ops.cpu.libraries import lapack
 from ostinato.ops.cpu.threads import blas
-from ostinato.ops.linalg import blocked, jacobi
+from ostinato.ops.linalg import blocked
 from ostinato.planner import machine
 from ostinato.planner.machine import Rate
-from ostinato.planner.pipeline import make_plan
-from ostinato.planner.plan import Key, Target
 from ostinato.planner.seeing.explain import facts
 
 import ostinato as ost
@@ -401,83 +396,6 @@ def test_small_or_distant_is_gathered() -> None:
         for function in (ost.linalg.inv, ost.linalg.lu, ost.linalg.eigh, ost.linalg.det):
             _, plan = plan_of(lambda x, f=function: f(x), x)
             assert facts(plan)["collectives"] == {"all_gather": 1}
-
-
-# -- eigenvalues in parts ------------------------------------------------------------------------
-def hermitian(name: str) -> Array:
-    n = 101
-    a = random(n, n, kind="complex128" if name == "complex" else "float64")
-    match name:
-        case "one":
-            return np.eye(n) * 3
-        case "zero":
-            return np.zeros((n, n))
-        case "low rank":
-            a = lacking(n, n, 4)
-        case "repeated":
-            q, _ = np.linalg.qr(a)
-            a = (q * np.repeat([1.0, -2.0, 1e-9], [40, 40, 21])) @ q.T
-        case "graded":
-            q, _ = np.linalg.qr(a)
-            a = (q * 10.0 ** -np.linspace(0, 30, n)) @ q.T
-        case "in order":
-            a = np.diag(np.arange(n)[::-1] * 1.0)
-    a = (a + a.conj().T) / 2
-    return a.astype(np.float32) if name == "float32" else a
-
-
-@pytest.fixture
-def eigh_is_dear(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of whole matrices, so that it is done in parts."""
-    monkeypatch.setattr(blocked, "LEAST", 50)
-
-    def cost(ins: Any, outs: Any, p: Any) -> tuple[float, float]:
-        return (1e30 if ins[0].ndim == 2 else 1.0), 1.0
-
-    monkeypatch.setitem(OPS, "eigh", dataclasses.replace(OPS["eigh"], cost=cost))
-
-
-@pytest.mark.usefixtures("eigh_is_dear")
-@pytest.mark.parametrize(
-    "name", ["any", "float32", "complex", "one", "zero", "low rank", "repeated", "graded", "in order"]
-)  # fmt: skip
-def test_eigenvalues_in_parts(name: str) -> None:
-    a = hermitian(name)
-    meshes = [((2,), 0), ((3,), 1), ((2, 2), (0, 1)), ((5,), 0)]
-    n = len(a)
-    wanted = np.linalg.eigvalsh(a.astype(np.complex128)).astype(a.real.dtype)
-    for mesh, split in (
-        meshes if THOROUGH else meshes[1:3] if name in ("any", "complex") else meshes[2:3]
-    ):
-        with on(mesh=mesh):
-            made, plan = plan_of(lambda x: ost.linalg.eigh(x), ost.asarray(a, split=split))
-            assert [k.op for k in plan.lowered.nodes].count("while") == 1
-            said = plan.explain()
-            assert "eigh of" in said
-            assert "is done in parts" in said
-            w, v = values(made)
-            assert (w.dtype, v.dtype) == (wanted.dtype, a.dtype)
-            close(w, wanted, size(a), name)
-            orthonormal(v, name)
-            close(a @ v, v * w, size(a) * np.sqrt(n), name)
-
-
-@pytest.mark.usefixtures("eigh_is_dear")
-def test_eigenvalues_that_do_not_converge_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jacobi, "TOURNAMENTS", 1)
-    with on(3), pytest.raises(LinAlgError, match=r"eigh_in_parts \(.*did not converge"):
-        np.asarray(ost.linalg.eigh(ost.asarray(hermitian("any"), split=0)).eigenvalues)
-
-
-@pytest.mark.parametrize(("workers", "turns"), [(2, False), (4, False), (32, True)])
-def test_eigenvalues_are_found_in_parts_where_workers_are_many(workers: int, turns: bool) -> None:
-    lies = Layout((workers,), (0,))
-    builder = Builder([Spec((16_384, 16_384), np.dtype(np.float64), lies)])
-    specs = (Spec((16_384,), np.dtype(np.float64)), Spec((16_384, 16_384), np.dtype(np.float64)))
-    graph = builder.graph(builder.add("eigh", (0,), (), specs))
-    plan = make_plan(Key(graph, Target((workers,))))
-    assert any(k.op == "while" for k in plan.lowered.nodes) == turns
-    assert ("done in parts" in plan.explain()) == turns
 
 
 def test_workers_share_the_threads_of_lapack(monkeypatch: pytest.MonkeyPatch) -> None:
