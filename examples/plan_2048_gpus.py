@@ -1,4 +1,4 @@
-"""A transformer's training step for 2,048 GPUs, on a laptop: plan, simulation, picture (of the name given)."""
+"""A transformer's training step for 2,048 GPUs, on a laptop: plan, simulation, trace (under the name given)."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def main(depth: int = 4, mesh: Any = (256, 8), size: Any = (1024, 2048, 4096), t
     print(found, "the same batch:", *found.scaling(counts), sep="\n")
     print("a batch that grows with them:", *found.scaling(counts, weak=True), sep="\n")
     if to:
-        found.timeline(to)
+        found.trace(to)
     return found
 
 

@@ -353,10 +353,6 @@ class Plan:
         a file that describes one, or a `Machine`. A `Simulation` (simulation.py)."""
         return functions["simulated"](self, machine)
 
-    def timeline(self, path: str | os.PathLike[str]) -> None:
-        """Write what `simulate` gives as a page (HTML) that needs nothing else."""
-        functions["timeline"](self.simulate(), path, str(self))
-
     def trace(self, path: str | os.PathLike[str]) -> None:
         """Write what `simulate` gives as a trace for chrome://tracing or Perfetto (JSON)."""
         functions["trace"](self.simulate(), path)

@@ -161,10 +161,6 @@ class Simulation:
     def __str__(self) -> str:
         return str(functions["simulation_in_words"](self))
 
-    def timeline(self, path: str | os.PathLike[str]) -> None:
-        """Write it as a page (HTML) that needs nothing else."""
-        functions["timeline"](self, path, str(self))
-
     def trace(self, path: str | os.PathLike[str]) -> None:
         """Write it as a trace for chrome://tracing or Perfetto (JSON)."""
         functions["trace"](self, path)

@@ -62,7 +62,7 @@ def test_volumes() -> None:
 
 
 def test_plan_2048_gpus(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    to = tmp_path / "step.html"
+    to = tmp_path / "step.json"
     found = example("plan_2048_gpus").main(1, (16, 8), (64, 64, 256), str(to))
     assert {link.name for link in found.links} == {"NVLink", "InfiniBand"}
     assert found.fits

@@ -1,4 +1,4 @@
-"""A simulation for people: in words, as a page with a timeline, as a trace for other tools.
+"""A simulation in words and as a trace for other tools; and a page with a timeline, which profiles have.
 
 The page needs nothing else: bars are drawn as SVG, a bar's kernel, times and line show where the pointer
 is, and the wheel zooms."""
@@ -9,28 +9,16 @@ import html
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ostinato.ops.core.disk import write_page
 from ostinato.planner.plan import export
-from ostinato.planner.simulation import COMPUTE, Event, Scaled, Simulation, WorkerClass
+from ostinato.planner.simulation import Scaled, Simulation
 
 from .explain import amount, seconds
 
-SHOWN = 12  # classes of workers in the picture
-BARS = 6000  # of them at the most
-COLLECTIVES = {
-    "all_reduce": "#d9a441",
-    "all_gather": "#c0504d",
-    "reduce_scatter": "#e07b39",
-    "all_to_all": "#b05c8a",
-    "halo": "#5aa469",
-    "broadcast": "#a3a13c",
-}
-PRODUCT = "#3b6ea5"
-OTHER = "#7fa7d1"
-REST = "#c9d3dc"
+BARS = 6000  # in a picture, at the most
 
 
 @export
@@ -77,9 +65,7 @@ font-variant-numeric:tabular-nums}pre{margin:0;white-space:pre-wrap;font-size:12
 svg{display:block;width:100%;background:#fff}svg text{font:11px system-ui,sans-serif;fill:#4a5a68}
 .bar:hover{stroke:#1c2733;stroke-width:1}#tip{min-height:20px;color:#1c2733;
 font-variant-numeric:tabular-nums}.key{display:flex;flex-wrap:wrap;gap:4px 16px;margin-top:6px;
-color:#4a5a68}.key i{display:inline-block;width:10px;height:10px;border-radius:2px;margin-right:5px}
-.meter{display:inline-block;width:120px;height:8px;background:#eef1f4;border-radius:4px;
-overflow:hidden;vertical-align:middle}.meter i{display:block;height:8px;background:#3b6ea5}"""
+color:#4a5a68}.key i{display:inline-block;width:10px;height:10px;border-radius:2px;margin-right:5px}"""
 
 _SCRIPT = """const s=document.querySelector('svg.time'),t=document.getElementById('tip');
 const w=+s.dataset.wide;let a=0,b=1;
@@ -102,22 +88,6 @@ d=(from[0]-e.clientX)/k/w*n;a=Math.max(0,Math.min(1-n,from[1]+d));b=a+n;draw()})
 s.addEventListener('dblclick',()=>{a=0;b=1;draw()});draw();"""
 
 
-@export
-def timeline(found: Simulation, path: str | os.PathLike[str], about: str = "") -> None:
-    """Write the page."""
-    parts = [
-        f"<h1>{html.escape(_head(found))}</h1>",
-        f'<section class="facts">{"".join(_facts(found))}</section>',
-        f"<section><h2>one run</h2>{_picture(found)}<div id=tip></div>"
-        f'<div class="key">{_key(found)}</div></section>',
-        f"<section><h2>links</h2>{_links(found)}</section>" if found.links else "",
-        f"<section><h2>workers</h2>{_classes(found)}</section>",
-        f"<section><h2>what takes longest</h2>{_longest(found)}</section>",
-        f"<section><h2>the plan</h2><pre>{html.escape(about)}</pre></section>" if about else "",
-    ]
-    write_page(path, page(_head(found), "".join(parts)))
-
-
 def page(title: str, content: str) -> str:
     """A page that needs nothing else, around a picture."""
     return (
@@ -125,24 +95,6 @@ def page(title: str, content: str) -> str:
         f"{html.escape(title)}</title><style>{_STYLE}</style><main>{content}</main>"
         f"<script>{_SCRIPT}</script></html>\n"
     )
-
-
-def _head(found: Simulation) -> str:
-    mesh = " x ".join(map(str, found.mesh))
-    return f"{seconds(found.seconds)} a run on {mesh} workers of {found.machine.name}, simulated"
-
-
-def _facts(found: Simulation) -> Iterator[str]:
-    share = found.computing / found.seconds if found.seconds else 0.0
-    rows = [
-        ("a run", seconds(found.seconds)),
-        ("in kernels", f"{share:.0%}"),
-        ("imbalance", f"{found.imbalance:.0%}"),
-        ("memory per worker", amount(found.peak_bytes)),
-        *((f"by {link.name}", amount(link.bytes)) for link in found.links),
-    ]
-    for name, value in rows:
-        yield f"<div><b>{html.escape(value)}</b><span>{html.escape(name)}</span></div>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,101 +151,6 @@ def picture(lanes: Sequence[tuple[str, str]], bars: Iterable[Bar], span: float) 
     )
 
 
-def _picture(found: Simulation) -> str:
-    """A row for each stream of each class."""
-    streams = found.streams
-    rows = [(c, s) for c in range(min(len(found.classes), SHOWN)) for s in streams]
-    lanes = [(_who(found.classes[c]) if s == COMPUTE else "", streams[s]) for c, s in rows]
-    lane = {row: k for k, row in enumerate(rows)}
-    bars = [
-        Bar(lane[e.workers, e.stream], e.start, e.end, _colour(e), _told(e))
-        for e in found.events
-        if (e.workers, e.stream) in lane
-    ]
-    return picture(lanes, bars, found.seconds or 1.0)
-
-
-def _who(group: WorkerClass) -> str:
-    return f"{group.workers} workers" if group.workers > 1 else f"worker {group.first}"
-
-
-def _told(event: Event) -> str:
-    line = f", {event.line}" if event.line else ""
-    return (
-        f"{event.name}: {seconds(event.end - event.start)}, from {seconds(event.start)}"
-        f" to {seconds(event.end)}{line}"
-    )
-
-
-def _colour(event: Event) -> str:
-    if event.times > 1:
-        return REST
-    if event.stream != COMPUTE:
-        return COLLECTIVES.get(event.name, "#d9a441")
-    return PRODUCT if event.dense else OTHER
-
-
-def _key(found: Simulation) -> str:
-    kinds = {e.name for e in found.events if e.stream != COMPUTE}
-    rows = [("products", PRODUCT), ("other kernels", OTHER)]
-    rows += [(name, colour) for name, colour in COLLECTIVES.items() if name in kinds]
-    if any(e.times > 1 for e in found.events):
-        rows.append(("more iterations", REST))
-    shown = "".join(f'<span><i style="background:{c}"></i>{name}</span>' for name, c in rows)
-    return shown + "<span>the wheel zooms, a double click shows all</span>"
-
-
-def _links(found: Simulation) -> str:
-    rows = "".join(
-        f"<tr><td>{html.escape(link.name)}<td class=n>{amount(link.bytes)}"
-        f"<td class=n>{link.collectives}<td class=n>{seconds(link.seconds)}"
-        f'<td><span class="meter"><i style="width:{_share(link.seconds, found):.1f}%"></i></span> '
-        f"{_share(link.seconds, found):.0f} %"
-        for link in found.links
-    )
-    return (
-        "<table><tr><th>link<th class=n>between all workers<th class=n>collectives"
-        f"<th class=n>of each worker's link<th>of a run{rows}</table>"
-    )
-
-
-def _share(spent: float, found: Simulation) -> float:
-    return min(100.0, 100 * spent / found.seconds) if found.seconds else 0.0
-
-
-def _classes(found: Simulation) -> str:
-    rows = "".join(
-        f"<tr><td>{_who(c)}<td class=n>{c.first}<td class=n>{seconds(c.computing)}"
-        f"<td class=n>{seconds(c.waiting)}"
-        f'<td><span class="meter"><i style="width:{_share(c.computing, found):.1f}%"></i></span> '
-        f"{_share(c.computing, found):.0f} %"
-        for c in found.classes[:SHOWN]
-    )
-    more = len(found.classes) - SHOWN
-    rest = f"<tr><td>and {more} more classes" if more > 0 else ""
-    return (
-        "<table><tr><th>workers<th class=n>first of them<th class=n>computing<th class=n>waiting"
-        f"<th>of a run{rows}{rest}</table>"
-    )
-
-
-def _longest(found: Simulation) -> str:
-    """Of the first class of workers, by what is done and the user's line."""
-    spent: dict[tuple[str, str], list[float]] = {}
-    for e in found.events:
-        if e.workers == 0:
-            entry = spent.setdefault((e.name, e.line), [0.0, 0])
-            entry[0] += e.end - e.start
-            entry[1] += 1
-    most = sorted(spent.items(), key=lambda item: -item[1][0])[:12]
-    rows = "".join(
-        f"<tr><td>{html.escape(name)}<td class=n>{count}<td class=n>{seconds(took)}"
-        f"<td>{html.escape(line)}"
-        for (name, line), (took, count) in most
-    )
-    return f"<table><tr><th>operation<th class=n>times<th class=n>together<th>line{rows}</table>"
-
-
 # -- for other tools -----------------------------------------------------------------------------
 @export
 def trace(found: Simulation, path: str | os.PathLike[str]) -> None:
@@ -311,11 +168,12 @@ def trace(found: Simulation, path: str | os.PathLike[str]) -> None:
         {
             "ph": "X",
             "name": e.name,
+            "cat": "product" if e.dense else "",
             "pid": e.workers,
             "tid": e.stream + 1,
             "ts": e.start * 1e6,
             "dur": (e.end - e.start) * 1e6,
-            "args": {"line": e.line},
+            "args": {"line": e.line, "times": e.times},
         }
         for e in found.events
     ]

@@ -424,17 +424,6 @@ def test_a_simulation_in_words() -> None:
     assert "per worker" in text
 
 
-def test_the_timeline_is_one_page(tmp_path: Path) -> None:
-    plan = a_plan()
-    plan.timeline(tmp_path / "x.html")
-    page = (tmp_path / "x.html").read_text()
-    found = plan.simulate()
-    assert page.count('class="bar"') == len(found.events)
-    assert not re.search(r'(src|href)="?http', page)
-    for name in ("NVLink", "InfiniBand", "32 workers", "kernels"):
-        assert name in page
-
-
 def test_the_trace_has_all_events(tmp_path: Path) -> None:
     plan = a_plan()
     plan.trace(tmp_path / "x.json")
