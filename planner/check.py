@@ -17,6 +17,7 @@ from ostinato.ops.collective import COLLECTIVES, REDUCING, STORED, collective_of
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.encode import Malformed, digest, need
 from ostinato.ops.core.graph import Graph, Node
+from ostinato.ops.core.index import Window
 from ostinato.ops.core.layout import Layout, Partial
 from ostinato.ops.core.monoid import MONOIDS
 from ostinato.ops.core.registry import OPS
@@ -24,6 +25,7 @@ from ostinato.ops.core.spec import DType, Spec
 
 from .layouts.ways import SUM, extents_of, labels_of, way_of
 from .machine import NOMINAL
+from .passes.blocking import holds
 from .passes.layouts import choose_layouts
 from .passes.memory import CONTROL
 from .passes.simplify import simplify
@@ -94,8 +96,9 @@ def seconds_of(graph: Graph) -> float:
 
 
 # -- layouts --------------------------------------------------------------------------------
-def check_layouts(graph: Graph, target: Target) -> None:
-    """Raises Malformed at the first node that cannot run on its parts as they lie."""
+def check_layouts(graph: Graph, target: Target, in_turns: bool = False) -> None:
+    """Raises Malformed at the first node that cannot run on its parts as they lie. `in_turns`: the last
+    mesh axis is turns, which alone may make windows."""
     for spec in graph.specs:
         need(spec.layout is not None, "a value that lies nowhere")
         assert spec.layout is not None
@@ -149,10 +152,10 @@ def check_layouts(graph: Graph, target: Target) -> None:
             if node.op == "blocks":
                 inside = replace(target, mesh=(*target.mesh, node.kw["turns"]))
             for _, body in node.subgraphs():
-                check_layouts(body, inside)
+                check_layouts(body, inside, node.op == "blocks")
             _check_joints(node, ins, target)
         elif target.workers > 1:
-            _check_way(node, ins, target)
+            _check_way(node, ins, target, in_turns)
     need(not started, "a start without a wait")
     _check_rounded(graph, target)
 
@@ -268,11 +271,12 @@ def _check_turns(node: Node, ins: Sequence[Spec]) -> None:
         lies = _layout(outer)
         need(not lies.stored or isinstance(_layout(inner).splits[-1], int), "turns of a whole file")
         here = _layout(inner).at_once
-        fits = here.mesh == lies.mesh and not here.windows if lies.stored else here is lies
+        fits = here.mesh == lies.mesh if lies.stored else holds(outer, here)
         need(fits, "blocks of something that lies elsewhere")
     k = 0
     while k < len(body.outputs):
-        split = _layout(body.out_specs[k]).splits[-1]
+        split, windows = _layout(body.out_specs[k]).splits[-1], _layout(body.out_specs[k]).windows
+        need(not windows, "results of turns that overlap")
         need(split is not None, "a result of turns that none of them has alone")
         width = MONOIDS[split.monoid].width if isinstance(split, Partial) else 1
         states = body.outputs[k : k + width]
@@ -283,7 +287,7 @@ def _check_turns(node: Node, ins: Sequence[Spec]) -> None:
         k += width
 
 
-def _check_way(node: Node, ins: Sequence[Spec], target: Target) -> None:
+def _check_way(node: Node, ins: Sequence[Spec], target: Target, in_turns: bool) -> None:
     """Find the labels that the layouts cut, and compare with what those need and give."""
     if node.op in ("barrier", "copy"):
         same = [s.layout for s in ins[: len(node.specs)]] == [s.layout for s in node.specs]
@@ -299,6 +303,14 @@ def _check_way(node: Node, ins: Sequence[Spec], target: Target) -> None:
             None not in labels, f"{node.op} cut along an index that is whole, or addends of nothing"
         )
         chosen.append(labels.pop() if labels else None)
+    seen = {
+        c: window
+        for dims, spec in zip(indices.outs, node.specs, strict=True)
+        for d, c in enumerate(dims)
+        if c is not None and (window := _layout(spec).window(d)) is not None
+    }
+    turned = in_turns and all(c == chosen[-1] and c not in chosen[:-1] for c in seen)
+    need(turned or not seen, f"{node.op} of windows")
     way = way_of(
         indices,
         extents_of(indices, ins, node.specs),
@@ -307,15 +319,22 @@ def _check_way(node: Node, ins: Sequence[Spec], target: Target) -> None:
         tuple(chosen),
         target.mesh,
         blocks,
+        seen,
     )
     need(way is not None, f"{node.op} cut where it cannot be")
     assert way is not None
-    for spec, needed in zip(ins, way.needs, strict=True):
+    for spec, needed, dims in zip(ins, way.needs, indices.ins, strict=True):
         here = _layout(spec)
+        same = all(
+            here.window(d) == needed.window(d)
+            for d, c in enumerate(dims)
+            if not isinstance(c, Window)
+        )
         fits = here is needed or (
             here.splits == needed.splits
             and here.has_copy(needed, spec.shape)
             and bool(needed.windows)
+            and same
         )
         need(fits, f"an operand of {node.op} in another layout than it needs")
     need(

@@ -1263,18 +1263,20 @@ class _Binder:
         t, _ = self.turns
         files, unread = list(self.files(program, k, ins)), iter(read)
         items = []
-        for (name, file), spec in zip(files, body.graph.inputs, strict=True):
-            items.append(self.block(name, spec) if file is None else next(unread))
+        node = program.graph.nodes[k]
+        around = [program.graph.specs[v] for v in node.inputs]
+        for (name, file), outer, spec in zip(files, around, body.graph.inputs, strict=True):
+            items.append(self.block(name, outer, spec) if file is None else next(unread))
             if file is not None:
                 self.shown[items[-1]] = lying(self.shape(spec), spec.dtype)
         made: list[str] = []
         states: list[tuple[str, list[str], list[str]]] = []  # monoids, what they have, what comes
         places = iter(program.scratch[k][BUFFERS * (len(read) + len(written)) :])
-        for out, spec in zip(outs, program.graph.nodes[k].kw["body"].out_specs, strict=True):
+        for out, outer, spec in zip(outs, node.specs, node.kw["body"].out_specs, strict=True):
             assert spec.layout is not None
             split = spec.layout.splits[-1]
             if not isinstance(split, Partial):
-                made.append(self.block(out, spec))
+                made.append(self.block(out, outer, spec))
                 continue
             addend = self.stored(base + next(places), self.shape(spec), spec.dtype)
             made.append(addend)
@@ -1293,18 +1295,19 @@ class _Binder:
             when = f"if {t}: " if begins else ""
             self.write(f"{when}{f}(xp, {state}, {state}, {addend})", row)
 
-    def block(self, name: str, spec: Spec) -> str:
+    def block(self, name: str, outer: Spec, spec: Spec) -> str:
         """What one turn sees of an array that lies outside."""
-        layout, (t, ranks) = spec.layout, self.turns
+        layout, whole, (t, ranks) = spec.layout, outer.layout, self.turns
         assert layout is not None
-        if not isinstance(layout.splits[-1], int):
+        assert whole is not None
+        if layout.at_once is whole and not isinstance(layout.splits[-1], int):
             return name
-        outer, count = layout.at_once, layout.mesh[-1]
-        cuts = [slices(layout.box(spec.shape, r), outer.box(spec.shape, r // count)) for r in ranks]
+        count = layout.mesh[-1]
+        cuts = [slices(layout.box(spec.shape, r), whole.box(spec.shape, r // count)) for r in ranks]
         made = self.local("x")
-        whole = self.lies(name)
-        if whole is not None:
-            self.shown[made] = lying(self.shape(spec), spec.dtype, whole.strides)
+        lies = self.lies(name)
+        if lies is not None:
+            self.shown[made] = lying(self.shape(spec), spec.dtype, lies.strides)
         self.write(f"{made} = {name}[{self.name('c', cuts)}[{t}]]")
         return made
 

@@ -17,8 +17,9 @@ of parallelism is known by name."""
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 from ostinato.ops.core.graph import Node
@@ -174,7 +175,12 @@ def way_of(
     chosen: tuple[str | None, ...],
     mesh: Mesh,
     blocks: bool,
+    seen: Mapping[str, Overlap] = MappingProxyType({}),
 ) -> Way | None:
+    """The way that gives these labels to mesh axes. `seen`: of labels of which workers have windows of
+    another index's parts, and not parts of their own, these windows."""
+    if any(is_rigid(indices, node, label) for label in seen):
+        return None
     needs = []
     groups = added(node, operands) if any(c and c[0] == ADDED for c in chosen) else ()
     for k, dims in enumerate(indices.ins):
@@ -188,9 +194,11 @@ def way_of(
             for d, dim in enumerate(dims):
                 if label is not None and dim == label:
                     place = d
+                    if label in seen:
+                        windows[d] = seen[label]
                 elif label is not None and isinstance(dim, Window) and dim.label == label:
                     place = d
-                    windows[d] = Overlap(extents[label], dim.offset, dim.stride, dim.reach)
+                    windows[d] = composed(seen.get(label, Overlap(extents[label], 0, 1, 1)), dim)
             splits.append(place)
         needs.append((splits, windows))
     made = []
@@ -199,7 +207,7 @@ def way_of(
         kept = tuple(sorted((d, w) for d, w in windows.items() if not w.covers(spec.shape[d])))
         made.append(Layout(mesh, tuple(splits), kept, blocks))
     gives = []
-    for dims in indices.outs:
+    for dims, spec in zip(indices.outs, node.specs, strict=True):
         placed: list[Placement] = []
         for label in chosen:
             if label is None:
@@ -212,7 +220,9 @@ def way_of(
                 placed.append(None)
             else:
                 placed.append(Partial(str(indices.monoid(label))))
-        gives.append(Layout(mesh, tuple(placed), (), blocks))
+        cut = ((d, seen[c]) for d, c in enumerate(dims) if c in seen)
+        kept = tuple([(d, w) for d, w in cut if not w.covers(spec.shape[d])])
+        gives.append(Layout(mesh, tuple(placed), kept, blocks))
     for label in indices.chunked.intersection(c for c in chosen if c is not None):
         if not _chunks_agree(indices, label, chosen, operands, node.specs, mesh, blocks):
             return None
@@ -222,6 +232,20 @@ def way_of(
         ):
             return None
     return Way(chosen, tuple(made), tuple(gives))
+
+
+def composed(seen: Overlap, dim: Window) -> Overlap:
+    """What the windows of outputs `seen` are of the operand that these outputs read."""
+    step, far = dim.stride, seen.reach - 1
+    first = dim.offset + step * seen.offset + min(step * far, 0)
+    return Overlap(seen.count, first, step * seen.stride, abs(step) * far + dim.reach)
+
+
+def is_rigid(indices: Indices, node: Node, label: str) -> bool:
+    """Whether an index can be cut into parts of its own only: these must not overlap, nor begin anywhere
+    else."""
+    goes_on = OPS[node.op].goes_on and indices.outs[0][node.kw["axis"]] == label
+    return goes_on or label in indices.chunked or any(label == c for c, _ in indices.parts)
 
 
 def _parts_agree(

@@ -10,7 +10,10 @@ return %4                                        return %2
 
 A turn is one more mesh axis (see ops/control.py), so the rules are those of a cut in space: an
 index that is parallel is written side by side, one that is reduced leaves addends, one that is
-whole ends the part. The pass is not idempotent: what was split is not split again.
+whole ends the part. What is read in windows is read in blocks that overlap, and what lies between is
+made in such blocks: of a window on a window, two rows more on each side. Windows on one value that have
+rows in common are one block; those that have none, as of the two ends of what is rolled, are made apart.
+The pass is not idempotent: what was split is not split again.
 
 A part grows from a value and one of its axes: along the nodes that keep the index, and back to what
 is only read in blocks. `split_time` cuts what reads or writes files; which parts are cut because of a memory
@@ -26,11 +29,18 @@ from ostinato.ops.collective import COLLECTIVES, STORED
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.device import described
 from ostinato.ops.core.graph import Graph, Node
-from ostinato.ops.core.index import Indices, Window
-from ostinato.ops.core.layout import BLOCKS, Layout, Partial, extents
+from ostinato.ops.core.index import Dim, Indices, Window
+from ostinato.ops.core.layout import BLOCKS, Layout, Overlap, Partial, extents
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Shape, Spec
-from ostinato.planner.layouts.ways import Way, extents_of, labels_of, may_split, way_of
+from ostinato.planner.layouts.ways import (
+    Way,
+    extents_of,
+    is_rigid,
+    labels_of,
+    may_split,
+    way_of,
+)
 from ostinato.planner.lowering import lower
 from ostinato.planner.plan import Program, Target, local_bytes, peak_bytes
 from ostinato.planner.rewrite import Values, in_bodies, rebuild
@@ -368,6 +378,7 @@ class Part:
     ways: dict[int, Way] = field(default_factory=dict)  # how each node runs
     cut: dict[int, int] = field(default_factory=dict)  # of values made here: the axis that is cut
     after: set[int] = field(default_factory=set)  # values that need the end of the last turn
+    rigid: set[int] = field(default_factory=set)  # values of which no blocks may overlap
 
     @property
     def later(self) -> set[int]:
@@ -394,7 +405,7 @@ class Part:
 
     def price(self, keep: float) -> float:
         """What turns move in addition: operands that are read whole in each, addends, the start of
-        each node, and what is computed again."""
+        each node, and what is computed again, by later nodes or where blocks overlap."""
         graph = self.graph
         whole = {
             v: local_bytes(graph.specs[v])
@@ -411,7 +422,20 @@ class Part:
             for v in self.cut
             if v not in results and any(u in later for u in graph.uses[v])
         )
-        return (self.turns - 1) * each + 2 * again
+        return (self.turns - 1) * each + 2 * again + 2 * self.overlap(keep)
+
+    def overlap(self, keep: float) -> int:
+        """Bytes that turns make again, since their blocks overlap with others."""
+        graph, results = self.graph, self.results(keep)
+        total = 0
+        for k, ways in _made(self, results).nodes.items() if results else ():
+            for n, v in enumerate(graph.outs(k)):
+                if v in self.cut:
+                    spec = graph.specs[v]
+                    blocks = sum(local_bytes(spec.at(way.gives[n])) for way in ways)
+                    if len(ways) > 1 or ways[0].gives[n].windows:
+                        total += max(self.turns * blocks - local_bytes(spec), 0)
+        return total
 
 
 def grow(graph: Graph, target: Target, value: int, dim: int, turns: int) -> Part | None:
@@ -463,9 +487,9 @@ def _beside(part: Part) -> bool:
         if not cut or node.op in _ALONE or not _is_last(part, k):
             continue
         ins = zip(node.inputs, _indices(graph, k).ins, strict=True)
-        labels = {dims[cut[v]] for v, dims in ins if v in cut}
+        labels = {_named(dims[cut[v]]) for v, dims in ins if v in cut}
         label = labels.pop() if len(labels) == 1 else None
-        fits = _fit(part, k, label) if isinstance(label, str) else None
+        fits = _fit(part, k, label) if label is not None else None
         if fits is not None and all(
             cut.get(v, need.splits[-1]) == need.splits[-1]
             for v, need in zip(node.inputs, fits.needs, strict=True)
@@ -491,12 +515,22 @@ def _is_last(part: Part, k: int) -> bool:
 
 def _join(part: Part, k: int, way: Way) -> None:
     part.ways[k] = way
+    rigid = _is_rigid(part, k, way)
     for v, gives in zip(part.graph.outs(k), way.gives, strict=True):
         split = gives.splits[-1]
         if isinstance(split, int):
             part.cut[v] = split
+            part.rigid.update((v,) if rigid else ())
         elif split is not None:
             part.after.add(v)
+
+
+def _is_rigid(part: Part, k: int, way: Way) -> bool:
+    """Whether what a node makes in turns cannot be made in blocks that overlap."""
+    node, label = part.graph.nodes[k], way.labels[-1]
+    assert label is not None
+    rigid = any(v in part.rigid for v in node.inputs)
+    return rigid or is_rigid(_indices(part.graph, k), node, label)
 
 
 def _indices(graph: Graph, k: int) -> Indices:
@@ -518,12 +552,17 @@ def _label(part: Part, k: int, seed: tuple[int, int] | None) -> str | None:
     if node.op in _ALONE or not (of_seed or any(v in part.cut for v in node.inputs)):
         return None
     ins = _indices(part.graph, k).ins
-    labels = {dims[part.cut[v]] for v, dims in zip(node.inputs, ins, strict=True) if v in part.cut}
+    operands = list(zip(node.inputs, ins, strict=True))
+    labels = {_named(dims[part.cut[v]]) for v, dims in operands if v in part.cut}
     if not labels and seed is not None:
-        labels = {dims[seed[1]] for v, dims in zip(node.inputs, ins, strict=True) if v == seed[0]}
-        labels = set(sorted(x for x in labels if isinstance(x, str))[:1])
-    label = labels.pop() if len(labels) == 1 else None
-    return label if isinstance(label, str) else None
+        found = {_named(dims[seed[1]]) for v, dims in operands if v == seed[0]}
+        labels = set(sorted(x for x in found if x is not None)[:1])
+    return labels.pop() if len(labels) == 1 else None
+
+
+def _named(dim: Dim) -> str | None:
+    """The index of outputs that a dimension carries."""
+    return dim.label if isinstance(dim, Window) else dim
 
 
 def _fit(part: Part, k: int, label: str) -> Way | None:
@@ -536,15 +575,20 @@ def _fit(part: Part, k: int, label: str) -> Way | None:
     ins = [graph.specs[v] for v in node.inputs]
     indices = _indices(graph, k)
     blocks = target.numerics == "any-workers"
-    if any(isinstance(d, Window) and d.label == label for dims in indices.ins for d in dims):
-        return None
     space = _space(indices, ins, node, target)
     if space is None or not may_split(indices, label, node, blocks):
+        return None
+    reaches = [
+        v
+        for v, dims in zip(node.inputs, indices.ins, strict=True)
+        if any(isinstance(d, Window) and d.label == label for d in dims)
+    ]
+    if any(v in part.rigid or (label in space and v in part.cut) for v in reaches):
         return None
     mesh = (*target.mesh, part.turns)
     extents = extents_of(indices, ins, node.specs)
     way = way_of(indices, extents, ins, node, (*space, label), mesh, blocks)
-    if way is None or any(w.windows for w in way.needs):
+    if way is None:
         return None
     cuts = [w.splits[-1] for w in way.gives]
     if (
@@ -556,20 +600,26 @@ def _fit(part: Part, k: int, label: str) -> Way | None:
     whole = [v for v, cut in zip(graph.outs(k), cuts, strict=True) if cut is None]
     if len(whole) == len(cuts) or any(_is_read(graph, v) for v in whole):
         return None
-    lies = [s.layout for s in (*ins, *node.specs)]
-    if any(w.at_once is not s for w, s in zip((*way.needs, *way.gives), lies, strict=True)):
+    if any(not holds(s, w.at_once) for w, s in zip(way.needs, ins, strict=True)):
         return None
-    for v, need in zip(node.inputs, way.needs, strict=True):
-        split = need.splits[-1]
-        if v in part.cut and part.cut[v] != split:
-            return None
-        if isinstance(split, int) and shortest(graph.specs[v], split) < part.turns:
-            return None
-    for spec, gives in zip(node.specs, way.gives, strict=True):
-        split = gives.splits[-1]
-        if isinstance(split, int) and shortest(spec, split) < part.turns:
-            return None
-    return way
+    if any(w.at_once is not s.layout for w, s in zip(way.gives, node.specs, strict=True)):
+        return None
+    if any(
+        v in part.cut and part.cut[v] != w.splits[-1]
+        for v, w in zip(node.inputs, way.needs, strict=True)
+    ):
+        return None
+    arrays = zip((*ins, *node.specs), (*way.needs, *way.gives), strict=True)
+    sizes = [shortest(s, d) for s, w in arrays if isinstance(d := w.splits[-1], int) and s.size]
+    return way if reaches or min(sizes, default=0) >= part.turns else None
+
+
+def holds(spec: Spec, need: Layout) -> bool:
+    """Whether what lies somewhere has what is needed of it; more than that where it is windows."""
+    lies = spec.layout
+    assert lies is not None
+    more = bool(need.windows) and lies.splits == need.splits and lies.has_copy(need, spec.shape)
+    return lies is need or more
 
 
 def _is_read(graph: Graph, v: int) -> bool:
@@ -593,16 +643,23 @@ def _pull(part: Part) -> None:
     """Take in what is only read in blocks, from the last to the first."""
     graph = part.graph
     wanted: dict[int, set[int | None]] = {}
+    overlaps: set[int] = set()  # values that are read in windows
 
     def want(k: int) -> None:
-        for v, need in zip(graph.nodes[k].inputs, part.ways[k].needs, strict=True):
+        label, outs = part.ways[k].labels[-1], graph.outs(k)
+        operands = zip(
+            graph.nodes[k].inputs, part.ways[k].needs, _indices(graph, k).ins, strict=True
+        )
+        for v, need, dims in operands:
             split = need.splits[-1]
             wanted.setdefault(v, set()).add(split if isinstance(split, int) else None)
+            if need.windows or (label in dims and not overlaps.isdisjoint(outs)):
+                overlaps.add(v)
 
-    for k in sorted(part.ways, reverse=True):
-        want(k)
     for k in reversed(range(len(graph.nodes))):
         outs = graph.outs(k)
+        if k in part.ways:
+            want(k)
         cuts = set().union(*(wanted.get(v, set()) for v in outs))
         if k in part.ways or len(cuts) != 1 or any(v in part.after for v in outs):
             continue
@@ -611,6 +668,8 @@ def _pull(part: Part) -> None:
         label = _out_label(graph, k, value, dim) if dim is not None else None
         way = _fit(part, k, label) if label is not None else None
         if way is None or any(w.splits[-1] not in (dim, None) for w in way.gives):
+            continue
+        if _is_rigid(part, k, way) and not overlaps.isdisjoint(outs):
             continue
         _join(part, k, way)
         want(k)
@@ -668,54 +727,171 @@ def emit(graph: Graph, part: Part, keep: float, value: int) -> tuple[Graph, int]
     return Graph(both.inputs, both.nodes[:count], tuple(outputs)), at
 
 
+@dataclass(slots=True)
+class _Made:
+    """What one turn reads from outside and makes: each value once for blocks that overlap much, and apart
+    for blocks that have little in common."""
+
+    nodes: dict[int, list[Way]]  # each time that a node runs
+    inputs: list[tuple[int, Layout]]
+    numbers: set[int]
+
+
+def _made(part: Part, results: Sequence[int]) -> _Made:
+    """What has to be made for the results, the last node first: each reader asks for windows on what it
+    reads."""
+    graph = part.graph
+    asked: dict[int, list[Layout]] = {}
+    for v in results:
+        k = graph.producers[v]
+        asked.setdefault(v, []).append(part.ways[k].gives[v - graph.starts[k]])
+    found, numbers = dict[int, list[Way]](), set[int]()
+    for k in sorted(part.ways, reverse=True):
+        outs = [v for v in graph.outs(k) if v in asked]
+        for v in outs:
+            dim = part.cut.get(v, -1)
+            for layout in _merged(asked[v], graph.specs[v], dim):
+                way = _with_window(part, k, layout.window(dim))
+                if way not in found.setdefault(k, []):
+                    found[k].append(way)
+        for way in found.get(k, ()):
+            for v, need in zip(graph.nodes[k].inputs, way.needs, strict=True):
+                if graph.producers[v] >= 0 and graph.nodes[graph.producers[v]].op == "constant":
+                    numbers.add(v)
+                elif need not in asked.setdefault(v, []):
+                    asked[v].append(need)
+    inputs = []
+    for v, layouts in asked.items():
+        k = graph.producers[v]
+        if k not in part.ways:
+            is_file = k >= 0 and graph.nodes[k].op == "read"
+            inputs += [
+                (v, need)
+                for need in (_file_blocks(layouts, graph.specs[v]) if is_file else layouts)
+            ]
+    return _Made(dict(sorted(found.items())), inputs, numbers)
+
+
+def _file_blocks(layouts: Sequence[Layout], spec: Spec) -> list[Layout]:
+    """Blocks of what a file has, as few as may be."""
+    whole = [w for w in layouts if not isinstance(w.splits[-1], int)]
+    dims = list(dict.fromkeys(w.splits[-1] for w in layouts if isinstance(w.splits[-1], int)))
+    return whole + [
+        w for d in dims for w in _merged([w for w in layouts if w.splits[-1] == d], spec, d)
+    ]
+
+
+def _merged(layouts: Sequence[Layout], spec: Spec, dim: int) -> list[Layout]:
+    """The same blocks, those as one that overlap or follow each other."""
+    if dim < 0 or len(layouts) < 2:
+        return list(layouts)
+    first, plain = layouts[0], Overlap(spec.shape[dim], 0, 1, 1)
+    turns = first.mesh[-1]
+    groups: dict[tuple[int, int], list[Overlap]] = {}
+    windows = {w.window(dim) or plain for w in layouts}
+    for w in sorted(windows, key=lambda w: (w.count, w.stride, w.offset, w.reach)):
+        same = groups.setdefault((w.count, w.stride), [])
+        step = abs(w.stride) * (w.count // turns)  # from one turn to the next
+        if same and w.offset <= same[-1].offset + same[-1].reach + step:
+            last = same[-1]
+            reach = max(last.offset + last.reach, w.offset + w.reach) - last.offset
+            same[-1] = Overlap(w.count, last.offset, w.stride, reach)
+        else:
+            same.append(w)
+    return [_windowed(first, dim, w, spec) for same in groups.values() for w in same]
+
+
+def _windowed(layout: Layout, dim: int, window: Overlap, spec: Spec) -> Layout:
+    others = [(d, w) for d, w in layout.windows if d != dim]
+    own = [] if window.covers(spec.shape[dim]) else [(dim, window)]
+    return Layout(
+        layout.mesh,
+        layout.splits,
+        tuple(sorted([*others, *own], key=lambda w: w[0])),
+        layout.blocks,
+    )
+
+
+def _with_window(part: Part, k: int, window: Overlap | None) -> Way:
+    """The way to run a node in turns that make these windows."""
+    way, graph = part.ways[k], part.graph
+    node = graph.nodes[k]
+    if window is None:
+        return way
+    ins, indices = [graph.specs[v] for v in node.inputs], _indices(graph, k)
+    label = way.labels[-1]
+    assert label is not None
+    made = way_of(
+        indices,
+        extents_of(indices, ins, node.specs),
+        ins,
+        node,
+        way.labels,
+        way.needs[0].mesh if way.needs else way.gives[0].mesh,
+        part.target.numerics == "any-workers",
+        {label: window},
+    )
+    assert made is not None, "what is rigid is not asked for windows"
+    return made
+
+
 def _body(part: Part, results: Sequence[int]) -> tuple[list[int], Graph]:
     """What the turns read from outside, and what one of them does."""
     graph, turns = part.graph, part.turns
-    needed: set[int] = set()
-    todo = [graph.producers[v] for v in results]
-    while todo:
-        k = todo.pop()
-        if k in part.ways and k not in needed:
-            needed.add(k)
-            todo.extend(graph.producers[v] for v in graph.nodes[k].inputs)
-    inputs: dict[tuple[int, Layout], int] = {}
-    numbers: set[int] = set()
-    for k in sorted(needed):
-        for v, need in zip(graph.nodes[k].inputs, part.ways[k].needs, strict=True):
-            if graph.producers[v] >= 0 and graph.nodes[graph.producers[v]].op == "constant":
-                numbers.add(v)
-            elif graph.producers[v] not in needed:
-                inputs.setdefault((v, need), len(inputs))
-    builder = Builder([graph.specs[v].at(need) for v, need in inputs])
-    own: dict[int, int] = {}
-    for v in sorted(numbers):
+    made = _made(part, results)
+    builder = Builder([graph.specs[v].at(need) for v, need in made.inputs])
+    own: dict[int, dict[Layout, int]] = {}
+    for n, (v, need) in enumerate(made.inputs):
+        own.setdefault(v, {})[need] = n
+    for v in sorted(made.numbers):
         node = graph.nodes[graph.producers[v]]
         spec = node.specs[0]
         assert spec.layout is not None
-        (own[v],) = builder.add(
-            "constant", (), node.params, [spec.at(spec.layout.in_turns(turns, None))]
-        )
-    for k in sorted(needed):
-        node, way = graph.nodes[k], part.ways[k]
-        read = [
-            own[v] if v in own else inputs[v, need]
-            for v, need in zip(node.inputs, way.needs, strict=True)
-        ]
-        specs = [s.at(w) for s, w in zip(node.specs, way.gives, strict=True)]
-        own.update(
-            zip(
+        there = spec.layout.in_turns(turns, None)
+        own[v] = {there: builder.add("constant", (), node.params, [spec.at(there)])[0]}
+
+    def read(v: int, need: Layout, dim: Dim, line: str) -> int:
+        if v in made.numbers:
+            return next(iter(own[v].values()))
+        if need in own[v]:
+            return own[v][need]
+        spec = graph.specs[v]
+        around = [w for w in own[v] if w.splits == need.splits and w.has_copy(need, spec.shape)]
+        least = min(around, key=lambda w: w.largest(spec.shape))
+        if isinstance(dim, Window) and need.windows:
+            return own[v][least]
+        (own[v][need],) = builder.add("narrow", (own[v][least],), (), (spec.at(need),), line)
+        return own[v][need]
+
+    for k, ways in made.nodes.items():
+        node = graph.nodes[k]
+        for way in ways:
+            operands = zip(node.inputs, way.needs, _indices(graph, k).ins, strict=True)
+            values = [
+                read(v, need, dims[d] if isinstance(d := need.splits[-1], int) else None, node.line)
+                for v, need, dims in operands
+            ]
+            specs = [s.at(w) for s, w in zip(node.specs, way.gives, strict=True)]
+            for v, w, value in zip(
                 graph.outs(k),
-                builder.add(node.op, read, node.params, specs, node.line),
+                way.gives,
+                builder.add(node.op, values, node.params, specs, node.line),
                 strict=True,
-            )
-        )
+            ):
+                own.setdefault(v, {})[w] = value
     outputs = []
     for v in results:
-        spec = builder.specs[own[v]]
+        k = graph.producers[v]
+        line = graph.nodes[k].line
+        value = read(v, part.ways[k].gives[v - graph.starts[k]], None, line)
+        spec = builder.specs[value]
         assert spec.layout is not None
-        if not isinstance(spec.layout.splits[-1], Partial) and not leading(spec):
-            line = graph.nodes[graph.producers[v]].line  # kernels write in order
-            outputs.append(builder.add("copy", (own[v],), (), (spec,), line)[0])
+        maker = builder.maker(value)
+        is_view = maker is not None and maker.op == "narrow"
+        if is_view or (not isinstance(spec.layout.splits[-1], Partial) and not leading(spec)):
+            outputs.append(
+                builder.add("copy", (value,), (), (spec,), line)[0]
+            )  # kernels write in order
         else:
-            outputs.append(own[v])
-    return [v for v, _ in inputs], builder.graph(outputs)
+            outputs.append(value)
+    return [v for v, _ in made.inputs], builder.graph(outputs)
