@@ -1,12 +1,18 @@
 """Random numbers of other distributions, made of uniform and normal ones, and of draws that take a few
 tries (ops/jit/rejection.py). An element's number decides on all that is drawn for it, so no layout and
-no number of workers changes a bit."""
+no number of workers changes a bit.
+
+One block each: parameters, and a sampler of what `Draw` has of a call. `distribution` makes of it the
+function that users call; `Generator` (ops/generator.py) has the same as methods."""
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, overload
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypedDict, Unpack, overload
 
 import numpy as np
 
@@ -30,19 +36,33 @@ from .core.spec import (
 )
 from .core.user_line import misfit
 from .creation import ANYWHERE, as_shape, iota, placed
-from .draws import _DIGITS, _float_dtype, _unit, asked, integers, normal, permutation, sorted_out
+from .draws import (
+    _DIGITS,
+    _float_dtype,
+    _unit,
+    asked,
+    integers,
+    normal,
+    permutation,
+    sorted_out,
+    uniform,
+)
 from .elementwise import (
+    as_dtype,
     astype,
     broadcast,
     ceil,
     clip,
     exp,
     expm1,
+    floor,
     less,
+    less_equal,
     log,
     log1p,
     maximum,
     minimum,
+    remainder,
     sqrt,
     tan,
     where,
@@ -68,262 +88,247 @@ def _size(name: str, shape: Any, *parameters: Array) -> Shape:
     return size
 
 
-def _open(
-    stream: str, parameters: Sequence[Operandish], shape: Any, dtype: Any, seed: Any
-) -> tuple[DType, list[Array], Array]:
-    """What is to be returned, the parameters in the dtype that is computed in, and numbers from
-    (0, 1)."""
-    kind = _float_dtype(dtype)
-    work = promote(kind, float32)
-    given = [astype(as_array(x), work) for x in parameters]
-    u = _unit(_size(stream, shape, *given), stream, seed, work, ANYWHERE, open_below=True)
-    return kind, given, clip(u, None, 1 - 2.0 ** -_DIGITS[work])
+Real = Operandish
+Size = ShapeLike | None
+
+
+class How(TypedDict, total=False):
+    """What each draw takes by name: NumPy's `size` is `shape`, and comes with NumPy's dtypes."""
+
+    size: Size
+    dtype: DTypeLike | None
+    seed: Any
+    split: Split
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """A call: the parameters, in the dtype that is computed in, the result's shape and dtype, a seed."""
+
+    given: list[Array]
+    shape: Shape
+    dtype: DType
+    work: DType
+    seed: Array
+
+    def unit(self, stream: str = "exponential") -> Array:
+        """Numbers from (0, 1)."""
+        u = _unit(self.shape, stream, self.seed, self.work, ANYWHERE, open_below=True)
+        return clip(u, None, 1 - 2.0 ** -_DIGITS[self.work])
+
+    def unit_of(self, number: int) -> Array:
+        """Numbers from (0, 1] of a seed of their own."""
+        return 1.0 - uniform(self.shape, dtype=float64, seed=fold(self.seed, number))
+
+    def normal(self, number: int | None = None) -> Array:
+        seed = self.seed if number is None else fold(self.seed, number)
+        return normal(self.shape, dtype=self.work, seed=seed)
+
+    def tried(self, name: str, *parameters: Array, number: int | None = None) -> Array:
+        seed = self.seed if number is None else fold(self.seed, number)
+        return apply(f"{name}_draw", seed, numbers_of(self.shape), *parameters)
+
+
+P = ParamSpec("P")
+Sampler = Callable[Concatenate[Draw, P], Array]
+
+
+def distribution(
+    work: DType | None = None, whole: bool = False, vectors: Sequence[int] = ()
+) -> Callable[[Sampler[P]], Callable[P, Array]]:
+    """Make a function of a sampler's. `work`: the dtype it computes in, or that of the result, if that is
+    wider than float32. `whole`: it makes whole numbers. Parameters that are vectors have a last axis that
+    the shape is without."""
+
+    def decorate(sampler: Sampler[P]) -> Callable[P, Array]:
+        name = sampler.__name__
+        signature = _signature(sampler, int64 if whole else None)
+
+        @wraps(sampler)
+        def drawn(*args: P.args, **kw: P.kwargs) -> Array:
+            try:
+                call = signature.bind(*args, **kw)
+            except TypeError as wrong:
+                raise TypeError(f"{name}(): {wrong}") from None
+            call.apply_defaults()
+            *given, shape, size, dtype, seed, split = call.arguments.values()
+            if whole:
+                shape, kind = shape if size is None else size, as_dtype(dtype)
+            else:
+                shape, dtype = asked(shape, size, dtype)
+                kind = _float_dtype(dtype)
+            found = work or promote(kind, float32)
+            parameters = [astype(as_array(x), found) for x in given]
+            for k in vectors:
+                if parameters[k].ndim < 1:
+                    got = f"{parameters[k].spec.bare}"
+                    raise misfit(ShapeError, name, got=got, needed="one axis or more")
+            own = [x[..., 0] if k in vectors else x for k, x in enumerate(parameters)]
+            draw = Draw(parameters, _size(name, shape, *own), kind, found, as_seed(seed))
+            return placed(astype(sampler(draw, *args, **kw), kind), split)
+
+        drawn.__signature__ = signature  # type: ignore[attr-defined]
+        return drawn
+
+    return decorate
+
+
+def _signature(sampler: Callable[..., Array], dtype: DType | None) -> inspect.Signature:
+    """The parameters, the shape, and what each draw takes by name."""
+    _, *given, _ = inspect.signature(sampler).parameters.values()
+    by_name = inspect.Parameter.KEYWORD_ONLY
+    defaults = {"dtype": dtype, "split": ANYWHERE}
+    given += [
+        inspect.Parameter(n, by_name, default=defaults.get(n), annotation=kind.__forward_arg__)
+        for n, kind in How.__annotations__.items()
+    ]
+    return inspect.Signature(given, return_annotation="Array")
 
 
 # -- by the inverse of a distribution --------------------------------------------------------
-def exponential(
-    scale: Operandish = 1.0,
-    shape: ShapeLike | None = None,
-    *,
-    size: ShapeLike | None = None,
-    dtype: DTypeLike | None = None,
-    seed: Any = None,
-    split: Split = ANYWHERE,
-) -> Array:
+@distribution()
+def exponential(draw: Draw, scale: Real = 1.0, shape: Size = None, **how: Unpack[How]) -> Array:
     """Numbers of the exponential distribution.
 
     >>> ost.random.exponential(2.0, (3,), seed=7)
     Array([0.9135, 4.3328, 5.8624], dtype=float32)
     """
-    shape, dtype = asked(shape, size, dtype)
-    kind, (scale,), u = _open("exponential", [scale], shape, dtype, seed)
-    return placed(astype(-scale * log(u), kind), split)
+    return -draw.given[0] * log(draw.unit())
 
 
+@distribution()
 def laplace(
-    loc: Operandish = 0.0,
-    scale: Operandish = 1.0,
-    shape: ShapeLike | None = None,
-    *,
-    size: ShapeLike | None = None,
-    dtype: DTypeLike | None = None,
-    seed: Any = None,
-    split: Split = ANYWHERE,
+    draw: Draw, loc: Real = 0.0, scale: Real = 1.0, shape: Size = None, **how: Unpack[How]
 ) -> Array:
     """Numbers of the Laplace distribution.
 
     >>> ost.random.laplace(0.0, 1.0, (3,), seed=7)
     Array([0.1586, 0.0919, 0.7616], dtype=float32)
     """
-    shape, dtype = asked(shape, size, dtype)
-    kind, (loc, scale), u = _open("laplace", [loc, scale], shape, dtype, seed)
+    (loc, scale), u = draw.given, draw.unit("laplace")
     lower = less(u, 0.5)
     tail = log(2 * where(lower, u, 1 - u))
-    return placed(astype(loc + scale * where(lower, tail, -tail), kind), split)
+    return loc + scale * where(lower, tail, -tail)
 
 
+@distribution()
 def logistic(
-    loc: Operandish = 0.0,
-    scale: Operandish = 1.0,
-    shape: ShapeLike | None = None,
-    *,
-    size: ShapeLike | None = None,
-    dtype: DTypeLike | None = None,
-    seed: Any = None,
-    split: Split = ANYWHERE,
+    draw: Draw, loc: Real = 0.0, scale: Real = 1.0, shape: Size = None, **how: Unpack[How]
 ) -> Array:
     """Numbers of the logistic distribution.
 
     >>> ost.random.logistic(0.0, 1.0, (3,), seed=7)
     Array([ 2.3403, -0.8433,  0.5327], dtype=float32)
     """
-    shape, dtype = asked(shape, size, dtype)
-    kind, (loc, scale), u = _open("logistic", [loc, scale], shape, dtype, seed)
-    return placed(astype(loc + scale * (log(u) - log1p(-u)), kind), split)
+    (loc, scale), u = draw.given, draw.unit("logistic")
+    return loc + scale * (log(u) - log1p(-u))
 
 
+@distribution()
 def gumbel(
-    loc: Operandish = 0.0,
-    scale: Operandish = 1.0,
-    shape: ShapeLike | None = None,
-    *,
-    size: ShapeLike | None = None,
-    dtype: DTypeLike | None = None,
-    seed: Any = None,
-    split: Split = ANYWHERE,
+    draw: Draw, loc: Real = 0.0, scale: Real = 1.0, shape: Size = None, **how: Unpack[How]
 ) -> Array:
     """Numbers of the Gumbel distribution.
 
     >>> ost.random.gumbel(0.0, 1.0, (3,), seed=7)
     Array([ 1.1164, -0.21  ,  2.1664], dtype=float32)
     """
-    shape, dtype = asked(shape, size, dtype)
-    kind, (loc, scale), u = _open("gumbel", [loc, scale], shape, dtype, seed)
-    return placed(astype(loc - scale * log(-log(u)), kind), split)
+    loc, scale = draw.given
+    return loc - scale * log(-log(draw.unit("gumbel")))
 
 
+@distribution()
 def cauchy(
-    loc: Operandish = 0.0,
-    scale: Operandish = 1.0,
-    shape: ShapeLike | None = None,
-    *,
-    size: ShapeLike | None = None,
-    dtype: DTypeLike | None = None,
-    seed: Any = None,
-    split: Split = ANYWHERE,
+    draw: Draw, loc: Real = 0.0, scale: Real = 1.0, shape: Size = None, **how: Unpack[How]
 ) -> Array:
     """Numbers of the Cauchy distribution.
 
     >>> ost.random.cauchy(0.0, 1.0, (3,), seed=7)
     Array([ 1.0236, -0.2327, -0.5634], dtype=float32)
     """
-    shape, dtype = asked(shape, size, dtype)
-    kind, (loc, scale), u = _open("cauchy", [loc, scale], shape, dtype, seed)
-    return placed(astype(loc + scale * tan(math.pi * (u - 0.5)), kind), split)
+    loc, scale = draw.given
+    return loc + scale * tan(math.pi * (draw.unit("cauchy") - 0.5))
 
 
-def pareto(
-    a: Operandish,
-    shape: ShapeLike | None = None,
-    *,
-    size: ShapeLike | None = None,
-    dtype: DTypeLike | None = None,
-    seed: Any = None,
-    split: Split = ANYWHERE,
-) -> Array:
+@distribution()
+def pareto(draw: Draw, a: Real, shape: Size = None, **how: Unpack[How]) -> Array:
     """Numbers of the Pareto distribution II (Lomax), as NumPy's.
 
     >>> ost.random.pareto(3.0, (3,), seed=7)
     Array([0.1645, 1.0588, 1.6567], dtype=float32)
     """
-    shape, dtype = asked(shape, size, dtype)
-    kind, (a,), u = _open("exponential", [a], shape, dtype, seed)
-    return placed(astype(expm1(-log(u) / a), kind), split)
+    return expm1(-log(draw.unit()) / draw.given[0])
 
 
-def power(
-    a: Operandish,
-    shape: ShapeLike | None = None,
-    *,
-    size: ShapeLike | None = None,
-    dtype: DTypeLike | None = None,
-    seed: Any = None,
-    split: Split = ANYWHERE,
-) -> Array:
+@distribution()
+def power(draw: Draw, a: Real, shape: Size = None, **how: Unpack[How]) -> Array:
     """Numbers from [0, 1] with density a x**(a - 1).
 
     >>> ost.random.power(3.0, (3,), seed=7)
     Array([0.8588, 0.4857, 0.3764], dtype=float32)
     """
-    shape, dtype = asked(shape, size, dtype)
-    kind, (a,), u = _open("exponential", [a], shape, dtype, seed)
-    return placed(astype(exp(log(u) / a), kind), split)
+    return exp(log(draw.unit()) / draw.given[0])
 
 
-def weibull(
-    a: Operandish,
-    shape: ShapeLike | None = None,
-    *,
-    size: ShapeLike | None = None,
-    dtype: DTypeLike | None = None,
-    seed: Any = None,
-    split: Split = ANYWHERE,
-) -> Array:
+@distribution()
+def weibull(draw: Draw, a: Real, shape: Size = None, **how: Unpack[How]) -> Array:
     """Numbers of the Weibull distribution of scale 1.
 
     >>> ost.random.weibull(1.5, (3,), seed=7)
     Array([0.5931, 1.6743, 2.0482], dtype=float32)
     """
-    shape, dtype = asked(shape, size, dtype)
-    kind, (a,), u = _open("exponential", [a], shape, dtype, seed)
-    return placed(astype((-log(u)) ** (1 / a), kind), split)
+    return (-log(draw.unit())) ** (1 / draw.given[0])
 
 
-def rayleigh(
-    scale: Operandish = 1.0,
-    shape: ShapeLike | None = None,
-    *,
-    size: ShapeLike | None = None,
-    dtype: DTypeLike | None = None,
-    seed: Any = None,
-    split: Split = ANYWHERE,
-) -> Array:
+@distribution()
+def rayleigh(draw: Draw, scale: Real = 1.0, shape: Size = None, **how: Unpack[How]) -> Array:
     """Numbers of the Rayleigh distribution.
 
     >>> ost.random.rayleigh(1.0, (3,), seed=7)
     Array([0.9558, 2.0815, 2.4212], dtype=float32)
     """
-    shape, dtype = asked(shape, size, dtype)
-    kind, (scale,), u = _open("exponential", [scale], shape, dtype, seed)
-    return placed(astype(scale * sqrt(-2 * log(u)), kind), split)
+    return draw.given[0] * sqrt(-2 * log(draw.unit()))
 
 
+@distribution()
 def triangular(
-    left: Operandish,
-    mode: Operandish,
-    right: Operandish,
-    shape: ShapeLike | None = None,
-    *,
-    size: ShapeLike | None = None,
-    dtype: DTypeLike | None = None,
-    seed: Any = None,
-    split: Split = ANYWHERE,
+    draw: Draw, left: Real, mode: Real, right: Real, shape: Size = None, **how: Unpack[How]
 ) -> Array:
     """Numbers whose density is a triangle over [left, right].
 
     >>> ost.random.triangular(0.0, 1.0, 4.0, (3,), seed=7)
     Array([1.3828, 0.8352, 0.5373], dtype=float32)
     """
-    shape, dtype = asked(shape, size, dtype)
-    kind, (left, mode, right), u = _open("triangular", [left, mode, right], shape, dtype, seed)
+    (left, mode, right), u = draw.given, draw.unit("triangular")
     whole = right - left
     rising = less(u * whole, mode - left)
     below = left + sqrt(u * whole * (mode - left))
     above = right - sqrt((1 - u) * whole * (right - mode))
-    return placed(astype(where(rising, below, above), kind), split)
+    return where(rising, below, above)
 
 
+@distribution()
 def lognormal(
-    mean: Operandish = 0.0,
-    sigma: Operandish = 1.0,
-    shape: ShapeLike | None = None,
-    *,
-    size: ShapeLike | None = None,
-    dtype: DTypeLike | None = None,
-    seed: Any = None,
-    split: Split = ANYWHERE,
+    draw: Draw, mean: Real = 0.0, sigma: Real = 1.0, shape: Size = None, **how: Unpack[How]
 ) -> Array:
     """exp of normally distributed numbers.
 
     >>> ost.random.lognormal(0.0, 1.0, (3,), seed=7)
     Array([1.2275, 0.7569, 1.2225], dtype=float32)
     """
-    shape, dtype = asked(shape, size, dtype)
-    kind = _float_dtype(dtype)
-    work = promote(kind, float32)
-    mean, sigma = (astype(as_array(x), work) for x in (mean, sigma))
-    x = normal(_size("lognormal", shape, mean, sigma), dtype=work, seed=seed)
-    return placed(astype(exp(mean + sigma * x), kind), split)
+    mean, sigma = draw.given
+    return exp(mean + sigma * draw.normal())
 
 
-def geometric(
-    p: Operandish,
-    shape: ShapeLike | None = None,
-    *,
-    size: ShapeLike | None = None,
-    dtype: DTypeLike = int64,
-    seed: Any = None,
-    split: Split = ANYWHERE,
-) -> Array:
+@distribution(work=float64, whole=True)
+def geometric(draw: Draw, p: Real, shape: Size = None, **how: Unpack[How]) -> Array:
     """How many tries it takes, each of which succeeds with probability p.
 
     >>> ost.random.geometric(0.5, (3,), seed=7)
     Array([2, 1, 1], dtype=int64)
     """
-    shape = shape if size is None else size
-    _, (p,), u = _open("geometric", [p], shape, float64, seed)
-    tries = maximum(ceil(log(u) / log1p(-p)), 1)
-    return placed(astype(where(p >= 1, 1, tries), dtype), split)
+    (p,), u = draw.given, draw.unit("geometric")
+    return where(p >= 1, 1, maximum(ceil(log(u) / log1p(-p)), 1))
 
 
 # -- by a few tries --------------------------------------------------------------------------
@@ -372,10 +377,6 @@ def numbers_of(shape: Shape) -> Array:
     return as_array(np.int64(0)) if found is None else found
 
 
-def tried(name: str, seed: Any, shape: Shape, *parameters: Array) -> Array:
-    return apply(name, as_seed(seed), numbers_of(shape), *parameters)
-
-
 @overload
 def gamma(
     a: Operandish,
@@ -421,177 +422,136 @@ def gamma(
     kind = _float_dtype(dtype)
     work = promote(kind, float32)
     a, scale = (astype(as_array(x), work) for x in (a, scale))
-    x = tried("gamma_draw", seed, _size("gamma", shape, a, scale), a)
+    size = _size("gamma", shape, a, scale)
+    x = apply("gamma_draw", as_seed(seed), numbers_of(size), a)
     return placed(astype(x * scale, kind), split)
 
 
-def chisquare(
-    df: Operandish,
-    shape: ShapeLike | None = None,
-    *,
-    size: ShapeLike | None = None,
-    dtype: DTypeLike | None = None,
-    seed: Any = None,
-    split: Split = ANYWHERE,
-) -> Array:
+@distribution()
+def chisquare(draw: Draw, df: Real, shape: Size = None, **how: Unpack[How]) -> Array:
     """Sums of squares of df normally distributed numbers.
 
     >>> ost.random.chisquare(3.0, (3,), seed=7)
     Array([3.1949, 0.6961, 3.8262], dtype=float32)
     """
-    shape, dtype = asked(shape, size, dtype)
-    half = as_array(df) * 0.5
-    return gamma(half, shape, scale=2.0, dtype=dtype, seed=seed, split=split)
+    return draw.tried("gamma", draw.given[0] * 0.5) * 2.0
 
 
-def beta(
-    a: Operandish,
-    b: Operandish,
-    shape: ShapeLike | None = None,
-    *,
-    size: ShapeLike | None = None,
-    dtype: DTypeLike | None = None,
-    seed: Any = None,
-    split: Split = ANYWHERE,
-) -> Array:
+@distribution(work=float64)
+def beta(draw: Draw, a: Real, b: Real, shape: Size = None, **how: Unpack[How]) -> Array:
     """Numbers of the beta distribution.
 
     >>> ost.random.beta(2.0, 3.0, (3,), seed=7)
     Array([0.5356, 0.1461, 0.1813], dtype=float32)
     """
-    shape, dtype = asked(shape, size, dtype)
-    kind = _float_dtype(dtype)
-    a, b = (astype(as_array(x), float64) for x in (a, b))
-    size, seed = _size("beta", shape, a, b), as_seed(seed)
-    x = tried("gamma_draw", seed, size, a)
-    y = tried("gamma_draw", fold(seed, 1), size, b)
-    return placed(astype(x / (x + y), kind), split)
+    a, b = draw.given
+    x = draw.tried("gamma", a)
+    return x / (x + draw.tried("gamma", b, number=1))
 
 
-def f(
-    dfnum: Operandish,
-    dfden: Operandish,
-    shape: ShapeLike | None = None,
-    *,
-    size: ShapeLike | None = None,
-    dtype: DTypeLike | None = None,
-    seed: Any = None,
-    split: Split = ANYWHERE,
-) -> Array:
+@distribution(work=float64)
+def f(draw: Draw, dfnum: Real, dfden: Real, shape: Size = None, **how: Unpack[How]) -> Array:
     """Numbers of the F distribution.
 
     >>> ost.random.f(3.0, 5.0, (3,), seed=7)
     Array([1.8118, 0.1882, 0.3031], dtype=float32)
     """
-    shape, dtype = asked(shape, size, dtype)
-    kind = _float_dtype(dtype)
-    m, n = (astype(as_array(x), float64) for x in (dfnum, dfden))
-    size, seed = _size("f", shape, m, n), as_seed(seed)
-    x = tried("gamma_draw", seed, size, m * 0.5) / m
-    y = tried("gamma_draw", fold(seed, 1), size, n * 0.5) / n
-    return placed(astype(x / y, kind), split)
+    m, n = draw.given
+    x = draw.tried("gamma", m * 0.5) / m
+    return x / (draw.tried("gamma", n * 0.5, number=1) / n)
 
 
-def standard_t(
-    df: Operandish,
-    shape: ShapeLike | None = None,
-    *,
-    size: ShapeLike | None = None,
-    dtype: DTypeLike | None = None,
-    seed: Any = None,
-    split: Split = ANYWHERE,
-) -> Array:
+@distribution()
+def standard_t(draw: Draw, df: Real, shape: Size = None, **how: Unpack[How]) -> Array:
     """Numbers of Student's t distribution.
 
     >>> ost.random.standard_t(5.0, (3,), seed=7)
     Array([-1.8959,  0.0195, -0.0526], dtype=float32)
     """
-    shape, dtype = asked(shape, size, dtype)
-    kind = _float_dtype(dtype)
-    n = astype(as_array(df), promote(kind, float32))
-    size, seed = _size("standard_t", shape, n), as_seed(seed)
-    half = n * 0.5
-    spread = sqrt(half / tried("gamma_draw", seed, size, half))
-    x = normal(size, dtype=n.dtype, seed=fold(seed, 1)) * spread
-    return placed(astype(x, kind), split)
+    half = draw.given[0] * 0.5
+    spread = sqrt(half / draw.tried("gamma", half))
+    return draw.normal(1) * spread
 
 
-def dirichlet(
-    alpha: Operandish,
-    shape: ShapeLike = (),
-    *,
-    size: ShapeLike | None = None,
-    dtype: DTypeLike | None = None,
-    seed: Any = None,
-    split: Split = ANYWHERE,
-) -> Array:
-    """Shares that add up to 1, along a last axis as long as alpha's.
+@distribution(work=float64)
+def vonmises(draw: Draw, mu: Real, kappa: Real, shape: Size = None, **how: Unpack[How]) -> Array:
+    """Angles from [-pi, pi] around mu, as near to it as kappa says (Best and Fisher).
 
-    >>> ost.random.dirichlet([1.0, 2.0, 3.0], (2,), seed=7).sum(axis=1)
-    Array([1., 1.], dtype=float32)
+    >>> ost.random.vonmises(0.0, 4.0, (3,), seed=7)
+    Array([ 0.3021, -0.0266,  0.6078], dtype=float32)
     """
-    shape, dtype = asked(shape, size, dtype)
-    kind = _float_dtype(dtype)
-    a = astype(as_array(alpha), float64)
-    if a.ndim < 1:
-        raise misfit(ShapeError, "dirichlet", got=f"{a.spec.bare}", needed="one axis or more")
-    size = (*_size("dirichlet", shape, a[..., 0]), a.shape[-1])
-    x = tried("gamma_draw", seed, size, a)
-    return placed(astype(x / sum(x, axis=-1, keepdims=True), kind), split)
+    middle, k = draw.given
+    angle = middle + draw.tried("vonmises", k)
+    return remainder(angle + math.pi, 2 * math.pi) - math.pi
 
 
-def poisson(
-    lam: Operandish = 1.0,
-    shape: ShapeLike | None = None,
-    *,
-    size: ShapeLike | None = None,
-    dtype: DTypeLike = int64,
-    seed: Any = None,
-    split: Split = ANYWHERE,
+@distribution(work=float64)
+def wald(draw: Draw, mean: Real, scale: Real, shape: Size = None, **how: Unpack[How]) -> Array:
+    """Numbers of the inverse Gaussian distribution.
+
+    >>> ost.random.wald(1.0, 2.0, (3,), seed=7)
+    Array([1.0522, 0.4449, 0.7891], dtype=float32)
+    """
+    m, s = draw.given
+    n = draw.normal(1)
+    y = m * n * n / (2.0 * s)
+    x = m / (1.0 + y + sqrt(y * (2.0 + y)))  # the smaller root, without cancellation
+    return where(less_equal(draw.unit_of(2), m / (m + x)), x, m * m / x)
+
+
+@distribution(work=float64)
+def noncentral_chisquare(
+    draw: Draw, df: Real, nonc: Real, shape: Size = None, **how: Unpack[How]
 ) -> Array:
+    """Sums of squares of df normally distributed numbers whose squared means add up to nonc.
+
+    >>> ost.random.noncentral_chisquare(3.0, 2.0, (3,), seed=7)
+    Array([6.1099, 7.3551, 1.5416], dtype=float32)
+    """
+    d, extra = draw.given
+    more = poisson(extra / 2.0, draw.shape, seed=fold(draw.seed, 1))
+    seed = fold(draw.seed, 2)
+    return chisquare(d + 2.0 * more, draw.shape, dtype=draw.dtype, seed=seed)
+
+
+@distribution(work=float64)
+def noncentral_f(
+    draw: Draw, dfnum: Real, dfden: Real, nonc: Real, shape: Size = None, **how: Unpack[How]
+) -> Array:
+    """Numbers of the F distribution whose numerator's squared means add up to nonc.
+
+    >>> ost.random.noncentral_f(3.0, 5.0, 2.0, (3,), seed=7).shape
+    (3,)
+    """
+    m, n, extra = draw.given
+    size, seeds = draw.shape, [fold(draw.seed, k) for k in (3, 4)]
+    above = noncentral_chisquare(m, extra, size, dtype=float64, seed=seeds[0]) / m
+    return above / (chisquare(n, size, dtype=float64, seed=seeds[1]) / n)
+
+
+@distribution(work=float64, whole=True)
+def poisson(draw: Draw, lam: Real = 1.0, shape: Size = None, **how: Unpack[How]) -> Array:
     """Counts of independent events, of which lam are expected.
 
     >>> ost.random.poisson(4.0, (3,), seed=7)
     Array([5, 6, 6], dtype=int64)
     """
-    shape = shape if size is None else size
-    mean = astype(as_array(lam), float64)
-    return placed(
-        astype(tried("poisson_draw", seed, _size("poisson", shape, mean), mean), dtype), split
-    )
+    return draw.tried("poisson", *draw.given)
 
 
-def binomial(
-    n: Operandish,
-    p: Operandish,
-    shape: ShapeLike | None = None,
-    *,
-    size: ShapeLike | None = None,
-    dtype: DTypeLike = int64,
-    seed: Any = None,
-    split: Split = ANYWHERE,
-) -> Array:
+@distribution(work=float64, whole=True)
+def binomial(draw: Draw, n: Real, p: Real, shape: Size = None, **how: Unpack[How]) -> Array:
     """How many of n tries succeed, each with probability p.
 
     >>> ost.random.binomial(10, 0.5, (3,), seed=7)
     Array([6, 4, 3], dtype=int64)
     """
-    shape = shape if size is None else size
-    count, share = (astype(as_array(x), float64) for x in (n, p))
-    size = _size("binomial", shape, count, share)
-    return placed(astype(tried("binomial_draw", seed, size, count, share), dtype), split)
+    return draw.tried("binomial", *draw.given)
 
 
+@distribution(work=float64, whole=True)
 def hypergeometric(
-    ngood: Operandish,
-    nbad: Operandish,
-    nsample: Operandish,
-    shape: ShapeLike | None = None,
-    *,
-    size: ShapeLike | None = None,
-    dtype: DTypeLike = int64,
-    seed: Any = None,
-    split: Split = ANYWHERE,
+    draw: Draw, ngood: Real, nbad: Real, nsample: Real, shape: Size = None, **how: Unpack[How]
 ) -> Array:
     """How many good ones are among nsample that are taken, without putting any back, out of ngood good
     and nbad bad ones, up to 10**9 in all.
@@ -599,44 +559,62 @@ def hypergeometric(
     >>> ost.random.hypergeometric(5, 5, 4, (3,), seed=7)
     Array([1, 2, 1], dtype=int64)
     """
-    shape = shape if size is None else size
-    given = [astype(as_array(x), float64) for x in (ngood, nbad, nsample)]
-    size = _size("hypergeometric", shape, *given)
-    return placed(astype(tried("hypergeometric_draw", seed, size, *given), dtype), split)
+    return draw.tried("hypergeometric", *draw.given)
 
 
+@distribution(work=float64, whole=True)
+def zipf(draw: Draw, a: Real, shape: Size = None, **how: Unpack[How]) -> Array:
+    """Whole numbers k of probabilities in the ratio of k**-a, for a > 1 (Devroye).
+
+    >>> ost.random.zipf(2.0, (4,), seed=7)
+    Array([1, 4, 1, 1], dtype=int64)
+    """
+    return draw.tried("zipf", *draw.given)
+
+
+@distribution(work=float64, whole=True)
 def negative_binomial(
-    n: Operandish,
-    p: Operandish,
-    shape: ShapeLike | None = None,
-    *,
-    size: ShapeLike | None = None,
-    dtype: DTypeLike = int64,
-    seed: Any = None,
-    split: Split = ANYWHERE,
+    draw: Draw, n: Real, p: Real, shape: Size = None, **how: Unpack[How]
 ) -> Array:
     """How many tries fail before n succeed, each with probability p.
 
     >>> ost.random.negative_binomial(3, 0.5, (3,), seed=7)
     Array([2, 3, 3], dtype=int64)
     """
-    shape = shape if size is None else size
-    count, share = (astype(as_array(x), float64) for x in (n, p))
-    size, seed = _size("negative_binomial", shape, count, share), as_seed(seed)
-    mean = tried("gamma_draw", seed, size, count) * ((1 - share) / share)
-    return placed(astype(tried("poisson_draw", fold(seed, 1), size, mean), dtype), split)
+    count, share = draw.given
+    mean = draw.tried("gamma", count) * ((1 - share) / share)
+    return draw.tried("poisson", mean, number=1)
 
 
-def multinomial(
-    n: Operandish,
-    pvals: Operandish,
-    shape: ShapeLike | None = None,
-    *,
-    size: ShapeLike | None = None,
-    dtype: DTypeLike = int64,
-    seed: Any = None,
-    split: Split = ANYWHERE,
-) -> Array:
+@distribution(work=float64, whole=True)
+def logseries(draw: Draw, p: Real, shape: Size = None, **how: Unpack[How]) -> Array:
+    """Whole numbers k of probabilities in the ratio of p**k / k (Kemp).
+
+    >>> ost.random.logseries(0.6, (4,), seed=7)
+    Array([1, 1, 2, 1], dtype=int64)
+    """
+    (p,), v = draw.given, draw.unit_of(2)
+    q = -expm1(log1p(-p) * draw.unit_of(1))
+    large = floor(1.0 + log(v) / log(q))
+    return where(less_equal(v, q * q), large, where(less_equal(v, q), 2.0, 1.0))
+
+
+# -- of several numbers ----------------------------------------------------------------------
+@distribution(work=float64, vectors=[0])
+def dirichlet(draw: Draw, alpha: Real, shape: Size = None, **how: Unpack[How]) -> Array:
+    """Shares that add up to 1, along a last axis as long as alpha's.
+
+    >>> ost.random.dirichlet([1.0, 2.0, 3.0], (2,), seed=7).sum(axis=1)
+    Array([1., 1.], dtype=float32)
+    """
+    (a,) = draw.given
+    size = (*draw.shape, a.shape[-1])
+    x = apply("gamma_draw", draw.seed, numbers_of(size), a)
+    return x / sum(x, axis=-1, keepdims=True)
+
+
+@distribution(vectors=[1], work=float64, whole=True)
+def multinomial(draw: Draw, n: Real, pvals: Real, shape: Size = None, **how: Unpack[How]) -> Array:
     """How many of n tries give each result, whose probabilities are `pvals` along their last axis: one
     binomial draw after the other.
 
@@ -644,25 +622,20 @@ def multinomial(
     Array([[3, 4, 3],
            [3, 1, 6]], dtype=int64)
     """
-    shape = shape if size is None else size
-    left, p = (astype(as_array(x), float64) for x in (n, pvals))
-    if p.ndim < 1 or not p.shape[-1]:
-        raise misfit(
-            ShapeError, "multinomial", got=f"{p.spec.bare}", needed="one probability or more"
-        )
-    size, seed = _size("multinomial", shape, left, p[..., 0]), as_seed(seed)
-    left = broadcast_to(left, size)
+    left, p = draw.given
+    if not p.shape[-1]:
+        got = f"{p.spec.bare}"
+        raise misfit(ShapeError, "multinomial", got=got, needed="one probability or more")
+    left = broadcast_to(left, draw.shape)
     rest: Array = sum(p, axis=-1)
     found = []
     for k in range(p.shape[-1] - 1):
         share = clip(where(rest > 0, p[..., k] / where(rest > 0, rest, 1), 0), 0, 1)
-        here = tried("binomial_draw", fold(seed, k), size, left, share)
-        found.append(here)
-        left, rest = left - here, rest - p[..., k]
-    return placed(astype(stack([*found, left], axis=-1), dtype), split)
+        found.append(draw.tried("binomial", left, share, number=k))
+        left, rest = left - found[-1], rest - p[..., k]
+    return stack([*found, left], axis=-1)
 
 
-# -- of several numbers ----------------------------------------------------------------------
 def multivariate_normal(
     mean: Operandish,
     cov: Operandish,

@@ -3,19 +3,45 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 
 import numpy as np
 
-from . import assigning, distributions, draws, more_distributions
+from . import assigning, distributions, draws
 from .core.array import Array, Operandish, as_array
-from .core.spec import DTypeLike, ShapeLike, float64, int64
+from .core.spec import DType, DTypeLike, ShapeLike, float64, int64
 from .core.spelling import hint
 from .seeds import fold, mix, seeds
 from .shape import whole_number
+
+P = ParamSpec("P")
+
+
+def _method(
+    function: Callable[P, Array], dtype: DType = float64
+) -> Callable[Concatenate[Generator, P], Array]:
+    """A function of ours as a method: `size` comes behind the parameters, dtypes are NumPy's."""
+    me = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    theirs = [
+        p.replace(name="size") if p.name == "shape" else p
+        for p in inspect.signature(function).parameters.values()
+        if p.kind != p.KEYWORD_ONLY
+    ]
+
+    @wraps(function)
+    def method(self: Generator, /, *args: P.args, **kw: P.kwargs) -> Array:
+        return function(*args, **{"dtype": dtype, **kw, "seed": self._next()})
+
+    del method.__wrapped__
+    method.__doc__ = str(function.__doc__).partition("\n\n")[0]
+    method.__signature__ = inspect.Signature([me, *theirs])  # type: ignore[attr-defined]
+    return method
 
 
 class Generator:
@@ -142,76 +168,6 @@ class Generator:
         """Numbers of the Cauchy distribution."""
         return distributions.cauchy(0.0, 1.0, _of(size), dtype=float64, seed=self._next())
 
-    def exponential(self, scale: Operandish = 1.0, size: ShapeLike | None = None) -> Array:
-        """Numbers of the exponential distribution."""
-        return distributions.exponential(scale, size, dtype=float64, seed=self._next())
-
-    def laplace(
-        self, loc: Operandish = 0.0, scale: Operandish = 1.0, size: ShapeLike | None = None
-    ) -> Array:
-        """Numbers of the Laplace distribution."""
-        return distributions.laplace(loc, scale, size, dtype=float64, seed=self._next())
-
-    def logistic(
-        self, loc: Operandish = 0.0, scale: Operandish = 1.0, size: ShapeLike | None = None
-    ) -> Array:
-        """Numbers of the logistic distribution."""
-        return distributions.logistic(loc, scale, size, dtype=float64, seed=self._next())
-
-    def gumbel(
-        self, loc: Operandish = 0.0, scale: Operandish = 1.0, size: ShapeLike | None = None
-    ) -> Array:
-        """Numbers of the Gumbel distribution."""
-        return distributions.gumbel(loc, scale, size, dtype=float64, seed=self._next())
-
-    def lognormal(
-        self, mean: Operandish = 0.0, sigma: Operandish = 1.0, size: ShapeLike | None = None
-    ) -> Array:
-        """exp of normally distributed numbers."""
-        return distributions.lognormal(mean, sigma, size, dtype=float64, seed=self._next())
-
-    def pareto(self, a: Operandish, size: ShapeLike | None = None) -> Array:
-        """Numbers of the Pareto distribution II (Lomax)."""
-        return distributions.pareto(a, size, dtype=float64, seed=self._next())
-
-    def power(self, a: Operandish, size: ShapeLike | None = None) -> Array:
-        """Numbers from [0, 1] with density a x**(a - 1)."""
-        return distributions.power(a, size, dtype=float64, seed=self._next())
-
-    def weibull(self, a: Operandish, size: ShapeLike | None = None) -> Array:
-        """Numbers of the Weibull distribution."""
-        return distributions.weibull(a, size, dtype=float64, seed=self._next())
-
-    def rayleigh(self, scale: Operandish = 1.0, size: ShapeLike | None = None) -> Array:
-        """Numbers of the Rayleigh distribution."""
-        return distributions.rayleigh(scale, size, dtype=float64, seed=self._next())
-
-    def triangular(
-        self, left: Operandish, mode: Operandish, right: Operandish, size: ShapeLike | None = None
-    ) -> Array:
-        """Numbers whose density is a triangle."""
-        return distributions.triangular(left, mode, right, size, dtype=float64, seed=self._next())
-
-    def beta(self, a: Operandish, b: Operandish, size: ShapeLike | None = None) -> Array:
-        """Numbers of the beta distribution."""
-        return distributions.beta(a, b, size, dtype=float64, seed=self._next())
-
-    def chisquare(self, df: Operandish, size: ShapeLike | None = None) -> Array:
-        """Sums of squares of df normally distributed numbers."""
-        return distributions.chisquare(df, size, dtype=float64, seed=self._next())
-
-    def f(self, dfnum: Operandish, dfden: Operandish, size: ShapeLike | None = None) -> Array:
-        """Numbers of the F distribution."""
-        return distributions.f(dfnum, dfden, size, dtype=float64, seed=self._next())
-
-    def standard_t(self, df: Operandish, size: ShapeLike | None = None) -> Array:
-        """Numbers of Student's t distribution."""
-        return distributions.standard_t(df, size, dtype=float64, seed=self._next())
-
-    def dirichlet(self, alpha: Operandish, size: ShapeLike = ()) -> Array:
-        """Shares that add up to 1."""
-        return distributions.dirichlet(alpha, _of(size), dtype=float64, seed=self._next())
-
     def multivariate_normal(
         self, mean: Operandish, cov: Operandish, size: ShapeLike = (), *, method: str = "cholesky"
     ) -> Array:
@@ -220,73 +176,33 @@ class Generator:
             mean, cov, _of(size), method=method, dtype=float64, seed=self._next()
         )
 
-    def poisson(self, lam: Operandish = 1.0, size: ShapeLike | None = None) -> Array:
-        """Counts of independent events, of which lam are expected."""
-        return distributions.poisson(lam, size, seed=self._next())
-
-    def binomial(self, n: Operandish, p: Operandish, size: ShapeLike | None = None) -> Array:
-        """How many of n tries succeed."""
-        return distributions.binomial(n, p, size, seed=self._next())
-
-    def hypergeometric(
-        self,
-        ngood: Operandish,
-        nbad: Operandish,
-        nsample: Operandish,
-        size: ShapeLike | None = None,
-    ) -> Array:
-        """How many good ones are among those that are taken, none of which is put back."""
-        return distributions.hypergeometric(ngood, nbad, nsample, size, seed=self._next())
-
-    def negative_binomial(
-        self, n: Operandish, p: Operandish, size: ShapeLike | None = None
-    ) -> Array:
-        """How many tries fail before n succeed."""
-        return distributions.negative_binomial(n, p, size, seed=self._next())
-
-    def geometric(self, p: Operandish, size: ShapeLike | None = None) -> Array:
-        """How many tries it takes to succeed."""
-        return distributions.geometric(p, size, seed=self._next())
-
-    def logseries(self, p: Operandish, size: ShapeLike | None = None) -> Array:
-        """Whole numbers k of probabilities in the ratio of p**k / k."""
-        return more_distributions.logseries(p, size, seed=self._next())
-
-    def zipf(self, a: Operandish, size: ShapeLike | None = None) -> Array:
-        """Whole numbers k of probabilities in the ratio of k**-a."""
-        return more_distributions.zipf(a, size, seed=self._next())
-
-    def vonmises(self, mu: Operandish, kappa: Operandish, size: ShapeLike | None = None) -> Array:
-        """Angles around mu, as near to it as kappa says."""
-        return more_distributions.vonmises(mu, kappa, size, dtype=float64, seed=self._next())
-
-    def wald(self, mean: Operandish, scale: Operandish, size: ShapeLike | None = None) -> Array:
-        """Numbers of the inverse Gaussian distribution."""
-        return more_distributions.wald(mean, scale, size, dtype=float64, seed=self._next())
-
-    def noncentral_chisquare(
-        self, df: Operandish, nonc: Operandish, size: ShapeLike | None = None
-    ) -> Array:
-        """Sums of squares of df normally distributed numbers whose squared means add up to nonc."""
-        return more_distributions.noncentral_chisquare(
-            df, nonc, size, dtype=float64, seed=self._next()
-        )
-
-    def noncentral_f(
-        self,
-        dfnum: Operandish,
-        dfden: Operandish,
-        nonc: Operandish,
-        size: ShapeLike | None = None,
-    ) -> Array:
-        """Numbers of the noncentral F distribution."""
-        return more_distributions.noncentral_f(
-            dfnum, dfden, nonc, size, dtype=float64, seed=self._next()
-        )
-
-    def multinomial(self, n: Operandish, pvals: Operandish, size: ShapeLike | None = None) -> Array:
-        """How many of n tries give each result."""
-        return distributions.multinomial(n, pvals, size, seed=self._next())
+    exponential = _method(distributions.exponential)
+    laplace = _method(distributions.laplace)
+    logistic = _method(distributions.logistic)
+    gumbel = _method(distributions.gumbel)
+    lognormal = _method(distributions.lognormal)
+    pareto = _method(distributions.pareto)
+    power = _method(distributions.power)
+    weibull = _method(distributions.weibull)
+    rayleigh = _method(distributions.rayleigh)
+    triangular = _method(distributions.triangular)
+    beta = _method(distributions.beta)
+    chisquare = _method(distributions.chisquare)
+    f = _method(distributions.f)
+    standard_t = _method(distributions.standard_t)
+    vonmises = _method(distributions.vonmises)
+    wald = _method(distributions.wald)
+    noncentral_chisquare = _method(distributions.noncentral_chisquare)
+    noncentral_f = _method(distributions.noncentral_f)
+    dirichlet = _method(distributions.dirichlet)
+    poisson = _method(distributions.poisson, int64)
+    binomial = _method(distributions.binomial, int64)
+    hypergeometric = _method(distributions.hypergeometric, int64)
+    negative_binomial = _method(distributions.negative_binomial, int64)
+    geometric = _method(distributions.geometric, int64)
+    logseries = _method(distributions.logseries, int64)
+    zipf = _method(distributions.zipf, int64)
+    multinomial = _method(distributions.multinomial, int64)
 
 
 class RandomState(Generator):

@@ -26,16 +26,22 @@ from .distributions import (
     laplace,
     logistic,
     lognormal,
+    logseries,
     multinomial,
     multivariate_normal,
     negative_binomial,
+    noncentral_chisquare,
+    noncentral_f,
     pareto,
     poisson,
     power,
     rayleigh,
     standard_t,
     triangular,
+    vonmises,
+    wald,
     weibull,
+    zipf,
 )
 from .draws import (
     bernoulli,
@@ -49,14 +55,6 @@ from .draws import (
     uniform,
 )
 from .generator import Generator, RandomState, default_rng
-from .more_distributions import (
-    logseries,
-    noncentral_chisquare,
-    noncentral_f,
-    vonmises,
-    wald,
-    zipf,
-)
 from .older_draws import (
     rand,
     randint,

@@ -313,6 +313,20 @@ def test_generators_draw(name):
         assert many.tobytes() != again.tobytes()
 
 
+_SCALARS = {n: g for n, g in _GIVEN.items() if all(isinstance(x, (int, float)) for x in g)}
+
+
+@pytest.mark.parametrize(
+    "name", sorted(_SCALARS.keys() - {"choice", "integers", "permutation", "standard_gamma"})
+)
+def test_parameters_have_the_shape_where_none_is_asked_for(name):
+    given = _SCALARS[name]
+    asked = getattr(R, name)(*given, (3, 2), seed=7)
+    wide = [np.full((3, 2), x) for x in given]
+    drawn = getattr(R, name)(*wide, dtype=asked.dtype, seed=7)
+    assert np.asarray(drawn).tobytes() == np.asarray(asked).tobytes()
+
+
 def test_generators_are_apart():
     one = R.default_rng(1)
     assert R.default_rng(one) is one
