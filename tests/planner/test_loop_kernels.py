@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import random
+import signal
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -51,9 +54,9 @@ class Plain:
         return state, np.stack(made[::-1] if reverse else made)
 
     def while_loop(
-        self, on: Callable[..., Any], step: Callable[..., Any], state: Any, most: int
+        self, on: Callable[..., Any], step: Callable[..., Any], state: Any, most: int | None
     ) -> Any:
-        for _ in range(most):
+        for _ in itertools.count() if most is None else range(most):
             if not on(state):
                 break
             state = step(state)
@@ -74,7 +77,7 @@ class Ours:
         return ost.scan(step, state, xs, reverse=reverse)
 
     def while_loop(
-        self, on: Callable[..., Any], step: Callable[..., Any], state: Any, most: int
+        self, on: Callable[..., Any], step: Callable[..., Any], state: Any, most: int | None
     ) -> Any:
         return ost.while_loop(on, step, state, most=most)
 
@@ -136,6 +139,9 @@ RULES: dict[str, tuple[str, str, Callable[..., Any]]] = {
         lambda c, v: (xp.tanh(c + v), c - v), s, a, True)[1]),
     "until": ("n s", "n", lambda xp, a, s: xp.while_loop(
         lambda u: (u[0] * u[0]).sum() > 0.5, lambda u: (u[0] * 0.5 - 0.01 * u[1], u[1]), (a, s), 9)[0]),
+    "up to": ("n i s", "n", lambda xp, a, i, s: xp.while_loop(
+        lambda u: u[0] < i, lambda u: (u[0] + 1, xp.put(u[1], u[0], 0.5 * u[1][u[0] - 1] + s, "set")),
+        (i * 0, a), None)[1]),
 }  # fmt: skip
 STATE = "sinmtt"  # what is carried
 
@@ -439,6 +445,27 @@ def test_bits_of_other_policies() -> None:
             made = ost.compile(f)
             np.testing.assert_allclose(np.asarray(made(x)), np.asarray(f(x)), rtol=1e-12)
             assert bool(KERNELS.intersection(ops(made))) == is_kernel
+
+
+def test_a_loop_inside_that_has_no_end_lets_others_run_and_ends_by_a_signal() -> None:
+    """Its kernel gives the interpreter away, and asks for signals, after so many instructions."""
+
+    def f(x: Any) -> Any:
+        return ost.repeat(5, lambda v: ost.while_loop(lambda u: u < 2, lambda u: u * 0.5, v), x)
+
+    def interrupt() -> None:  # it has to get the interpreter for that
+        signal.raise_signal(signal.SIGINT)
+
+    with sessions.use():
+        g, x = ost.compile(f), ost.asarray(3.0)
+        assert float(g(x)) == 3.0
+        assert ops(g) == ["fused_loop"]
+        endless = ost.asarray(1.0)
+        other = threading.Timer(0.1, interrupt)  # of the kernel, which only this ends
+        other.start()
+        with pytest.raises(KeyboardInterrupt):
+            np.asarray(g(endless))
+        other.join()
 
 
 def test_a_place_outside_is_told_at_the_line() -> None:

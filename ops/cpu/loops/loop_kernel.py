@@ -44,6 +44,7 @@ SLOW = 10_000  # instructions of single elements in a turn, from which other ker
 MOST = 1000  # operations in all; what is longer compiles too long
 SLICE = 2e-3  # seconds after which others may have the interpreter
 INSTRUCTION = 2.5e-10  # at most, on average, as most of an index are none
+UNKNOWN = 100  # turns of a loop inside that ends by itself
 FRONT = 8  # facts: turns, threads; first turn and end of this call; where it came, and whether the
 # condition ended it; the memory
 
@@ -104,21 +105,47 @@ class Kernel(Operations):
 
     def inner_while(self, frame: Frame, k: int, node: Node, ins: list[Seen]) -> list[Seen]:
         kw, outs = node.kw, list(frame.graph.outs(k))
-        if kw["most"] < 0:
-            raise Unsupported("a loop inside that may have no end")
         nc, ns = kw["counts"]
         carried, consts, _, ends = self.entered(frame, node, ins, nc, ns, outs)
         turns = self.code.cell(int64)
         self.code.put(turns, self.code.lines.constant(0, int64))
-        scale, self.scale = self.scale, self.scale * max(kw["most"], 1)
+        is_bounded = kw["most"] >= 0
+        scale, before = self.scale, self.instructions
+        self.scale *= max(kw["most"], 1) if is_bounded else UNKNOWN
         with self.code.until() as ends_if, self.scope():
             now = self.code.get(turns, int64)
-            if kw["most"] >= 0:
+            if is_bounded:
                 ends_if((now >= kw["most"]).name)
             self.asked(kw["condition"], kw["body"], consts, carried, ends_if)
             self.code.put(turns, now + 1)
+            if not is_bounded:
+                self.pause((self.instructions - before) // self.scale)
         self.scale = scale
         return self.left(carried, ends)
+
+    def pause(self, instructions: int) -> None:
+        """After a turn of so many: if all since the last pause took long, others have the interpreter, and
+        a signal may end the kernel. Nobody knows before how long such a loop takes."""
+        code = self.code
+        if not self.worked:
+            self.worked = code.cell(int64)
+            code.entry.append(f"  store i64 0, ptr {self.worked}")
+            code.lines.declared |= {
+                "declare ptr @PyEval_SaveThread()",
+                "declare void @PyEval_RestoreThread(ptr)",
+                "declare i32 @PyErr_CheckSignals()",
+            }
+        count = code.get(self.worked, int64) + max(instructions, 1)
+        code.put(self.worked, count)
+        with code.when((count >= int(SLICE / INSTRUCTION)).name):
+            code.put(self.worked, code.lines.constant(0, int64))
+            state = code.let("call ptr @PyEval_SaveThread()")
+            code.add(f"call void @PyEval_RestoreThread(ptr {state})")
+            signal = code.let("call i32 @PyErr_CheckSignals()")
+            n = code.names = code.names + 1
+            ends = code.let(f"icmp ne i32 {signal}, 0")
+            code.add(f"br i1 {ends}, label %raised, label %goes_on_{n}")
+            code.lines.text.append(f"goes_on_{n}:")
 
     def asked(
         self,
@@ -459,7 +486,7 @@ class Kernel(Operations):
             ),
             f"  %words = load ptr, ptr {self.said}",
             "  %said = call ptr (ptr, ptr, ...) @PyErr_Format(ptr @index_error, ptr %words, i64 %at, i64 %of)",
-            *("  ret ptr null", "}"),
+            *("  br label %raised", "raised:", "  ret ptr null", "}"),
         ]
         allocas = [line for line in code.entry if " alloca " in line]
         rest = [line for line in code.entry if " alloca " not in line]
@@ -578,6 +605,7 @@ def all_turns(
         return None
     symbol("PyErr_Format", address_of(ctypes.pythonapi, "PyErr_Format"))
     symbol("index_error", IndexError)
+    symbol("PyErr_CheckSignals", address_of(ctypes.pythonapi, "PyErr_CheckSignals"))
     turns = kw.get("trips", kw.get("most", 1))
     facts = np.zeros(FRONT, np.int64)
     facts[:4] = 1, 0, 0, turns

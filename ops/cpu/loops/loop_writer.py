@@ -42,6 +42,7 @@ class Writer:
         self.bytes = 0
         self.size = self.code.cell(int64)  # of the axis that an index is outside of
         self.place = self.code.cell(int64)
+        self.worked = ""  # instructions since others could run, if turns count them
         self.said = self.code.cell(int64)  # where the words about that are
         self.flats = dict[Seen, Seen | None]()
         self.slow = 0  # of a turn's instructions, those of elements one by one
