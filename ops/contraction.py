@@ -21,7 +21,7 @@ from .batching import Mapped, aligned
 from .core.array import Array, Operandish, apply, as_array, export, unify
 from .core.index import LETTERS, Indices, along, einsum_indices, product_labels, subscripts
 from .core.parameters import DTYPE, FARTHEST, TEXT, unfit, whole
-from .core.registry import Params, Product, Scratch, Specs, op
+from .core.registry import Params, Product, Reduce, Scratch, Specs, op
 from .core.spec import DType, DTypeLike, Shape, Spec, float32, promote
 from .core.tracebacks import door
 from .core.user_line import misfit
@@ -211,6 +211,7 @@ op(
     cost=_matmul_cost,
     dense=True,
     product=Product(wide="wide_matmul", squared="gram", gemm=True),
+    reduce=Reduce("{0} * {1}"),
     in_blocks=in_blocks.matmul,
 )
 
@@ -379,6 +380,7 @@ op(
     cost=_einsum_cost,
     dense=True,
     product=Product(folded=folded.einsum),
+    reduce=Reduce("{0} * {1}"),
     in_blocks=in_blocks.einsum,
 )
 

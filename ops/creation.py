@@ -110,6 +110,7 @@ op(
     indices=_from_nothing,
     kernel=_full_kernel,
     cost=FILL,
+    source="value",
 )
 
 
@@ -133,6 +134,7 @@ op(
     kernel=_iota_kernel,
     cost=FILL,
     placed=True,
+    source="index",
 )
 
 

@@ -1670,4 +1670,5 @@ op(
     infer=_constant_rule,
     takes={"value": NUMBER, "dtype": DTYPE},
     kernel=_constant_kernel,
+    source="value",
 )

@@ -207,6 +207,7 @@ op(
     cost=lambda ins, outs, p: (0.0, 2.0 * outs[0].nbytes + ins[1].nbytes),
     placed=True,
     selects="places",
+    places="read",
 )
 
 
@@ -475,6 +476,7 @@ op(
     indices=_along_indices,
     kernel=_take_along_kernel,
     notes=True,
+    places="read",
     grad=_take_along_grad,
     cost=lambda ins, outs, p: (0.0, 2.0 * outs[0].nbytes + ins[1].nbytes),
 )
@@ -523,6 +525,7 @@ op(
     grad=lambda g, y, x, i, v, *, axis: (g, None, take_along_axis(g, i, axis=axis)),
     cost=MOVE,
     overwrite=(0,),
+    places="added",
 )
 
 

@@ -25,7 +25,7 @@ from .core.index import LETTERS, Indices, along
 from .core.monoid import MONOIDS, highest, identity, lowest
 from .core.parameters import AXES, AXIS, DTYPE, one_of, whole
 from .core.parameters import unfit as _unfit
-from .core.registry import Params, Place, Scratch, Specs, op, stream_cost
+from .core.registry import Params, Place, Reduce, Scratch, Specs, op, stream_cost
 from .core.spec import (
     DType,
     DTypeLike,
@@ -243,6 +243,7 @@ op(
     infer=_adds_up("sum"),
     takes={"axes": AXES, "dtype": DTYPE},
     indices=reduced("sum"),
+    reduce=Reduce(),
     kernel=_sum_kernel,
     grad=lambda g, y, x, *, axes, dtype: (spread(g, x, axes),),
     cost=read_cost(1),
@@ -315,6 +316,7 @@ op(
     infer=_mean_rule,
     takes={"axes": AXES, "count": whole(0)},
     indices=reduced("sum"),
+    reduce=Reduce(divisor="count"),
     kernel=_mean_kernel,
     grad=lambda g, y, x, *, axes, count: (spread(g / count, x, axes),),
     cost=read_cost(1),
@@ -401,6 +403,7 @@ op(
     infer=_adds_up("prod"),
     takes={"axes": AXES, "dtype": DTYPE},
     indices=reduced("prod"),
+    reduce=Reduce(),
     kernel=_prod_kernel,
     grad=_prod_grad,
     cost=read_cost(1),
@@ -465,6 +468,7 @@ def _extreme(name: str) -> None:
         infer=infer,
         takes={"axes": AXES},
         indices=reduced(name),
+        reduce=Reduce(),
         kernel=kernel,
         grad=grad,
         cost=read_cost(1),
@@ -576,6 +580,7 @@ def _position(name: str, worst: Callable[[DType], Any]) -> Callable[[Array, int]
         infer=infer,
         takes={"axes": AXES},
         indices=reduced(name),
+        reduce=Reduce(),
         kernel=kernel,
         cost=read_cost(1),
         placed=True,
@@ -639,6 +644,7 @@ def _truth(name: str) -> None:
         infer=infer,
         takes={"axes": AXES},
         indices=reduced(name),
+        reduce=Reduce(),
         kernel=kernel,
         cost=read_cost(1),
     )
@@ -807,6 +813,7 @@ op(
     infer=_moments_rule,
     takes={"axes": AXES},
     indices=reduced("moments"),
+    reduce=Reduce(),
     kernel=_moments_kernel,
     scratch=_moments_scratch,
     grad=_moments_grad,

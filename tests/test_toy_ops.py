@@ -21,4 +21,4 @@ def test_ops_of_every_kind_are_one_block() -> None:
         check=False,
     )
     assert ran.returncode == 0, ran.stderr
-    assert ran.stdout.strip() == "all four work"
+    assert ran.stdout.strip() == "all of them work"

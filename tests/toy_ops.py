@@ -5,16 +5,19 @@ file in a process of its own, as ops stay registered."""
 
 from __future__ import annotations
 
+import itertools
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from ostinato.ops.core.array import Array, apply, as_array
 from ostinato.ops.core.index import Indices, Window, pointwise
+from ostinato.ops.core.monoid import MONOIDS, Monoid, lowest
 from ostinato.ops.core.parameters import AXIS, unfit
-from ostinato.ops.core.registry import Params, Place, Product, Specs, op
+from ostinato.ops.core.registry import Params, Place, Product, Reduce, Specs, op
 from ostinato.ops.core.spec import Spec
 
 import ostinato as ost
@@ -50,9 +53,37 @@ op(
     infer=lambda x, *, axis: Spec(_without(x.shape, axis), x.dtype),
     takes={"axis": AXIS},
     indices=_along,
+    reduce=Reduce("{0} * {0}"),
     kernel=_squares,
     grad=lambda g, y, x, *, axis: (2 * x * ost.expand_dims(g, axis=axis),),
 )
+
+
+# -- reductions with monoids of their own: bits that differ, the logarithm of a sum ---------------
+def _toy_monoid(name: str, ufunc: str, scalar: str, identity: Any) -> None:
+    def combine(xp: Any, out: Any, a: Any, b: Any) -> None:
+        getattr(xp, ufunc)(a[0], b[0], out=out[0])
+
+    def kernel(xp: Any, out: Any, x: Any, *, axis: int) -> None:
+        getattr(xp, ufunc).reduce(x, axis=axis, out=out)
+
+    def indices(ins: Specs, outs: Specs, p: Params) -> Indices:
+        found = _along(ins, outs, p)
+        return replace(found, reduce=tuple((label, name) for label, _ in found.reduce))
+
+    MONOIDS[name] = Monoid(name, combine, ufunc=ufunc, identity=identity, scalar=scalar)
+    op(
+        name,
+        infer=lambda x, *, axis: Spec(_without(x.shape, axis), x.dtype),
+        takes={"axis": AXIS},
+        indices=indices,
+        reduce=Reduce(),
+        kernel=kernel,
+    )
+
+
+_toy_monoid("toy_xor", "bitwise_xor", "{0} ^ {1}", lambda dtype: dtype.type(0))
+_toy_monoid("toy_logs", "logaddexp", "logaddexp({0}, {1})", lowest)
 
 
 # -- product: x y^T ----------------------------------------------------------------------------
@@ -123,6 +154,38 @@ def numpys(x: Any, y: Any) -> Any:
     return np.exp((c * c).sum(1) / 50).sum() + step(c).mean()
 
 
+def fused_reductions(rng: np.random.Generator) -> None:
+    """A new reduction is a stage of a kernel, whatever it combines, and with what."""
+    x = rng.normal(size=(900, 130))
+    words = rng.integers(0, 1 << 40, (900, 130))
+
+    def ours(name: str, x: Any, axis: int) -> Any:
+        return ost.expand_dims(apply(name, as_array(x), axis=axis), axis=axis)
+
+    cases: dict[str, tuple[Any, Any, Any]] = {
+        "toy_squares": (x, lambda x, y: x / y, lambda x, a: (x * x).sum(a, keepdims=True)),
+        "toy_logs": (x, lambda x, y: x - y, lambda x, a: np.logaddexp.reduce(x, a, keepdims=True)),
+        "toy_xor": (words, lambda x, y: x ^ y, lambda x, a: np.bitwise_xor.reduce(
+            x, a, keepdims=True)),
+    }  # fmt: skip
+    for name, axis in itertools.product(cases, (0, 1)):
+        given, then, numpys = cases[name]
+        with on(1):
+            f = ost.compile(lambda x: then(x + 1, ours(name, x + 1, axis)))  # noqa: B023
+            y = given + 1
+            np.testing.assert_allclose(np.asarray(f(given)), then(y, numpys(y, axis)), 1e-12, 1e-12)
+            made = [n.op for n in f.plan.program.graph.nodes]
+            assert made[0] == "fused_nest", (name, made)
+            assert name not in made, (name, made)
+            if axis:  # all in one; along the other axis what follows waits for all rows
+                assert len(made) == 1, (name, made)
+                assert " over j of " in f.plan.source(), f.plan.source()
+            f = ost.compile(lambda x: ours(name, x * 2, axis))  # noqa: B023
+            np.testing.assert_allclose(np.asarray(f(given)), numpys(given * 2, axis), 1e-12, 1e-12)
+            made = [n.op for n in f.plan.program.graph.nodes]
+            assert made[0] == ("fused_rows" if axis else "fused_nest"), (name, made)
+
+
 def main() -> None:
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(13, 6)) / 3, rng.normal(size=(5, 6)) / 3
@@ -147,6 +210,7 @@ def main() -> None:
         np.testing.assert_allclose(np.asarray(f(big)), np.exp(big / (1 + abs(big)) + 1) * big)
         assert [n.op for n in f.plan.program.graph.nodes] == ["fused"], f.plan.program.graph
         assert "1 + abs(" in f.plan.source().replace(" ", " "), f.plan.source()
+    fused_reductions(rng)
     with ost.connect(memory_limit=3_000_000) as session, session:  # in blocks of time
         large = rng.normal(size=(20_000, 8))
         g = ost.compile(
@@ -178,7 +242,7 @@ def main() -> None:
         found = np.asarray(h(a, b))
         halves = [np.asarray(ost.asarray(v).astype(ost.bfloat16), np.float32) for v in (a, b)]
         np.testing.assert_array_equal(found, halves[0] @ halves[1].T)
-    print("all four work")
+    print("all of them work")
 
 
 if __name__ == "__main__":

@@ -24,6 +24,11 @@ class Monoid:
     exact: bool = False  # whether the order of combination cannot change a bit
     ufunc: str = ""  # for states of one array
     width: int = 1
+    # What changes nothing when it is combined, and two states as one number, of {0} and {1}: what
+    # kernels need to know of a state of one array.
+    identity: Callable[[DType], Any] | None = None
+    scalar: str = ""
+    order: str = ""  # "max" or "min", if it looks for the best
 
 
 def lowest(dtype: DType) -> Any:
@@ -42,16 +47,17 @@ def highest(dtype: DType) -> Any:
 
 def identity(name: str, dtype: DType) -> Any:
     """What changes nothing when it is combined."""
-    match name:
-        case "sum" | "any":
-            return dtype.type(0)
-        case "prod" | "all":
-            return dtype.type(1)
-        case "min":
-            return highest(dtype)
-        case "max":
-            return lowest(dtype)
-    raise AssertionError(f"the monoid {name} has no single identity")
+    found = MONOIDS[name].identity
+    assert found is not None, f"the monoid {name} has no single identity"
+    return found(dtype)
+
+
+def _zero(dtype: DType) -> Any:
+    return dtype.type(0)
+
+
+def _one(dtype: DType) -> Any:
+    return dtype.type(1)
 
 
 def _by(ufunc: str) -> Callable[[Any, State, State, State], None]:
@@ -93,14 +99,18 @@ def _moments(xp: Any, out: State, a: State, b: State) -> None:
 MONOIDS: dict[str, Monoid] = {
     m.name: m
     for m in (
-        Monoid("sum", _by("add"), ufunc="add"),
-        Monoid("prod", _by("multiply"), ufunc="multiply"),
-        Monoid("min", _by("minimum"), exact=True, ufunc="minimum"),
-        Monoid("max", _by("maximum"), exact=True, ufunc="maximum"),
-        Monoid("any", _by("logical_or"), exact=True, ufunc="logical_or"),
-        Monoid("all", _by("logical_and"), exact=True, ufunc="logical_and"),
-        Monoid("argmin", _position("less"), exact=True, width=2),
-        Monoid("argmax", _position("greater"), exact=True, width=2),
-        Monoid("moments", _moments, width=3),
+        Monoid("sum", _by("add"), ufunc="add", identity=_zero, scalar="{0} + {1}"),
+        Monoid("prod", _by("multiply"), ufunc="multiply", identity=_one, scalar="{0} * {1}"),
+        Monoid("min", _by("minimum"), exact=True, ufunc="minimum", identity=highest,
+               scalar="min({0}, {1})", order="min"),
+        Monoid("max", _by("maximum"), exact=True, ufunc="maximum", identity=lowest,
+               scalar="max({0}, {1})", order="max"),
+        Monoid("any", _by("logical_or"), exact=True, ufunc="logical_or", identity=_zero,
+               scalar="{0} | {1}"),
+        Monoid("all", _by("logical_and"), exact=True, ufunc="logical_and", identity=_one,
+               scalar="{0} & {1}"),
+        Monoid("argmin", _position("less"), exact=True, width=2, identity=highest, order="min"),
+        Monoid("argmax", _position("greater"), exact=True, width=2, identity=lowest, order="max"),
+        Monoid("moments", _moments, width=3, identity=_zero),
     )
-}
+}  # fmt: skip

@@ -106,6 +106,20 @@ class Product:
 
 
 @dataclass(frozen=True, slots=True)
+class Reduce:
+    """What a reduction is to kernels: it combines its elements with the monoid of its `indices`."""
+
+    element: str = "{0}"  # an expression of its operands, which are in the result's dtype first
+    divisor: str = ""  # the parameter by which what is combined is divided
+
+    @property
+    def factors(self) -> tuple[int, int] | None:
+        """The operands whose product an element is."""
+        found = re.fullmatch(r"\{(\d)\} \* \{(\d)\}", self.element)
+        return (int(found[1]), int(found[2])) if found else None
+
+
+@dataclass(frozen=True, slots=True)
 class Op:
     """One operation, whole."""
 
@@ -119,6 +133,11 @@ class Op:
     view: Callable[..., Any] | None = None  # (xp, x, at, **params) -> view
     grad: Callable[..., Sequence[Any]] | None = None  # (g, y, *operands, **params) -> Arrays
     scalar: str = ""  # expression of {0}, {1}, ... where elementwise
+    reduce: Reduce | None = None  # what kernels combine, and how
+    source: str = ""  # what is known without operands: its elements are its "value", or their own
+    # "index" along `axis`
+    places: str = ""  # of what its second operand says are places along `axis`: "read", or "added"
+    # to, where there is one in each line
     calm: float = (
         0.5  # operands with which it and its slopes are finite, for elements that do not count
     )
@@ -194,6 +213,21 @@ class Op:
         )
 
     @property
+    def is_cheap(self) -> bool:
+        """Whether it is one simple operation of each element."""
+        return bool(self.scalar) and self.work == (1.0, 0.0) and not self.draws
+
+    @property
+    def rearranges(self) -> bool:
+        """Whether its result has its operand's elements, in another shape or again and again."""
+        return self.same_elements or self.repeats
+
+    @property
+    def computes(self) -> bool:
+        """Whether its elements have to be made."""
+        return not (self.source or self.rearranges)
+
+    @property
     def reshapes(self) -> bool:
         """Whether its result looks at its operand's memory only where that is in order."""
         return self.same_elements and not self.only_looks
@@ -255,6 +289,14 @@ def op(
 
 def _pointwise(ins: Specs, outs: Specs, params: Params) -> Indices:
     return pointwise(ins, outs)
+
+
+_NOTHING = Op("", _pointwise, _pointwise)  # type: ignore[arg-type]
+
+
+def op_of(name: str) -> Op:
+    """The op of this name, or one of which nothing is known: of what is in plans only."""
+    return OPS.get(name, _NOTHING)
 
 
 def lookup(name: str) -> Op:

@@ -16,9 +16,8 @@ from ostinato.ops.core.parameters import GRAPH, unfit
 from ostinato.ops.core.registry import ANY, OPS, Params, Place, Scratch, Specs, op
 from ostinato.ops.core.spec import Shape, Spec, int8
 from ostinato.ops.cpu.loops.schedule import BLOCKS, UNITS, analyse, analyse_in_order, lanes_of
-from ostinato.ops.jit.behind import BEGINS
-from ostinato.ops.jit.loops import SUMS
-from ostinato.ops.jit.stages import GATHERS, label
+from ostinato.ops.jit.labels import combines
+from ostinato.ops.jit.stages import label
 
 from .kernels.gemm_epilogue import shape_of
 from .loops.flat import crew_of, nest_kernel
@@ -50,7 +49,7 @@ def _bytes_read(body: Graph, k: int) -> int:
     """Of an operand: no more than what is gathered from it, where that is all that is read of it."""
     whole = body.specs[k].nbytes
     readers = [body.nodes[n] for n in body.uses[k]]
-    if k in body.outputs or not all(n.op in GATHERS and n.inputs[0] == k for n in readers):
+    if k in body.outputs or not all(OPS[n.op].places and n.inputs[0] == k for n in readers):
         return whole
     return sum(n.specs[0].nbytes for n in readers)
 
@@ -136,15 +135,16 @@ def _shapes(body: Graph, given: Sequence[Shape], labelled: Any) -> list[Shape]:
         return [tuple(1 if x is None else nest.extents[x] for x in own) for own in nest.dims]
     found = list(given[: len(body.inputs)])
     for node in body.nodes:
-        if node.op in BEGINS:
+        if OPS[node.op].product:
             found.append(shape_of(*(found[v] for v in node.inputs)))
             continue
         if (own := local_shape(node, [found[v] for v in node.inputs])) is not None:
             found.append(own)
             continue
         shape = np.broadcast_shapes(*(found[v] for v in node.inputs))
-        if node.op in SUMS:
-            shape = tuple(n for d, n in enumerate(shape) if d not in node.kw["axes"])
+        if OPS[node.op].reduce:
+            gone = combines(body, node)[1]
+            shape = tuple(n for d, n in enumerate(shape) if d not in gone)
         found.append(shape)
     return found
 

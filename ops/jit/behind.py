@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from ostinato.ops.core.graph import Graph, Node
-
-from .stages import PRODUCTS
-
-BEGINS = (*PRODUCTS, "wide_matmul")  # what a kernel with a product begins with
+from ostinato.ops.core.registry import OPS
 
 
 def begin_of(body: Graph) -> int:
     """The node that is the product."""
-    (which,) = (k for k, n in enumerate(body.nodes) if n.op in BEGINS)
+    (which,) = (k for k, n in enumerate(body.nodes) if OPS[n.op].product)
     return which
 
 

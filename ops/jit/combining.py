@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 from ostinato.ops.core.graph import Graph
-from ostinato.ops.core.monoid import highest, lowest
+from ostinato.ops.core.monoid import MONOIDS, identity
+from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import DType, float32, float64, real_of
 
-from .loops import SUMS
+from .labels import combines
 from .pairs import Pair
-from .scalar import Part, lower, number
+from .scalar import Part, expression, lower, number
 from .values import Lines, Value, bits, cast, fma, unbits, where
 
 
@@ -24,9 +25,9 @@ class Reduction:
 
     out: int  # which result
     value: Value
-    kind: str  # sum, max or min
+    kind: str  # its monoid
     dtype: DType
-    divisor: str = ""  # the register of what a mean's sum is divided by
+    divisor: str = ""  # the register of what it is divided by
     part: int = 0  # which part of the result: of complex numbers, 1 is the imaginary one
 
     @property
@@ -65,15 +66,13 @@ def element(
         ins, dtype = [values[v] for v in node.inputs], node.specs[0].dtype
         if node.op == "constant":
             values.append(number(lines, node, len(values), told))
-        elif node.op in SUMS:
-            values.append(cast(ins[0], dtype))
         else:
             values.append(lower(node.op, ins, dtype))
     made, sums = list[tuple[int, Value]](), list[Reduction]()
     for k, v in enumerate(body.outputs, len(body.inputs)):
         maker = body.nodes[body.producers[v]] if body.producers[v] >= 0 else None
-        if maker is not None and maker.op in SUMS:
-            kind = "sum" if maker.op == "mean" else maker.op
+        if maker is not None and OPS[maker.op].reduce:
+            kind, _ = combines(body, maker)
             value, count = values[v], known.get((v, 0), "")
             parts = (value.real, value.imag) if isinstance(value, Pair) else (value,)
             sums += [Reduction(k, x, kind, x.dtype, count, n) for n, x in enumerate(parts)]
@@ -84,28 +83,39 @@ def element(
 
 def start_of(kind: str, dtype: DType) -> Any:
     """What combining begins with."""
-    if kind in ("sum", "moments"):
-        return 0
-    return lowest(dtype) if kind in ("max", "argmax") else highest(dtype)
+    return np.asarray(identity(kind, dtype)).item()
 
 
 def joined(kind: str, a: Value, b: Value, flags: str = "") -> Value:
     """Two values combined; `flags` say what LLVM may do with sums of floats."""
     if isinstance(a, Pair) and isinstance(b, Pair):
         return a.each(lambda x, y: joined(kind, x, y, flags), b)
-    if kind == "sum":
-        word = f"fadd {flags}".rstrip() if a.dtype.kind == "f" else "add"
-        return a.lines.do(word, a.dtype, a, b)
-    if a.dtype.kind == "f":
-        return a.lines.call(f"{kind}imum", a.dtype, a, b)
-    return where(a > b if kind == "max" else a < b, a, b)
+    scalar, order = MONOIDS[kind].scalar, MONOIDS[kind].order
+    if order and a.dtype.kind == "f":
+        return a.lines.call(f"{order}imum", a.dtype, a, b)
+    if order:
+        return where(a > b if order == "max" else a < b, a, b)
+    if (word := _FREE.get(scalar)) and flags and a.dtype.kind == "f":
+        return a.lines.do(f"{word} {flags}", a.dtype, a, b)
+    return cast(expression(scalar, (a, b)), a.dtype)
+
+
+_FREE = {"{0} + {1}": "fadd", "{0} * {1}": "fmul"}  # what flags are said of
+_WHOLE = ("{0} | {1}", "{0} & {1}", "{0} ^ {1}")
+
+
+def is_free(kind: str) -> bool:
+    """Whether compilers find the lanes of a reduction, which combine a share each."""
+    how = MONOIDS[kind]
+    return bool(how.order) or how.scalar in (*_FREE, *_WHOLE)
 
 
 def has_order(kind: str, dtype: DType) -> bool:
     """Whether the best of such numbers is better found among whole numbers (`ordered`): LLVM makes dozens
     of instructions of the maximum of a vector's floats, and none of it vectors where few are left over.
     """
-    return kind in ("max", "min") and dtype in (float32, float64)
+    how = MONOIDS[kind]
+    return bool(how.order) and how.width == 1 and dtype in (float32, float64)
 
 
 def whole_of(dtype: DType) -> DType:

@@ -6,14 +6,14 @@ What an index is called where, how its loops run and how memory is read is known
 from __future__ import annotations
 
 from ostinato.ops.core.graph import Node
+from ostinato.ops.core.monoid import MONOIDS
+from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import DType, int64
 
 from .combining import joined, start_of
-from .labels import PICKS
-from .loops import SOURCES, VIEWS
 from .pairs import Pair
-from .scalar import lower, number
-from .stages import PRODUCTS, Reduction, Stages
+from .scalar import lower, multiplies, number
+from .stages import Reduction, Stages
 from .values import Lines, Value, cast, fma, where
 
 Env = dict[int, str]  # how the index of a label is called
@@ -68,16 +68,17 @@ class Elements:
         if v < self.nest.operands:
             return self.loaded(v, env)
         node = self.nest.body.nodes[self.nest.body.producers[v]]
-        if node.op in VIEWS:
+        op = OPS[node.op]
+        if op.rearranges:
             return self.value(node.inputs[0], env)
-        if node.op == "iota":
+        if op.source == "index":
             label = self.nest.dims[v][node.kw["axis"]]
             return cast(self.index(label, env), dtype)
-        if node.op in SOURCES:
+        if op.source:
             return number(self.lines, node, v, self.number)
-        if node.op in PICKS:
+        if op.places == "read":
             return self.picked(node, env)
-        if node.op == "put_along_axis":
+        if op.places:
             return self.put(v, node, env)
         return lower(node.op, [self.value(u, env) for u in node.inputs], dtype)
 
@@ -111,13 +112,13 @@ class Elements:
         """Two values whose product this one is, to be added at once."""
         body = self.nest.body
         k = body.producers[v]
-        while k >= 0 and v not in self.held and body.nodes[k].op in VIEWS:
+        while k >= 0 and v not in self.held and OPS[body.nodes[k].op].rearranges:
             v = body.nodes[k].inputs[0]
             k = body.producers[v]
         if k < 0 or v in self.held or dtype.kind != "f":
             return None
         node = body.nodes[k]
-        if node.op not in ("multiply", "square"):
+        if not multiplies(node.op):
             return None
         ins = node.inputs
         if any(body.specs[u].dtype != dtype for u in ins):
@@ -129,12 +130,15 @@ class Elements:
 
     def addends(self, r: Reduction, dtype: DType, env: Env) -> tuple[Value, ...]:
         """What an element gives to a reduction: a value, or two whose product it is."""
-        ins = r.node.inputs
-        if r.node.op in PRODUCTS:
-            a, b = (cast(self.value(u, env), dtype) for u in ins)
+        ins, how = r.node.inputs, OPS[r.node.op].reduce
+        assert how is not None
+        if r.kind == "sum" and how.factors is not None:
+            a, b = (cast(self.value(ins[k], env), dtype) for k in how.factors)
             return a, b
-        pair = self.factors(ins[0], dtype, env) if r.kind == "sum" else None
-        return (cast(self.value(ins[0], env), dtype),) if pair is None else pair
+        pair = self.factors(ins[0], dtype, env) if r.kind == "sum" and len(ins) == 1 else None
+        if how.element == "{0}" and pair is not None:
+            return pair
+        return (lower(r.node.op, [self.value(u, env) for u in ins], dtype),)
 
     def added(self, r: Reduction, total: Value, env: Env) -> Value:
         """The total with one more. Products are added without being rounded first."""
@@ -150,7 +154,7 @@ class Elements:
         self, kind: str, best: Value, position: Value, x: Value, i: str
     ) -> tuple[Value, Value]:
         """The first best so far; NaN beats all, as in NumPy."""
-        wins = x > best if kind == "argmax" else x < best
+        wins = x > best if MONOIDS[kind].order == "max" else x < best
         if x.dtype.kind == "f":
             wins = (wins | (x != x)) & (best == best)
         index = Value(self.lines, i, int64)

@@ -6,12 +6,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from ostinato.ops.core.graph import Node
+from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.index import LETTERS, Indices
-from ostinato.ops.core.registry import OPS
+from ostinato.ops.core.monoid import MONOIDS
+from ostinato.ops.core.registry import OPS, op_of
 from ostinato.ops.core.spec import Spec
-
-PICKS = ("take", "take_along_axis")  # elements at places that are found out as it runs
 
 Dims = tuple[int | None, ...]
 
@@ -128,9 +127,28 @@ def _repeats(dims: Dims) -> bool:
 
 def indices_of(node: Node, specs: Sequence[Spec]) -> Indices:
     """An op's indices. Kernels have a label for what is gathered along, too."""
-    if node.op not in ("take_along_axis", "put_along_axis"):
-        return OPS[node.op].indices(tuple(specs), node.specs, node.kw)
+    op = OPS[node.op]
+    if not op.places or op.selects:
+        return op.indices(tuple(specs), node.specs, node.kw)
     axis, ndim = node.kw["axis"], node.specs[0].ndim
     labels = (*LETTERS[:axis], "Z", *LETTERS[axis + 1 : ndim])  # of the axis, others have 1
-    reduced = (("Z", "sum"),) if node.op in PICKS else ()
+    reduced = (("Z", "sum"),) if op.places == "read" else ()
     return Indices((labels,) * len(specs), (labels,), reduced)
+
+
+def combines(graph: Graph, node: Node) -> tuple[str, tuple[int, ...]]:
+    """The monoid of a reduction, and the axes of its first operand along which it combines; no
+    monoid, if it is none or has several."""
+    if op_of(node.op).reduce is None:
+        return "", ()
+    rule = indices_of(node, [graph.specs[v] for v in node.inputs])
+    gone = dict(rule.reduce)
+    kinds = {*gone.values()} or {"sum"}
+    axes = tuple([d for d, x in enumerate(rule.ins[0]) if x in gone])
+    return (kinds.pop() if len(kinds) == 1 else ""), axes
+
+
+def gives_places(graph: Graph, node: Node) -> bool:
+    """Whether it says where the best elements stand."""
+    kind, _ = combines(graph, node)
+    return bool(kind) and MONOIDS[kind].width == 2

@@ -8,13 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ostinato.ops.core.graph import Graph, Node
+from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Shape, Spec
 
-# What the bodies of kernels consist of, beside what has a scalar expression.
-EXTREMES = ("max", "min")
-SUMS = ("sum", "mean", *EXTREMES)
-VIEWS = ("expand_dims", "squeeze", "permute_dims", "broadcast_to", "reshape")
-SOURCES = ("constant", "full", "iota")
+from .labels import combines
+
 COUNTED = "counted"  # numbers of elements (ops/counting.py)
 
 
@@ -75,8 +73,8 @@ def lies(
     """Of a kernel as a node: its body, the elements that are here, the strides of operands and results
     over these, and how many of the last axes are reduced."""
     body: Graph = node.kw["body"]
-    sums = [n for n in body.nodes if n.op in SUMS]
-    axes = len(sums[0].kw["axes"]) if sums else 0
+    sums = [n for n in body.nodes if OPS[n.op].reduce]
+    axes = len(combines(body, sums[0])[1]) if sums else 0
     whole = shape(body.specs[sums[0].inputs[0]] if sums else node.specs[0])
     return body, whole, strides_over(body, whole, arrays, axes), axes
 
@@ -88,7 +86,7 @@ def strides_over(
     found = []
     for array, v in zip(arrays, (*range(len(body.inputs)), *body.outputs), strict=True):
         k = body.producers[v]
-        if axes and k >= 0 and body.nodes[k].op in SUMS:
+        if axes and k >= 0 and OPS[body.nodes[k].op].reduce:
             found.append((*array.strides, *[0] * axes))
         else:
             found.append(_repeated(array, shape))

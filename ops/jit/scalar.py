@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from types import CodeType
 from typing import Any
 
 import numpy as np
 from ostinato.ops.core.graph import Graph, Node
-from ostinato.ops.core.registry import OPS
+from ostinato.ops.core.registry import OPS, op_of
 from ostinato.ops.core.spec import DType, float32, real_of
-from ostinato.ops.jit.loops import VIEWS
 from ostinato.ops.jit.random_bits import DRAWS
 
 from . import pairs
@@ -78,11 +77,15 @@ def _loop_types(ufunc: str, *dtypes: DType) -> tuple[DType, ...]:
 
 
 _CAST = "cast({0})"
+_OF_BITS = {"nextafter", "sort_key"}  # which are other numbers in another dtype
 
 
 def lower(name: str, operands: Sequence[Value], dtype: DType) -> Value:
     """One operation on registers."""
     op = OPS[name]
+    if op.reduce is not None:  # one element, before it is combined with others
+        given = [cast(x, dtype) for x in operands]
+        return given[0] if op.reduce.element == "{0}" else expression(op.reduce.element, given)
     if op.scalar == _CAST:
         return cast(operands[0], dtype)
     if not op.scalar:
@@ -92,23 +95,28 @@ def lower(name: str, operands: Sequence[Value], dtype: DType) -> Value:
         types = _loop_types(op.types, *(x.dtype for x in operands))
         given = [cast(x, t) for x, t in zip(operands, types, strict=True)]
     if any(x.dtype in HALVES for x in given):
-        if name in ("nextafter", "sort_keys"):  # which are other numbers there
+        if _code(op.scalar)[1] & _OF_BITS:
             raise Unsupported(name)
         given = [cast(x, float32) if x.dtype in HALVES else x for x in given]
     if any(x.dtype not in KINDS.values() and not isinstance(x, Pair) for x in given):
         raise Unsupported(name)
+    return cast(expression(op.scalar, given), dtype)
+
+
+def expression(text: str, given: Sequence[Value]) -> Value:
+    """An expression of values."""
     words: dict[str, Any] = {
         **_WORDS,
         **(_OF_PAIRS if any(isinstance(x, Pair) for x in given) else {}),
     }
     words |= {f"x{k}": x for k, x in enumerate(given)}
     try:
-        found = eval(_code(op.scalar)[0], {"__builtins__": {}}, words)
+        found = eval(_code(text)[0], {"__builtins__": {}}, words)
     except (NameError, TypeError) as error:
-        raise Unsupported(f"{name}: {error}") from None
+        raise Unsupported(f"{text}: {error}") from None
     if not isinstance(found, Value):
-        raise Unsupported(name)
-    return cast(found, dtype)
+        raise Unsupported(text)
+    return found
 
 
 @lru_cache(4096)
@@ -128,17 +136,28 @@ _OWN = {*INEXACT, *SPECIAL, *REJECTION}
 @lru_cache(1024)
 def has_own_bits(name: str) -> bool:
     """Whether a generated kernel's results may differ from NumPy's in the last bits."""
-    return bool(_code(OPS[name].scalar)[1] & _OWN) if OPS[name].scalar else False
+    op = OPS[name]
+    text = op.scalar or (op.reduce.element if op.reduce else "")
+    return bool(_code(text)[1] & _OWN) if text else False
 
 
-_OF_BOTH = ("abs", "divide", "multiply", "reciprocal", "rsqrt", "sign", "sqrt", "square")
+def multiplies(name: str) -> bool:
+    """Whether an operation is one product: of its first operand and its last one."""
+    return OPS[name].scalar in ("{0} * {1}", "{0} * {0}")
+
+
+@lru_cache(1024)
+def _rounds_pairs(name: str) -> bool:
+    text = OPS[name].scalar
+    products = any(isinstance(w, ast.Mult | ast.Div) for w in _words(text))
+    return products or bool(_code(text)[1] & {"abs", "sign", "sqrt"}) if text else False
 
 
 def differs(name: str, dtypes: Sequence[DType]) -> bool:
     """The same for operands of these dtypes. Of complex numbers, NumPy rounds products once or twice, as
     the processor can, and its roots are the C library's."""
     pairs = any(d.kind == "c" for d in dtypes)
-    return has_own_bits(name) or (pairs and name in _OF_BOTH)
+    return has_own_bits(name) or (pairs and _rounds_pairs(name))
 
 
 # -- numbers -------------------------------------------------------------------------------
@@ -151,8 +170,11 @@ def _is_better_for_knowing(name: str) -> bool:
     text = OPS[name].scalar if name in OPS else ""
     if not text:
         return False
-    words = ast.walk(ast.parse(text.format(*_OPERANDS), mode="eval"))
-    return "pow" in _code(text)[1] or any(isinstance(w, _KNOWING) for w in words)
+    return "pow" in _code(text)[1] or any(isinstance(w, _KNOWING) for w in _words(text))
+
+
+def _words(text: str) -> Iterator[ast.AST]:
+    return ast.walk(ast.parse(text.format(*_OPERANDS), mode="eval"))
 
 
 Part = tuple[int, int]  # a value, and which part of it: of complex numbers, 1 is the imaginary one
@@ -167,11 +189,12 @@ def numbers(body: Graph) -> dict[Part, int]:
     found: dict[Part, int] = {}
     for node, v in zip(body.nodes, body.starts, strict=True):
         part = real_of(node.specs[0].dtype)
-        if node.op == "mean":
-            found[v, 0] = as_bits(node.kw["count"], part)
-        elif node.op in ("constant", "full") and part.kind in "iuf":
+        op = OPS[node.op]
+        if op.reduce is not None and op.reduce.divisor:
+            found[v, 0] = as_bits(node.kw[op.reduce.divisor], part)
+        elif op.source == "value" and part.kind in "iuf":
             readers = {body.nodes[u].op for u in body.uses[v]}
-            if any(op in VIEWS or _is_better_for_knowing(op) for op in readers):
+            if any(op_of(op).rearranges or _is_better_for_knowing(op) for op in readers):
                 continue
             for n, value in enumerate(_parts(node.kw["value"], node.specs[0].dtype)):
                 mantissa, _ = math.frexp(abs(value))  # inf and nan are their own

@@ -8,15 +8,12 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 
 from ostinato.ops.core.graph import Graph
+from ostinato.ops.core.registry import OPS, Reduce
 
-from .labels import PICKS
-from .loops import SOURCES, VIEWS
 from .random_bits import numbers_in
-from .stages import REDUCING, Stages
+from .stages import Stages
 
 SHORT = 64  # an index of at most so many turns is written for their number
-CHEAP = ("add", "subtract", "multiply", "square", "negative", "astype", "where", "equal", "greater",
-         "less", "maximum", "minimum", "logical_not", "abs")  # fmt: skip
 
 
 def step(stages: Stages, label: int) -> int | None:
@@ -47,10 +44,10 @@ def is_swept(body: Graph, v: int) -> bool:
         return False
     for k in body.uses[v]:
         node = body.nodes[k]
-        if node.op in VIEWS:
+        if OPS[node.op].rearranges:
             if is_swept(body, body.starts[k]):
                 return True
-        elif node.op not in PICKS or v in node.inputs[1:]:
+        elif OPS[node.op].places != "read" or v in node.inputs[1:]:
             return True
     return False
 
@@ -66,16 +63,15 @@ def kept(stages: Stages, at_once: Collection[int]) -> set[int]:
     found: set[int] = set()
     for k in reversed(range(len(body.nodes))):
         node, first = body.nodes[k], body.starts[k]
-        if node.op in REDUCING:
+        op = OPS[node.op]
+        if op.reduce:
             found |= {v for v in body.outs(k) if not stages.gathers(v)}
             loops = Counter([stages.iterates(k)])
-        elif node.op in PICKS:  # of what it picks from, the elements are made once more
+        elif op.places == "read":  # of what it picks from, the elements are made once more
             found.add(first)
             readers[node.inputs[1]][stages.iterates(k)] += 1
             continue
-        elif node.op not in (*VIEWS, *SOURCES) and _is_worth_keeping(
-            stages, first, readers[first], at_once
-        ):
+        elif op.computes and _is_worth_keeping(stages, first, readers[first], at_once):
             found.add(first)
             loops = Counter([stages.iterates(k)])
         else:
@@ -101,26 +97,26 @@ def is_cheap(body: Graph, v: int, depth: int = 2) -> bool:
     k = body.producers[v]
     if k < 0:
         return True
-    node = body.nodes[k]
-    if node.op in SOURCES or node.op in REDUCING:
+    node, op = body.nodes[k], OPS[body.nodes[k].op]
+    if op.source or op.reduce:
         return True
-    if node.op in VIEWS:
+    if op.rearranges:
         return is_cheap(body, node.inputs[0], depth)
-    return node.op in CHEAP and depth > 0 and all(is_cheap(body, u, depth - 1) for u in node.inputs)
+    return op.is_cheap and depth > 0 and all(is_cheap(body, u, depth - 1) for u in node.inputs)
 
 
 # -- sums of what each row belongs to --------------------------------------------------------
 def chosen(stages: Stages, v: int, known: Collection[int]) -> tuple[int, int] | None:
     """Of a one-hot value, its label and the position that it is made of, which is an operand or `known`."""
     body = stages.body
-    v = stages.behind(v, (*VIEWS, "astype"))
+    v = stages.behind(v, converted=True)
     k = body.producers[v]
     if k < 0 or body.nodes[k].op != "equal":
         return None
     for a, b in (body.nodes[k].inputs, body.nodes[k].inputs[::-1]):
         position, line = stages.behind(a), stages.behind(b)
         maker = body.producers[line]
-        if maker < 0 or body.nodes[maker].op != "iota":
+        if maker < 0 or OPS[body.nodes[maker].op].source != "index":
             continue
         label = stages.dims[line][body.nodes[maker].kw["axis"]]
         whole = body.specs[position].dtype.kind in "iu"
@@ -136,7 +132,8 @@ def grouped(
     """Of a sum of rows by where they belong: the label of the groups, more than a few; each row's group;
     and what is summed; -1 for ones."""
     r, dtype = stages.reductions[first], stages.body.specs[first].dtype
-    if r.kind != "sum" or r.node.op == "mean" or not r.over <= {*stages.rows} or not r.over:
+    plain = OPS[r.node.op].reduce in (Reduce(), Reduce("{0} * {1}"))
+    if r.kind != "sum" or not plain or not r.over <= {*stages.rows} or not r.over:
         return None
     ins = r.node.inputs
     pairs = [(ins[0], -1)] if len(ins) == 1 else [(ins[0], ins[1]), (ins[1], ins[0])]

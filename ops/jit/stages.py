@@ -8,22 +8,17 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph, Node
+from ostinato.ops.core.monoid import MONOIDS
+from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Shape, lying
 
-from .labels import PICKS, Dims, Fit, Labels, indices_of
-from .loops import SOURCES, SUMS, VIEWS
+from .labels import Dims, Fit, Labels, combines, gives_places, indices_of
 from .random_bits import numbers_in
-
-POSITIONS = ("argmin_pair", "argmax_pair")
-PRODUCTS = ("matmul", "einsum")
-MOMENTS = ("moments",)
-REDUCING = (*SUMS, *POSITIONS, *PRODUCTS, *MOMENTS)
-GATHERS = (*PICKS, "put_along_axis")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +27,7 @@ class Reduction:
 
     node: Node
     over: frozenset[int]
-    kind: str  # sum, max, min, argmax, argmin
+    kind: str  # its monoid
 
 
 @dataclass
@@ -58,9 +53,8 @@ class Stages:
     @property
     def gathers_exactly(self) -> bool:
         """Whether what is combined over the rows has the same bits however they are cut."""
-        picks = ("max", "min", "argmax", "argmin")
         return all(
-            self.reductions[v].kind in picks or self.body.specs[v].dtype.kind in "biu"
+            MONOIDS[self.reductions[v].kind].exact or self.body.specs[v].dtype.kind in "biu"
             for v in self.gathered
         )
 
@@ -81,10 +75,11 @@ class Stages:
         """The value of an operand or a result, by its place among them."""
         return a if a < self.operands else self.body.outputs[a - self.operands]
 
-    def behind(self, v: int, ops: Collection[str] = VIEWS) -> int:
-        """What a value shows, or is converted from."""
+    def behind(self, v: int, converted: bool = False) -> int:
+        """What a value shows, or is `converted` from."""
         k = self.body.producers[v]
-        while k >= 0 and self.body.nodes[k].op in ops:
+        while k >= 0 and ((op := OPS[self.body.nodes[k].op]).rearranges or
+                          (converted and op.converts)):  # fmt: skip
             v = self.body.nodes[k].inputs[0]
             k = self.body.producers[v]
         return v
@@ -138,7 +133,7 @@ def label(
         return labels.fit(rule, node.inputs, specs, node.specs, fixed)
 
     for k, node in enumerate(body.nodes):
-        if node.op not in SOURCES:
+        if not OPS[node.op].source:
             found = fit(k)
             if found is None:
                 return None
@@ -147,9 +142,8 @@ def label(
         return None
     reductions: dict[int, Reduction] = {}
     for k, node in enumerate(body.nodes):
-        if node.op in REDUCING and (found := fit(k)) is not None:
-            kind = node.op.removesuffix("_pair")
-            kind = "sum" if node.op in ("mean", *PRODUCTS) else kind
+        if OPS[node.op].reduce and (found := fit(k)) is not None:
+            kind, _ = combines(body, node)
             first = body.starts[k] + (kind == "moments")
             reductions[first] = Reduction(node, found.reduced, kind)
     for k, node in enumerate(body.nodes):  # numbers that only results are
@@ -195,10 +189,11 @@ def _neighbours(nest: Stages) -> Iterator[tuple[int, int]]:
 def _counts(body: Graph, v: int) -> bool:
     """Whether an index's own number matters to a value."""
     k = body.producers[v]
-    readers = {body.nodes[u].op for u in body.uses[v]}
-    return bool(readers & {*POSITIONS, *GATHERS}) or v in numbers_in(body) or (
-        k >= 0 and body.nodes[k].op in ("iota", *GATHERS)
-    )  # fmt: skip
+    readers = [body.nodes[u] for u in body.uses[v]]
+    made = OPS[body.nodes[k].op] if k >= 0 else None
+    return v in numbers_in(body) or (
+        made is not None and (made.source == "index" or bool(made.places))
+    ) or any(OPS[n.op].places or gives_places(body, n) for n in readers)  # fmt: skip
 
 
 def _are_one(nest: Stages, outer: int, inner: int) -> bool:

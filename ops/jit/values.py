@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from ostinato.ops.core.monoid import MONOIDS
 from ostinato.ops.core.spec import (
     DTYPES,
     DType,
@@ -108,9 +109,12 @@ def can_add(dtype: DType) -> bool:
     return dtype.kind in "iuf" and dtype not in HALVES
 
 
-def can_combine(op: str, dtype: DType) -> bool:
-    """Whether registers reduce to such numbers: complex ones have sums and no order."""
-    return can_add(dtype) or (dtype.kind == "c" and op in ("sum", "mean"))
+def can_combine(monoid: str, dtype: DType) -> bool:
+    """Whether registers reduce to such numbers with a monoid: complex ones have sums only."""
+    how = MONOIDS.get(monoid)
+    if how is None or not (how.scalar or how.order):
+        return False
+    return can_add(dtype) or (dtype.kind == "c" and monoid == "sum")
 
 
 def held(value: Any, dtype: DType) -> Any:

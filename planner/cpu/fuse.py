@@ -18,7 +18,7 @@ from functools import lru_cache, partial
 
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph, Node
-from ostinato.ops.core.registry import OPS
+from ostinato.ops.core.registry import OPS, op_of
 from ostinato.ops.core.spec import float32
 from ostinato.ops.cpu.jit.lines import can_lower
 from ostinato.ops.cpu.jit.llvm import why_not
@@ -26,9 +26,7 @@ from ostinato.ops.cpu.kernels.gemm_epilogue import ENOUGH, multiplies
 from ostinato.ops.cpu.kernels.gemm_tiles import form_of
 from ostinato.ops.cpu.loops.schedule import analyse_in_order
 from ostinato.ops.expressions import cast
-from ostinato.ops.jit.behind import BEGINS
 from ostinato.ops.jit.scalar import differs
-from ostinato.ops.jit.stages import GATHERS
 from ostinato.planner.fusion.counting import count_in_kernels, differs_by_part
 from ostinato.planner.fusion.groups import (
     Group,
@@ -93,7 +91,7 @@ def fuse(graph: Graph, target: Target, larger: bool = True, turns: int = 1) -> G
             if nested and not why_not():
                 graph = with_kernels(graph, target, nested, _kernel)
     else:
-        alone = {k for k, n in enumerate(graph.nodes) if n.op in BEGINS}
+        alone = {k for k, n in enumerate(graph.nodes) if op_of(n.op).product}
     if not why_not():
         graph = count_in_kernels(graph, can_lower, turns)
     groups = _worthy_groups(graph, target, alone, bool(nested), turns)
@@ -136,7 +134,7 @@ def _worthy_nests(graph: Graph, target: Target, alone: set[int], turns: int) -> 
     for g in nests(graph, target.workers, can_lower, alone | _library_functions(graph, target)):
         nodes = [graph.nodes[k] for k in g.members]
         spaces = [
-            [graph.specs[v].size for v in (*n.inputs[n.op in GATHERS :], *graph.outs(k))]
+            [graph.specs[v].size for v in (*n.inputs[bool(OPS[n.op].places) :], *graph.outs(k))]
             for k, n in zip(g.members, nodes, strict=True)
         ]
         work = sum(_work(max(sizes), turns) for sizes in spaces)

@@ -17,12 +17,10 @@ from functools import partial
 from ostinato.ops.control import ONE_KERNEL, WHOLE
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph, Node
-from ostinato.ops.core.registry import OPS
+from ostinato.ops.core.registry import OPS, op_of
 from ostinato.ops.core.spec import Spec
 from ostinato.ops.cpu.jit.llvm import why_not
 from ostinato.ops.cpu.loops.loop_kernel import MOST, in_one_kernel, is_short_program
-from ostinato.ops.cpu.loops.loop_operations import ORDERED
-from ostinato.ops.jit.loops import SOURCES
 from ostinato.ops.jit.scalar import differs
 from ostinato.planner.layouts.costs import UNTIL
 from ostinato.planner.passes.loop_casts import LOOPS
@@ -67,7 +65,7 @@ def _whole(graph: Graph) -> Graph | None:
         return None
     if any(n.op in UNTIL for n in graph.nodes):  # whose turns may be any number
         return None
-    if any(n.op in ORDERED for n in graph.nodes):  # with the bits that other kernels give
+    if any(op_of(n.op).in_blocks for n in graph.nodes):  # with the bits that other kernels give
         return None
     if any(graph.producers[v] < 0 for v in made) or len(graph.nodes) > MOST:
         return None
@@ -114,7 +112,7 @@ def _has_other_bits(node: Node, target: Target) -> bool:
     own = OPS[node.op].scalar and differs(node.op, [s.dtype for s in node.specs])
     if target.math == "libm" and own:
         return True
-    adds = node.op in ORDERED and node.specs[0].dtype.kind == "f"
+    adds = OPS[node.op].in_blocks and node.specs[0].dtype.kind == "f"
     return target.numerics == "any-workers" and bool(own or adds)
 
 
@@ -161,4 +159,4 @@ def _constants(node: Node) -> Sequence[int]:
 
 
 def _is_source(graph: Graph) -> Callable[[int], bool]:
-    return lambda v: (k := graph.producers[v]) >= 0 and graph.nodes[k].op in SOURCES
+    return lambda v: (k := graph.producers[v]) >= 0 and bool(op_of(graph.nodes[k].op).source)

@@ -19,7 +19,6 @@ from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Spec
-from ostinato.ops.jit.schedule import CHEAP
 from ostinato.planner.plan import Target
 from ostinato.planner.rewrite import looked_at, replace
 
@@ -69,7 +68,7 @@ def _cut(graph: Graph) -> set[int]:
         for j in graph.uses[v]:
             found |= {j} if _is_slice(graph.nodes[j]) else slices.get(graph.starts[j], {ALL})
         often = sum(_size(graph.nodes[j].specs[0]) for j in found if j != ALL)
-        most = AGAIN if node.op in CHEAP else 1
+        most = AGAIN if OPS[node.op].is_cheap else 1
         if 0 < len(found) <= FEW and ALL not in found and often <= most * _size(spec):
             slices[v] = found
     return set(slices)

@@ -22,11 +22,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph, Node
-from ostinato.ops.core.registry import OPS
+from ostinato.ops.core.registry import OPS, op_of
 from ostinato.ops.core.spec import Spec
 from ostinato.ops.expressions import in_front, permuted
-from ostinato.ops.jit.loops import SUMS
-from ostinato.ops.jit.stages import MOMENTS
 from ostinato.planner.plan import Target
 from ostinato.planner.rewrite import replace
 
@@ -155,7 +153,8 @@ def _is_everywhere(spec: Spec) -> bool:
 
 def _is_other_reduction(found: _Turned, node: Node) -> bool:
     """Whether a reduction of what is turned is one along other axes, whose results lie the same."""
-    if node.op not in (*SUMS, *MOMENTS) or node.inputs[0] not in found.turns:
+    op = op_of(node.op)
+    if op.reduce is None or "axes" not in op.takes or node.inputs[0] not in found.turns:
         return False
     turn = found.turns[node.inputs[0]]
     rest = [a for d, a in enumerate(turn) if d not in node.kw["axes"]]

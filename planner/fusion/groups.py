@@ -14,10 +14,10 @@ from typing import Any, NamedTuple, TypeVar
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.layout import Layout
-from ostinato.ops.core.registry import OPS
+from ostinato.ops.core.registry import OPS, op_of
 from ostinato.ops.core.spec import DType, Shape
-from ostinato.ops.jit.loops import COUNTED, SOURCES, SUMS, VIEWS
-from ostinato.ops.jit.scalar import CAST
+from ostinato.ops.jit.labels import combines
+from ostinato.ops.jit.loops import COUNTED
 from ostinato.ops.jit.values import can_combine
 from ostinato.planner.passes.order import meetings, schedule
 from ostinato.planner.plan import Target
@@ -217,16 +217,16 @@ def _stays_view(graph: Graph, k: int, lowers: Lowers) -> bool:
 
 def rows_of(graph: Graph, node: Node, lowers: Lowers) -> int:
     """Over how many of the last axes a node reduces; 0 if kernels cannot."""
-    if node.op not in SUMS:
+    if op_of(node.op).reduce is None or len(node.inputs) != 1 or len(node.specs) != 1:
         return 0
     spec, made = graph.specs[node.inputs[0]], node.specs[0]
-    axes = node.kw["axes"]
+    kind, axes = combines(graph, node)
     last = tuple(range(spec.ndim - len(axes), spec.ndim))
-    if not axes or tuple(sorted(axes)) != last or spec.layout is None:
+    if not axes or axes != last or spec.layout is None:
         return 0
-    if spec.size == 0 or not can_combine(node.op, made.dtype):
+    if spec.size == 0 or not can_combine(kind, made.dtype):
         return 0
-    return len(axes) if lowers(CAST, (spec.dtype,), made.dtype) else 0
+    return len(axes) if lowers(node.op, (spec.dtype,), made.dtype) else 0
 
 
 # -- kernels ---------------------------------------------------------------------------------
@@ -246,11 +246,11 @@ def with_kernels(
     kernel: Callable[[Graph, G, Container[int]], Made],
 ) -> Graph:
     """Each group as one node; the views, the numbers and the counts that only kernels read are gone."""
-    looks = (*SOURCES, *VIEWS)
-    gone = {k for g in groups for k in g.members if graph.nodes[k].op not in looks}
+    gone = {k for g in groups for k in g.members if op_of(graph.nodes[k].op).computes}
     read = {v for g in groups for v in g.operands} | {*graph.outputs}
     for k, node in reversed([*enumerate(graph.nodes)]):
-        if node.op in (*looks, COUNTED) and read.isdisjoint(graph.outs(k)):
+        looks = node.op == COUNTED or not op_of(node.op).computes
+        if looks and read.isdisjoint(graph.outs(k)):
             gone.add(k)
         if k not in gone:
             read.update(node.inputs)
@@ -310,7 +310,7 @@ def node_of(
         ins = [known[u] for u in node.inputs]
         outs = body.add(node.op, ins, node.params, node.specs, node.line)
         known.update(zip(graph.outs(k), outs, strict=True))
-        if node.op not in VIEWS:
+        if not op_of(node.op).rearranges:
             made += [v for v in graph.outs(k) if v in read]
     given = {"body": body.graph([known[v] for v in made]), **params}
     specs, line = tuple([graph.specs[v] for v in made]), graph.nodes[group.members[-1]].line

@@ -18,13 +18,11 @@ from dataclasses import dataclass, field
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.layout import Layout
-from ostinato.ops.core.registry import OPS
+from ostinato.ops.core.registry import OPS, op_of
 from ostinato.ops.core.spec import Spec, bool_
-from ostinato.ops.jit.labels import PICKS, Fit, Labels, indices_of
-from ostinato.ops.jit.loops import SOURCES, SUMS, VIEWS
+from ostinato.ops.jit.labels import Fit, Labels, combines, gives_places, indices_of
 from ostinato.ops.jit.scalar import CAST, SQUARE
 from ostinato.ops.jit.schedule import SHORT
-from ostinato.ops.jit.stages import GATHERS, MOMENTS, POSITIONS, PRODUCTS, REDUCING
 from ostinato.ops.jit.values import can_add, can_combine
 from ostinato.planner.rewrite import replace
 
@@ -36,7 +34,6 @@ ROWS = 16  # fewer are not worth cutting
 MANY = 1 << 14  # fewer are not cut, if a longer sum outside of them can be cut instead
 PRODUCT = 1024  # multiplications of a row: libraries are better at more
 LONG = 1 << 22  # bytes of a row of a stage at the most
-STAGED = (*REDUCING, *GATHERS)  # what only these kernels can do
 Fits = Callable[[Graph, tuple[tuple[int, ...], ...], tuple[int, ...]], bool]
 
 
@@ -95,7 +92,7 @@ def nests(graph: Graph, workers: int, lowers: Lowers, alone: Collection[int] = (
                 found[made], group = None, made
                 home.update(dict.fromkeys(made.made, made))
         readers.update(dict.fromkeys(group.operands, group))
-    staged = [g for g in found if any(graph.nodes[k].op in STAGED for k in g.members)]
+    staged = [g for g in found if any(_is_staged(graph.nodes[k]) for k in g.members)]
     return sorted(staged, key=lambda g: g.start)
 
 
@@ -105,7 +102,10 @@ def count_apart(graph: Graph, lowers: Lowers) -> Graph:
     chosen = [
         k
         for k, n in enumerate(graph.nodes)
-        if n.op in MOMENTS and graph.starts[k] in read and _is_able(graph, n, lowers)
+        if op_of(n.op).reduce
+        and len(n.specs) == 3
+        and graph.starts[k] in read
+        and _is_able(graph, n, lowers)
     ]
 
     def made(builder: Builder, k: int, values: Sequence[int]) -> Sequence[int]:
@@ -120,7 +120,7 @@ def count_apart(graph: Graph, lowers: Lowers) -> Graph:
 def has_stages(graph: Graph, turns: int = 1) -> bool:
     """Whether there is something large that kernels in stages are for, or that is done often."""
     return any(
-        node.op in STAGED and any(graph.specs[v].nbytes * turns > SMALL for v in node.inputs)
+        _is_staged(node) and any(graph.specs[v].nbytes * turns > SMALL for v in node.inputs)
         for node in graph.nodes
     )
 
@@ -130,12 +130,12 @@ def _region(graph: Graph, lowers: Lowers, alone: Collection[int]) -> set[int]:
     do.
     """
     able = [k not in alone and _is_able(graph, node, lowers) for k, node in enumerate(graph.nodes)]
-    if not any(a and n.op in STAGED for a, n in zip(able, graph.nodes, strict=True)):
+    if not any(a and _is_staged(n) for a, n in zip(able, graph.nodes, strict=True)):
         return set()
     found: set[int] = set()
     seen: set[int] = set()
     for k, node in enumerate(graph.nodes):
-        if not able[k] or node.op not in STAGED or k in seen:
+        if not able[k] or not _is_staged(node) or k in seen:
             continue
         stack = [k]
         while stack:
@@ -143,12 +143,12 @@ def _region(graph: Graph, lowers: Lowers, alone: Collection[int]) -> set[int]:
             if j in seen:
                 continue
             seen.add(j)
-            look = graph.nodes[j].op in (*VIEWS, *SOURCES)
-            if not able[j] and not look:
+            op = op_of(graph.nodes[j].op)
+            if not able[j] and op.computes:
                 continue
             if able[j]:
                 found.add(j)
-            if graph.nodes[j].op in SOURCES:
+            if op.source:
                 continue
             stack += [p for v in graph.nodes[j].inputs if (p := graph.producers[v]) >= 0]
             stack += [u for v in graph.outs(j) for u in graph.uses[v]]
@@ -158,18 +158,22 @@ def _region(graph: Graph, lowers: Lowers, alone: Collection[int]) -> set[int]:
 # -- what groups are for -------------------------------------------------------------------
 def does_more(graph: Graph, group: Nested, lowers: Lowers) -> bool:
     """Whether flat kernels could not do it as well."""
-    more = (*POSITIONS, *PRODUCTS, *GATHERS, *MOMENTS)
     nodes = [graph.nodes[k] for k in group.members]
-    return group.consumed or any(
-        n.op in more or (n.op in SUMS and not has_rows(graph, n, lowers)) for n in nodes
-    )
+    return group.consumed or any(_is_staged(n) and not has_rows(graph, n, lowers) for n in nodes)
+
+
+def _is_staged(node: Node) -> bool:
+    """Whether only kernels in stages can do it, or flat ones along the last axes."""
+    op = op_of(node.op)
+    return op.reduce is not None or bool(op.places)
 
 
 def is_single(graph: Graph, group: Nested) -> bool:
     """Whether it is a product or a gather and nothing else, for which there are libraries."""
     nodes = [graph.nodes[k] for k in group.members]
-    one = sum(n.op not in VIEWS for n in nodes) == 1
-    return one and nodes[-1].op in (*PRODUCTS, *GATHERS) and not _is_of_lines(graph, nodes[-1])
+    one, last = sum(not op_of(n.op).rearranges for n in nodes) == 1, OPS[nodes[-1].op]
+    known = last.places or (last.reduce and last.product)
+    return bool(one and known) and not _is_of_lines(graph, nodes[-1])
 
 
 def _is_of_lines(graph: Graph, node: Node) -> bool:
@@ -205,7 +209,8 @@ def nest_of(graph: Graph, group: Nested, read: Container[int]) -> Made:
 
 # -- what kernels can do -------------------------------------------------------------------
 def _is_able(graph: Graph, node: Node, lowers: Lowers) -> bool:
-    if node.op in (*VIEWS, *SOURCES) or node.op not in OPS:
+    op = op_of(node.op)
+    if not (op.scalar or op.reduce or op.places) or not op.computes:
         return False
     ins = [graph.specs[v] for v in node.inputs]
     if not all(map(_is_plain, (*ins, *node.specs))):
@@ -213,24 +218,19 @@ def _is_able(graph: Graph, node: Node, lowers: Lowers) -> bool:
     partial = any(s.layout is not None and s.layout.partial_axes for s in node.specs)
     kinds = tuple(s.dtype for s in ins)
     out = node.specs[0].dtype
-    if node.op in SUMS:
-        able = can_combine(node.op, out) and lowers(CAST, kinds, out)
-        return bool(node.kw["axes"]) and able
-    if node.op in MOMENTS:
-        real = all(d.kind != "c" for d in kinds)
-        return bool(node.kw["axes"]) and real and lowers(SQUARE, kinds, node.specs[1].dtype)
-    if node.op in POSITIONS:
-        return not partial and can_add(out) and lowers(CAST, kinds, out)
-    if node.op in PRODUCTS:
-        same = all(d == out for d in kinds) and len(kinds) == 2
-        return (
-            same and can_combine("sum", out) and out.kind in "fc" and lowers(CAST, kinds[:1], out)
-        )
-    if node.op in GATHERS:
+    if op.reduce:
+        kind, axes = combines(graph, node)
+        if len(node.specs) == 3:
+            real = all(d.kind != "c" for d in kinds)
+            return bool(axes) and real and lowers(SQUARE, kinds, node.specs[1].dtype)
+        if op.product:  # of others the sums are exact, and libraries convert what they read
+            same = all(d == out for d in kinds) and len(kinds) == 2
+            return same and out.kind in "fc" and can_combine(kind, out)
+        known = can_combine(kind, out) and lowers(node.op, kinds, out)
+        return known and bool(axes) and not (partial and gives_places(graph, node))
+    if op.places:
         return not partial and _can_gather(node, ins, lowers)
-    if not OPS[node.op].scalar or len(node.specs) != 1:
-        return False
-    return lowers(node.op, kinds, out)
+    return len(node.specs) == 1 and lowers(node.op, kinds, out)
 
 
 def _can_gather(node: Node, ins: Sequence[Spec], lowers: Lowers) -> bool:
@@ -284,7 +284,7 @@ def _both(graph: Graph, one: Nested, other: Nested, units: Units) -> Nested | No
     made = Nested(bits=one.bits | other.bits, place=len(graph.nodes), labels=labels)
     for k in sorted({*one.members, *other.members}):
         node = graph.nodes[k]
-        if node.op not in VIEWS:
+        if not op_of(node.op).rearranges:
             if _try(graph, k, made, units) != NOW:
                 return None
             continue
@@ -318,7 +318,7 @@ def _labels_of_both(one: Labels, other: Labels) -> Labels | None:
 def _behind(graph: Graph, v: int) -> Iterator[int]:
     """What a value is a view of, and what that is a view of."""
     k = graph.producers[v]
-    while k >= 0 and graph.nodes[k].op in VIEWS:
+    while k >= 0 and op_of(graph.nodes[k].op).rearranges:
         v = graph.nodes[k].inputs[0]
         yield v
         k = graph.producers[v]
@@ -352,7 +352,7 @@ def _try(graph: Graph, k: int, group: Nested, units: Units, wait: bool = False) 
     fit = _fit(graph, k, labels, fixed)  # new ones, and those of numbers, may turn out to be others
     if fit is None or (labels.joined and labels.repeats):
         return NEVER
-    if node.op in GATHERS and not _is_inside(graph, node, group):
+    if OPS[node.op].places and not _is_inside(graph, node, group):
         return NEVER
     if len({*group.operands, *outside}) > OPERANDS:
         return NEVER
@@ -361,11 +361,12 @@ def _try(graph: Graph, k: int, group: Nested, units: Units, wait: bool = False) 
     )
     common = fit.labels - lost
     common = common if group.common is None else common & labels.now(group.common)
-    if node.op in (*POSITIONS, *PICKS):
+    positions = gives_places(graph, node)
+    if positions or OPS[node.op].places == "read":
         common -= fit.reduced
     before = frozenset() if group.common is None else labels.now(group.common)
     lost_here = (before | fit.labels) - common
-    if node.op in POSITIONS:  # which there is no other way to do
+    if positions:  # which there is no other way to do
         lost_here -= fit.reduced
     labels.take(fit, graph.outs(k))
     if not _is_worthwhile(node, fit, common, labels) or _outer(labels, lost_here, common):
@@ -392,7 +393,7 @@ def _views(graph: Graph, v: int, group: Nested) -> list[int]:
     """The views between a value and what it shows, the first one first."""
     found: list[int] = []
     k = graph.producers[v]
-    while k >= 0 and graph.nodes[k].op in VIEWS and v not in group.labels.dims:
+    while k >= 0 and op_of(graph.nodes[k].op).rearranges and v not in group.labels.dims:
         spec = graph.nodes[k].specs[0]
         if not _is_plain(spec):
             break
@@ -419,7 +420,7 @@ def _labelled(graph: Graph, views: Sequence[int], labels: Labels) -> tuple[Label
 
 def _looped(node: Node, fit: Fit) -> set[int]:
     """The labels that a node's own loops run over."""
-    if node.op in PICKS:
+    if OPS[node.op].places == "read":
         return {x for dims in fit.outs for x in dims if x is not None}
     return {*fit.labels}
 
@@ -428,14 +429,15 @@ def _is_inside(graph: Graph, node: Node, group: Nested) -> bool:
     """Whether places are in bounds, or can be looked at before the kernel begins."""
     v = node.inputs[1]
     v = next((u for u in (v, *_behind(graph, v)) if graph.producers[u] < 0 or
-              graph.nodes[graph.producers[u]].op not in VIEWS), v)  # fmt: skip
+              not op_of(graph.nodes[graph.producers[u]].op).rearranges), v)  # fmt: skip
     maker = graph.producers[v]
     if maker < 0 or v not in group.made:
-        return maker < 0 or graph.nodes[maker].op not in SOURCES
+        return maker < 0 or not op_of(graph.nodes[maker].op).source
     found = graph.nodes[maker]
-    if found.op not in POSITIONS:
+    if not gives_places(graph, found):
         return False
-    most = math.prod(graph.specs[found.inputs[0]].shape[a] for a in found.kw["axes"])
+    _, axes = combines(graph, found)
+    most = math.prod(graph.specs[found.inputs[0]].shape[a] for a in axes)
     return most <= graph.specs[node.inputs[0]].shape[node.kw["axis"]]
 
 
@@ -446,7 +448,7 @@ def checks_of(graph: Graph, group: Nested) -> list[Node]:
     found: dict[tuple[int, int], Node] = {}
     for k in group.members:
         node = graph.nodes[k]
-        if node.op not in GATHERS:
+        if not OPS[node.op].places:
             continue
         x, v = node.inputs[:2]
         size, layout = graph.specs[x].shape[node.kw["axis"]], graph.specs[x].layout
@@ -461,7 +463,7 @@ def checks_of(graph: Graph, group: Nested) -> list[Node]:
 
 def _is_source(graph: Graph, v: int) -> bool:
     k = graph.producers[v]
-    return k >= 0 and graph.nodes[k].op in SOURCES
+    return k >= 0 and bool(op_of(graph.nodes[k].op).source)
 
 
 def _fit(
@@ -471,7 +473,7 @@ def _fit(
     specs = [graph.specs[v] for v in node.inputs]
     for v in node.inputs:
         p = graph.producers[v]
-        if p >= 0 and graph.nodes[p].op == "iota" and _is_split(graph.nodes[p]):
+        if p >= 0 and op_of(graph.nodes[p].op).source == "index" and _is_split(graph.nodes[p]):
             return None
     return labels.fit(indices_of(node, specs), node.inputs, specs, node.specs, fixed)
 
@@ -503,7 +505,7 @@ def _is_worthwhile(node: Node, fit: Fit, common: frozenset[int], labels: Labels)
     best = max(common, key=lambda x: extents[x])
     looped = _looped(node, fit)
     others = [extents[x] for x in looped if x != best]
-    if node.op in PRODUCTS and (math.prod(others) > PRODUCT or max(others, default=0) > SHORT):
+    if OPS[node.op].product and (math.prod(others) > PRODUCT or max(others, default=0) > SHORT):
         return False
     parallel = [extents[x] for x in common - fit.reduced]
     row = math.prod(extents[x] for x in looped) // max(rows, math.prod(parallel))

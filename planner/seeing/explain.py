@@ -12,11 +12,10 @@ from ostinato.ops.collective import collective_of
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.device import described
 from ostinato.ops.core.graph import Graph, Node
-from ostinato.ops.core.registry import OPS
+from ostinato.ops.core.registry import OPS, op_of
 from ostinato.ops.core.spec import Spec
 from ostinato.ops.core.user_line import short
 from ostinato.ops.cpu.fused import FUSED
-from ostinato.ops.jit.loops import SOURCES, VIEWS
 from ostinato.planner.machine import NOMINAL, Machine, presets
 from ostinato.planner.passes.loop_casts import LOOPS
 from ostinato.planner.passes.memory import is_joined
@@ -145,7 +144,7 @@ def count(program: Program) -> tuple[int, dict[str, int]]:
         ):
             nodes += len(node.kw["body"].nodes) if node.op in FUSED else 1
             if node.op in FUSED:
-                nodes -= sum(n.op in (*SOURCES, *VIEWS) for n in node.kw["body"].nodes)
+                nodes -= sum(not op_of(n.op).computes for n in node.kw["body"].nodes)
         for body in program.bodies.get(k, ()):
             more, inner = count(body)
             nodes += more

@@ -7,10 +7,10 @@ import math
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from ostinato.ops.control import ONE_KERNEL, WHOLE
 from ostinato.ops.core.graph import Graph, Node
+from ostinato.ops.core.monoid import MONOIDS
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Shape, Spec
 from ostinato.ops.core.user_line import short
@@ -20,11 +20,10 @@ from ostinato.ops.cpu.jit.llvm import why_not
 from ostinato.ops.cpu.loops import flat
 from ostinato.ops.cpu.loops.loop_kernel import loop_text
 from ostinato.ops.cpu.loops.schedule import Nest, analyse_in_order
-from ostinato.ops.jit.behind import BEGINS, rest_of
-from ostinato.ops.jit.labels import PICKS
-from ostinato.ops.jit.loops import EXTREMES, SOURCES, SUMS, VIEWS, Loops, loops_over
+from ostinato.ops.jit.behind import rest_of
+from ostinato.ops.jit.labels import combines
+from ostinato.ops.jit.loops import Loops, loops_over
 from ostinato.ops.jit.random_bits import numbers_in
-from ostinato.ops.jit.stages import GATHERS, MOMENTS, POSITIONS, PRODUCTS, REDUCING
 from ostinato.planner.plan import Plan, export
 from ostinato.planner.prediction import again
 from ostinato.planner.title import title
@@ -107,16 +106,16 @@ def _stages(node: Node) -> str:
     written = {v: f"y{k}{_indexed(nest, v)}" for k, v in enumerate(body.outputs)}
     before = ""
     for k, made in enumerate(body.nodes):
-        ins = [names[u] for u in made.inputs]
-        if made.line and made.line != before and made.op not in SOURCES:
+        ins, op = [names[u] for u in made.inputs], OPS[made.op]
+        if made.line and made.line != before and not op.source:
             lines.append(f"{indent}# {_of_user(made.line)}")
             before = made.line
         for v in body.outs(k):
-            if made.op in VIEWS:
+            if op.rearranges:
                 names.append(ins[0])
-            elif made.op in ("constant", "full"):
+            elif op.source == "value":
                 names.append(repr(made.kw["value"]))
-            elif made.op == "iota":
+            elif op.source:
                 label = nest.dims[v][made.kw["axis"]]
                 names.append("0" if label is None else _counter(label))
             else:
@@ -134,21 +133,22 @@ def _indexed(nest: Nest, v: int) -> str:
 
 def _staged(nest: Nest, v: int, node: Node, ins: Sequence[str]) -> str:
     """How a value is made; empty for what comes with its neighbour."""
+    op = OPS[node.op]
     if v in nest.reductions:
+        assert op.reduce is not None
         r = nest.reductions[v]
         over = ", ".join(_counter(x) for x in sorted(r.over))
-        term = " * ".join(ins)
-        name = "mean" if node.op in MOMENTS else node.op.removesuffix("_pair")
-        name = "sum" if node.op in PRODUCTS else name
+        term = op.reduce.element.format(*ins)
+        name = "mean" if len(node.specs) == 3 or op.reduce.divisor else r.kind
         return f"= {name} over {over or 'nothing'} of {term}"
-    if node.op in REDUCING:
-        if node.op in POSITIONS:
+    if op.reduce:
+        if len(node.specs) == 2:
             return "= its position"
         return "= the squared deviations from it" if v - 1 in nest.reductions else "= their number"
-    if node.op in GATHERS:
+    if op.places:
         label = nest.dims[node.inputs[0]][node.kw["axis"]]
         place = f"{_counter(label) if label is not None else '0'} = {ins[1]}"
-        if node.op in PICKS:
+        if op.places == "read":
             return f"= {ins[0]} at {place}"
         return f"= {ins[0]}, with {ins[2]} added at {place}"
     return f"= {_scalar(node, ins)}"
@@ -160,7 +160,7 @@ def _part(spec: Spec) -> Shape:
 
 
 def _reductions(body: Graph) -> list[Node]:
-    return [n for n in body.nodes if n.op in SUMS]
+    return [n for n in body.nodes if OPS[n.op].reduce]
 
 
 def _behind(node: Node) -> Node:
@@ -174,7 +174,7 @@ def _loops(node: Node) -> Loops:
     """Those over contiguous operands."""
     body: Graph = node.kw["body"]
     sums = _reductions(body)
-    axes = len(sums[0].kw["axes"]) if sums else 0
+    axes = len(combines(body, sums[0])[1]) if sums else 0
     shape = _part(body.specs[sums[0].inputs[0]] if sums else node.specs[0])
     reduced = {body.starts[body.nodes.index(n)] for n in sums}
     strides, numbers = [], numbers_in(body)
@@ -224,9 +224,9 @@ def _listing(node: Node) -> str:
         if node.line and node.line != before:
             lines.append(f"{indent}# {_of_user(node.line)}")
             before = node.line
-        if node.op in SUMS:
+        if OPS[node.op].reduce:
             names.append(written[v])
-            lines.append(f"{indent}{_reduced(node, written[v], ins[0])}")
+            lines.append(f"{indent}{_reduced(body, node, written[v], ins[0])}")
             continue
         names.append(f"t{v}")
         lines.append(f"{indent}t{v} = {_scalar(node, ins)}")
@@ -247,7 +247,7 @@ def _operands(body: Graph) -> list[str]:
 def _product(node: Node) -> list[str]:
     """What stands above the loops."""
     body: Graph = node.kw["body"]
-    (made,) = (n for n in body.nodes if n.op in BEGINS)
+    (made,) = (n for n in body.nodes if OPS[n.op].product)
     a, b = ("x".join(map(str, _part(body.specs[v]))) for v in made.inputs)
     return [f"# x0 is a product, {a} by {b}, of which each block of rows is followed at once by"]
 
@@ -267,11 +267,15 @@ def _scalar(node: Node, ins: Sequence[str]) -> str:
     return OPS[node.op].scalar.format(*ins)
 
 
-def _reduced(node: Node, target: str, value: str) -> str:
-    if node.op in EXTREMES:
-        return f"{target} = {node.op}({target}, {value})"
-    count: Any = node.kw.get("count", 1)
-    return f"{target} += {value}" + (f" / {count}" if count != 1 else "")
+def _reduced(body: Graph, node: Node, target: str, value: str) -> str:
+    how, (kind, _) = OPS[node.op].reduce, combines(body, node)
+    assert how is not None
+    value = how.element.format(value)
+    if how.divisor and node.kw[how.divisor] != 1:
+        value += f" / {node.kw[how.divisor]}"
+    if kind == "sum":
+        return f"{target} += {value}"
+    return f"{target} = {MONOIDS[kind].scalar.format(target, value)}"
 
 
 def _of_user(line: str) -> str:

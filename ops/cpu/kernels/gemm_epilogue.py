@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from ostinato.ops.core.device import Classes
 from ostinato.ops.core.graph import Graph
-from ostinato.ops.core.registry import Params, Scratch, Specs
+from ostinato.ops.core.registry import OPS, Params, Scratch, Specs
 from ostinato.ops.core.spec import DType, Shape, Spec, float32, int8, lying
 from ostinato.ops.cpu.jit.code import address_of, symbol
 from ostinato.ops.cpu.jit.emitter import Code
@@ -27,7 +27,7 @@ from ostinato.ops.cpu.limits import LIMITS
 from ostinato.ops.cpu.loops.flat import kernel_code, native_kernel
 from ostinato.ops.cpu.threads import most_threads
 from ostinato.ops.jit.behind import rest_of
-from ostinato.ops.jit.loops import SUMS, Loops, loops_over, strides_over
+from ostinato.ops.jit.loops import Loops, loops_over, strides_over
 from ostinato.ops.jit.random_bits import numbers_in
 from ostinato.ops.jit.scalar import numbers
 from ostinato.ops.jit.schedule import SHORT
@@ -179,7 +179,7 @@ def epilogue_native(
     if like.size == 0 or a.size == 0:
         return None
     others = [*(arrays[v] for v in used), *arrays[len(body.inputs) :]]
-    axes = int(any(n.op in SUMS for n in graph.nodes))
+    axes = int(any(OPS[n.op].reduce for n in graph.nodes))
     strides = strides_over(graph, like.shape, [like, *others], axes)
     rest = _Rest(graph, used, like, strides, axes)
     return _in_blocks(arrays, rest, threads, scratch, way) or _in_turn(arrays, rest, threads)

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 from ostinato.ops.core.graph import Graph
+from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import DType, Shape, bool_, real_of
 from ostinato.ops.cpu.jit.emitter import memory_type
 from ostinato.ops.cpu.jit.lines import LlvmLines, literal, llvm_type, number_at
@@ -30,7 +31,7 @@ from ostinato.ops.jit.combining import (
     ordered,
     unordered,
 )
-from ostinato.ops.jit.loops import SUMS, Loops, loops_of
+from ostinato.ops.jit.loops import Loops, loops_of
 from ostinato.ops.jit.pairs import Pair
 from ostinato.ops.jit.random_bits import numbers_in
 from ostinato.ops.jit.scalar import Part, numbers
@@ -516,7 +517,7 @@ def streams(body: Graph, loops: Loops, share: int = SHARE) -> bool:
     """Whether results go to memory past the caches: where no cache holds them anyway, a store that
     reads the line first, to write a part of it, moves half as many bytes again.
     """
-    if any(n.op in SUMS for n in body.nodes) or loops.extents[-1] < ROW * TILE or loops.beside:
+    if any(OPS[n.op].reduce for n in body.nodes) or loops.extents[-1] < ROW * TILE or loops.beside:
         return False
     specs, nowhere, apart = (*body.inputs, *body.out_specs), numbers_in(body), _apart(body, loops)
     lies = [

@@ -33,10 +33,9 @@ from ostinato.ops.cpu.jit.code import address_of, symbol
 from ostinato.ops.cpu.jit.emitter import loop_facts
 from ostinato.ops.cpu.jit.llvm import function_of, vector_bits
 from ostinato.ops.cpu.jit.parallel import CALLS, TABLES
-from ostinato.ops.jit.loops import SOURCES
 from ostinato.ops.jit.values import Unsupported, Value
 
-from .loop_operations import LOOKS, REDUCING, Operations
+from .loop_operations import LOOKS, Operations
 from .loop_values import Carried, Frame, Index, Lies, Room, Seen, Strides, is_whole
 from .loop_writer import SCOPES
 
@@ -56,17 +55,17 @@ class Kernel(Operations):
         op, spec = OPS[node.op], node.specs[0] if node.specs else None
         if spec is None or not all(s.size for s in node.specs):
             raise Unsupported(node.op)
-        if node.op in SOURCES:
+        if op.source:
             return [self.source(node, spec)]
         if node.op in LOOKS:
             return [self.looked(node, ins[0], spec)]
         if op.scalar and not op.draws and len(node.specs) == 1:
             return [self.elementwise(node, ins, spec)]
-        if node.op in REDUCING:
+        if op.reduce and op.product is None and len(ins) == 1:
             return self.reduced(frame, k, node, ins[0])
-        if node.op == "matmul":
+        if op.reduce and op.product and op.product.gemm:
             return [self.product(frame, k, node, *ins)]
-        if node.op == "take":
+        if op.selects == "places":
             return [self.taken(node, spec, *ins)]
         if node.op == "put":
             return [self.updated(frame, k, node, *ins)]

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.layout import around
+from ostinato.ops.core.monoid import MONOIDS
 from ostinato.ops.core.registry import OPS, Piece, Place
 from ostinato.ops.core.spec import DType, Shape, Spec, bool_, int64, lying, real_of
 from ostinato.ops.cpu.jit.emitter import FREE
@@ -17,15 +18,15 @@ from ostinato.ops.jit.combining import (
     compensated,
     first_of,
     has_order,
+    is_free,
     joined,
     ordered,
     start_of,
     unordered,
     whole_of,
 )
-from ostinato.ops.jit.loops import EXTREMES
+from ostinato.ops.jit.labels import combines
 from ostinato.ops.jit.scalar import lower
-from ostinato.ops.jit.stages import POSITIONS
 from ostinato.ops.jit.values import Unsupported, Value, can_add, can_combine, cast, where
 from ostinato.ops.shape import COMBINES
 
@@ -35,9 +36,6 @@ from .loop_writer import Writer
 CHUNK = 1024  # elements whose order of summing is free
 ROWS = 4  # of a product that are summed together, as they read the same
 DEEPEST = 1 << 17  # multiplications of a product
-BOTH = ("any", "all")
-ORDERED = ("sum", "mean", "prod", "matmul")  # whose bits depend on their order
-REDUCING = ("sum", "mean", "prod", *EXTREMES, *BOTH, *POSITIONS)
 
 
 class Operations(Writer):
@@ -99,7 +97,7 @@ class Operations(Writer):
 
     # -- elementwise, and looks
     def source(self, node: Node, spec: Spec) -> Seen:
-        if node.op == "iota":
+        if OPS[node.op].source == "index":
             axis = node.kw["axis"]
 
             def count(index: Index) -> Value:
@@ -357,12 +355,11 @@ class Operations(Writer):
     # -- reductions
     def reduced(self, frame: Frame, k: int, node: Node, x: Seen) -> list[Seen]:
         graph, specs = frame.graph, [s.bare for s in node.specs]
-        kind = node.op.removesuffix("_pair")
+        kind, axes = combines(graph, node)
         dtype = specs[0].dtype
-        axes = tuple(a for a in node.kw["axes"])
         count = math.prod(x.shape[a] for a in axes)
-        known = can_combine(node.op, dtype) if node.op not in BOTH else True
-        if not known or not count or dtype.kind == "c" or (kind == "prod" and not can_add(dtype)):
+        known = can_combine(kind, dtype) or (dtype == bool_ and MONOIDS[kind].scalar)
+        if not known or not count or dtype.kind == "c":
             raise Unsupported(node.op)
         left = [d for d in range(len(x.shape)) if d not in axes]
         self.settle(x)
@@ -375,7 +372,7 @@ class Operations(Writer):
             return tuple(index)
 
         def more(index: Index) -> Value:
-            return cast(self.element(x, index), dtype)
+            return lower(node.op, [self.element(x, index)], dtype)
 
         over = limited(tuple(x.shape[a] for a in axes), x.shape)
         if specs[0].size == 1:
@@ -386,8 +383,8 @@ class Operations(Writer):
             return [self.known(y, s.shape) for y, s in zip(done, specs, strict=True)]
         targets = [self.home(frame, v, dict.fromkeys(x.reads, False)) for v in values]
         self.flush()
-        if left and left[-1] > max(axes) and x.shape[left[-1]] > 1 and kind not in BOTH:
-            if kind in ("sum", "mean") and count > CHUNK:
+        if left and left[-1] > max(axes) and x.shape[left[-1]] > 1 and dtype != bool_:
+            if kind == "sum" and count > CHUNK:
                 raise Unsupported("long sums over rows")
             self.by_rows(node, kind, specs, targets, over, lambda o, i: more(at(o, i)))
         else:
@@ -405,27 +402,18 @@ class Operations(Writer):
 
     def begin(self, kind: str, dtype: DType) -> list[Value]:
         lines = self.code.lines
-        if kind in BOTH:
-            return [lines.constant(kind == "all", bool_)]
-        start = 1 if kind == "prod" else start_of("sum" if kind == "mean" else kind, dtype)
-        found = [lines.constant(start, dtype)]
-        return [*found, lines.constant(0, int64)] if kind.startswith("arg") else found
+        found = [lines.constant(start_of(kind, dtype), dtype)]
+        return [*found, lines.constant(0, int64)] if MONOIDS[kind].width == 2 else found
 
     def step(self, kind: str, total: list[Value], x: Value, i: str, flags: str) -> list[Value]:
         """The total with one more element, the i-th."""
-        if kind.startswith("arg"):
+        if len(total) == 2:
             best, position = total
-            wins = x > best if kind == "argmax" else x < best
+            wins = x > best if MONOIDS[kind].order == "max" else x < best
             if x.dtype.kind == "f":
                 wins = (wins | (x != x)) & (best == best)
             return [where(wins, x, best), where(wins, Value(self.code.lines, i, int64), position)]
-        (old,) = total
-        if kind == "prod":
-            word = f"fmul {flags}".rstrip() if x.dtype.kind == "f" else "mul"
-            return [self.code.lines.do(word, x.dtype, old, x)]
-        if kind in BOTH:
-            return [old | x if kind == "any" else old & x]
-        return [joined("sum" if kind == "mean" else kind, old, x, flags)]
+        return [joined(kind, total[0], x, flags)]
 
     def total(
         self,
@@ -454,14 +442,20 @@ class Operations(Writer):
             with self.here():
                 x = ordered(kind, x) if by_order else x
                 now = [code.get(cell, s.dtype) for cell, s in zip(cells, start, strict=True)]
-                flat = self.flat(index, shape) if kind.startswith("arg") else "0"
+                flat = self.flat(index, shape) if len(cells) == 2 else "0"
                 for cell, y in zip(
                     cells, self.step(kind, now, x, flat, "reassoc contract"), strict=True
                 ):
                     code.put(cell, y)
 
-        lanes = 0 if kind.startswith("arg") else FREE if kind in BOTH else dtype.itemsize
-        long = kind in ("sum", "mean") and dtype.kind == "f" and math.prod(shape) > CHUNK
+        lanes = (
+            0
+            if len(cells) == 2 or not is_free(kind)
+            else FREE
+            if dtype == bool_
+            else dtype.itemsize
+        )
+        long = kind == "sum" and dtype.kind == "f" and math.prod(shape) > CHUNK
         clear()
         if not long:
             with self.over(shape, lanes) as index:
@@ -497,9 +491,11 @@ class Operations(Writer):
 
     def shared(self, node: Node, total: list[Value]) -> list[Value]:
         """Of a mean, the total's share."""
-        if node.op != "mean":
+        how = OPS[node.op].reduce
+        if how is None or not how.divisor:
             return total
-        return [total[0] / self.code.lines.constant(float(node.kw["count"]), total[0].dtype)]
+        count = self.code.lines.constant(float(node.kw[how.divisor]), total[0].dtype)
+        return [total[0] / count]
 
     def by_rows(
         self,
@@ -531,7 +527,8 @@ class Operations(Writer):
             place = self.flat(reduced, over)
             for y, a in zip(self.step(kind, now, x, place, "contract"), at, strict=True):
                 code.store(y, a)
-        if node.op == "mean" or by_order:
+        how = OPS[node.op].reduce
+        if by_order or (how is not None and how.divisor):
             with self.over(specs[0].shape, size) as index:
                 address = self.address(targets[0], index)
                 y = code.load(address, kept[0])

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ostinato.ops.core.graph import Graph
+from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Shape
 from ostinato.ops.cpu.limits import LIMITS
-from ostinato.ops.jit.loops import SOURCES, VIEWS
 from ostinato.ops.jit.schedule import SHORT, is_apart, is_near, is_swept, kept, step
-from ostinato.ops.jit.stages import REDUCING, Stages, stages_of, strides_in_order
+from ostinato.ops.jit.stages import Stages, stages_of, strides_in_order
 
 LANES = (256, 128, 64)  # rows of a unit where lanes run along the rows: as many as fit
 BLOCKS, UNITS = ("64", "128", "256", "512"), " rows at a time"  # ways of a kernel in stages
@@ -90,7 +90,7 @@ def lanes_of(way: str) -> Sequence[int]:
 
 def _arrange(nest: Nest, most: Sequence[int]) -> bool:
     """Choose the lane, and what is held in cache; where lanes run along rows, as many as fit."""
-    worked = [k for k, n in enumerate(nest.body.nodes) if n.op not in (*VIEWS, *SOURCES)]
+    worked = [k for k, n in enumerate(nest.body.nodes) if OPS[n.op].computes]
     others = frozenset().union(*map(nest.iterates, worked)) - set(nest.rows)
     if any(step(nest, x) is None for x in nest.rows):
         return False
@@ -130,16 +130,17 @@ def _along(nest: Nest, lane: int, choose: bool) -> tuple[float, int]:
     cost, body, n = 0.0, nest.body, max(nest.extents[lane], 1)
     wide = WIDE if n > SHORT else n / -(-n // WIDE)  # of a vector
     for k, node in enumerate(body.nodes if choose else ()):
-        if node.op in (*VIEWS, *SOURCES):
+        op = OPS[node.op]
+        if not op.computes:
             continue
         labels = nest.iterates(k)
         work = math.prod(nest.extents[x] for x in labels)
         if lane in labels:
             cost += work / wide
         else:  # LLVM finds vectors of its own, but not where one element waits for the last
-            waits = node.op in REDUCING and body.starts[k] not in nest.gathered
+            waits = op.reduce and body.starts[k] not in nest.gathered
             cost += work if waits else work / 4
-        if node.op in REDUCING and lane in labels - {*nest.dims[body.starts[k]]}:
+        if op.reduce and lane in labels - {*nest.dims[body.starts[k]]}:
             cost += TOGETHER * work / nest.extents[lane]
     for a, lies in enumerate(nest.strides if choose else ()):
         v = a if a < nest.operands else body.outputs[a - nest.operands]

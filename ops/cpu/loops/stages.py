@@ -19,6 +19,8 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from ostinato.ops.core.monoid import MONOIDS
+from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import DType, bool_, int64, real_of
 from ostinato.ops.cpu.jit.emitter import Code, memory_type, parts_of
 from ostinato.ops.cpu.jit.lines import LlvmLines, llvm_type, number_at
@@ -28,6 +30,7 @@ from ostinato.ops.jit.combining import (
     compensated,
     first_of,
     has_order,
+    is_free,
     joined,
     ordered,
     unordered,
@@ -37,7 +40,7 @@ from ostinato.ops.jit.elements import Elements, Env
 from ostinato.ops.jit.random_bits import numbers_in
 from ostinato.ops.jit.scalar import numbers
 from ostinato.ops.jit.schedule import SHORT
-from ostinato.ops.jit.stages import REDUCING, Reduction
+from ostinato.ops.jit.stages import Reduction
 from ostinato.ops.jit.values import Value, where
 
 CHUNK, ROWS = 1024, 256  # elements whose order of summing is free; rows that are summed in one go
@@ -323,7 +326,7 @@ class Writer(Elements):
             for v in body.outs(k):
                 if v in nest.reductions:
                     self.reduce(v)
-                elif v in nest.held and body.nodes[k].op not in REDUCING:
+                elif v in nest.held and not OPS[body.nodes[k].op].reduce:
                     self.hold(v)
         for a, v in enumerate(body.outputs, nest.operands):
             if not nest.gathers(v):
@@ -421,7 +424,7 @@ class Writer(Elements):
         r = self.nest.reductions[first]
         if self.nest.lane not in r.over:
             self.reduce_aside(first, r)
-        elif r.kind in ("argmin", "argmax"):
+        elif MONOIDS[r.kind].width == 2:
             self.find_along(first, r)
         else:
             self.reduce_along(first, r)
@@ -492,6 +495,7 @@ class Writer(Elements):
         _, home = self.targets(first, r)
         over = sorted(x for x in r.over if x not in nest.rows and x != nest.lane)
         apart = self.apart(first)
+        size = real_of(dtype).itemsize if is_free(r.kind) else 0
         long = r.kind == "sum" and dtype.kind in "fc" and not nest.across
 
         def totals(indices: Sequence[Env], begin: str = "0", end: str = "") -> list[str]:
@@ -502,7 +506,7 @@ class Writer(Elements):
                 code.put(cell, self.start(r, dtype))
             with (
                 self.over(over, {}) as env,
-                self.lanes(real_of(dtype).itemsize, begin, end) as lane,
+                self.lanes(size, begin, end) as lane,
             ):
                 for cell, more in zip(cells, indices, strict=True):
                     code.put(cell, self.free(r, code.get(cell, dtype), env | lane | more))
@@ -555,7 +559,7 @@ class Writer(Elements):
         """The best along the lane, then the first position that has it."""
         code, x = self.code, r.node.inputs[0]
         dtype = self.body.specs[first].dtype
-        kind = "max" if r.kind == "argmax" else "min"
+        kind = MONOIDS[r.kind].order
         with self.over(self.apart(first), {}) as env:
             position = code.cell(int64)
             code.put(position, code.lines.constant(2**62, int64))

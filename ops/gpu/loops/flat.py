@@ -14,9 +14,10 @@ import math
 from collections.abc import Sequence
 
 from ostinato.ops.core.graph import Graph
+from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import bool_, int64
 from ostinato.ops.jit.combining import Reduction, element
-from ostinato.ops.jit.loops import SUMS, Loops
+from ostinato.ops.jit.loops import Loops
 from ostinato.ops.jit.random_bits import numbers_in
 from ostinato.ops.jit.scalar import numbers
 from ostinato.ops.jit.values import Value, cast
@@ -120,7 +121,7 @@ def _lines_after(lines: CudaLines) -> CudaLines:
 def kernel_of(body: Graph, loops: Loops) -> Kernel:
     """The kernel of a body whose operands and results lie so; `loops.extents[-1]` are the terms of a row
     where it has reductions."""
-    reduces = any(n.op in SUMS for n in body.nodes)
+    reduces = any(OPS[n.op].reduce for n in body.nodes)
     writer = _Writer(body, loops)
     return _reducing(writer) if reduces else _mapping(writer)
 

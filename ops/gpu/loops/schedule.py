@@ -16,11 +16,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ostinato.ops.core.graph import Graph
+from ostinato.ops.core.monoid import MONOIDS
+from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Shape
-from ostinato.ops.jit.loops import SOURCES, VIEWS, Loops
+from ostinato.ops.jit.loops import Loops
 from ostinato.ops.jit.random_bits import numbers_in
 from ostinato.ops.jit.schedule import SHORT, is_apart, is_near, is_swept, kept, step
-from ostinato.ops.jit.stages import POSITIONS, REDUCING, Stages, stages_of, strides_in_order
+from ostinato.ops.jit.stages import Stages, stages_of, strides_in_order
 
 THREADS = 256  # of a block
 WARP = 32
@@ -198,13 +200,15 @@ def _can_be(tiles: Tiles) -> bool:
         return False
     if any(rows & {*tiles.labels(v)} for v in tiles.gathered):
         return False
-    return not any(r.node.op in POSITIONS and len(r.over) > 1 for r in tiles.reductions.values())
+    return not any(
+        MONOIDS[r.kind].width == 2 and len(r.over) > 1 for r in tiles.reductions.values()
+    )
 
 
 def _arrange(tiles: Tiles) -> bool:
     """Choose the tile, along what threads are neighbours, and what is held, if it fits."""
     body = tiles.body
-    worked = [k for k, n in enumerate(body.nodes) if n.op not in (*VIEWS, *SOURCES)]
+    worked = [k for k, n in enumerate(body.nodes) if OPS[n.op].computes]
     loops = [tiles.iterates(k) - {*tiles.rows} for k in worked]
     others = frozenset().union(*loops)
     each = max((math.prod(tiles.extents[x] for x in own) for own in loops), default=1)
@@ -233,7 +237,7 @@ def _fits(tiles: Tiles) -> bool:
 
 def _is_reduced(tiles: Tiles, v: int) -> bool:
     k = tiles.body.producers[v]
-    return k >= 0 and tiles.body.nodes[k].op in REDUCING
+    return k >= 0 and OPS[tiles.body.nodes[k].op].reduce is not None
 
 
 def _turned(tiles: Tiles) -> set[int]:

@@ -12,18 +12,20 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from ostinato.ops.core.monoid import MONOIDS
+from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import DType, bool_, int64
 from ostinato.ops.jit.elements import Elements, Env
 from ostinato.ops.jit.random_bits import numbers_in
 from ostinato.ops.jit.scalar import numbers
 from ostinato.ops.jit.schedule import SHORT, grouped
-from ostinato.ops.jit.stages import REDUCING, Reduction
+from ostinato.ops.jit.stages import Reduction
 from ostinato.ops.jit.values import Value, cast, fma, where
 
 from ..jit.lines import CudaLines, c_type, memory_type
 from .schedule import LEFT, MOST_TURNS, THREADS, WARP, Tiles, line_of
 from .text import Kernel, known_numbers, whole
-from .totals import APART, BEST, Total, by_block, by_columns, in_pairs
+from .totals import APART, Total, by_block, by_columns, in_pairs
 
 GROUPS = 16  # for more, each row is added to its own group's sum
 MOST_SHARED = 40 << 10  # bytes of a block's values and sums
@@ -318,7 +320,7 @@ class Writer(Elements):
             for v in body.outs(k):
                 if v in nest.reductions:
                     self.reduce(v)
-                elif v in self.held and node.op not in REDUCING:
+                elif v in self.held and not OPS[node.op].reduce:
                     self.hold(v)
         self.results()
 
@@ -414,7 +416,7 @@ class Writer(Elements):
     def accumulate(self, r: Reduction, total: Total, env: Env) -> None:
         """One more element."""
         x = r.node.inputs[0]
-        if r.kind in BEST:
+        if MONOIDS[r.kind].width == 2:
             (label,) = r.over or (None,)
             total.add(self.code, self.value(x, env), self.index(label, env))
         elif r.kind == "moments":

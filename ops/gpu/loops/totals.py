@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ostinato.ops.core.monoid import MONOIDS
 from ostinato.ops.core.spec import DType, float64, int64
 from ostinato.ops.jit.combining import (
     chan,
@@ -28,7 +29,6 @@ from ostinato.ops.jit.values import Value, cast, fma, where
 from ..jit.lines import CudaLines, c_type, literal
 from .schedule import THREADS, WARP
 
-BEST = ("argmin", "argmax")
 APART = 8 * THREADS  # bytes of one register of all threads
 
 
@@ -57,7 +57,7 @@ class Total:
             dtype = whole_of(self.dtype)
             first = first_of(self.kind, dtype)
         found = [(f"tot{self.n}", dtype, literal(first, dtype))]
-        if self.kind in BEST:
+        if MONOIDS[self.kind].width == 2:
             found.append((f"lost{self.n}", int64, literal(0, int64)))
         elif self.keeps and self.kind == "sum" and dtype.kind == "f":
             found.append((f"lost{self.n}", dtype, literal(0, dtype)))
@@ -78,7 +78,7 @@ class Total:
     def add(self, lines: CudaLines, more: Value, place: Value | None = None) -> None:
         """One more element; of the best, it stands at this place."""
         now = self.values(lines)
-        if self.kind in BEST:
+        if MONOIDS[self.kind].width == 2:
             assert place is not None
             self.set(lines, self._better(now, [more, place]))
         elif self.kind == "moments":
@@ -92,7 +92,7 @@ class Total:
     def merge(self, lines: CudaLines, names: Sequence[str]) -> None:
         """What others have combined."""
         now, more = self.values(lines), self.values(lines, names)
-        if self.kind in BEST:
+        if MONOIDS[self.kind].width == 2:
             self.set(lines, self._better(now, more))
         elif self.kind == "moments":
             mean, square, seen = now
@@ -113,7 +113,7 @@ class Total:
     def found(self, lines: CudaLines) -> list[Value]:
         """What has been combined; of moments, the mean, the squared deviations, and how many."""
         now = self.values(lines)
-        if self.kind in BEST:
+        if MONOIDS[self.kind].width == 2:
             return now
         if self.kind == "moments":
             return [cast(now[0], self.dtype), cast(now[1], self.dtype), now[2]]
@@ -124,7 +124,7 @@ class Total:
     def _better(self, now: Sequence[Value], more: Sequence[Value]) -> list[Value]:
         """The better one of two, NaN first; of equals that which stands first."""
         (best, place), (x, other) = now, more
-        wins = x > best if self.kind == "argmax" else x < best
+        wins = x > best if MONOIDS[self.kind].order == "max" else x < best
         same = x == best
         if x.dtype.kind == "f":
             wins = (wins | (x != x)) & (best == best)
