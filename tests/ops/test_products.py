@@ -270,36 +270,9 @@ def test_vectors_may_have_steps() -> None:
         assert check(x[:400:2], a, np.empty(300, dtype))
         assert check(x, x, np.empty((), dtype))
         assert check(a, x[:300], np.empty((200, 4), dtype)[:, 1])
-        assert check(np.broadcast_to(a[0], (200, 300)), x[:300], np.empty(200, dtype))
-        assert check(a[::-1], x[:300], np.empty(200, dtype))
+        assert check(np.broadcast_to(a[0], (200, 300)), x[:300], np.empty(200, dtype)) is False
+        assert check(a[::-1], x[:300], np.empty(200, dtype)) is False
         assert check(a[:, ::2], x[:150], np.empty(200, dtype)) is False
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@given(st.data())
-@settings(max_examples=30, deadline=None)
-def test_streams_of_rows(dtype: str, data: Any) -> None:
-    """The same bits for a row whatever is beside it, and however many threads there are."""
-    rows, terms = data.draw(st.integers(4, 90)), data.draw(st.integers(1, 170))
-    a, x = numbers((rows + 4, terms), dtype), numbers((terms,), dtype, 1)
-    turned = data.draw(st.booleans())
-    ends = data.draw(st.sampled_from([1, 3]))
-    out = np.full((rows + 4, ends), np.nan, dtype)[:, 0]
-
-    def run(a: np.ndarray, out: np.ndarray, count: int) -> None:
-        given = (x, a.T) if turned else (a, x)
-        made = gemm.ways(*given, out, count)["streams"]()
-        assert made is not None
-        made(*given, out)
-
-    run(a, out, 1)
-    wanted, size = exact(a, x)
-    assert (np.abs(out - wanted) <= 2.0 ** (2 - BITS[dtype]) * terms * size).all()
-    for count in (0, 2, 3):
-        again = np.full_like(out, np.nan)
-        run(a[:rows], again[:rows], count)
-        np.testing.assert_array_equal(again[:rows], out[:rows])
-        assert np.isnan(again[rows:]).all()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -335,8 +308,8 @@ def test_which_rule_a_vector_takes() -> None:
         out = np.empty(shape[1 if turned else 0], np.float32)
         return next(iter(gemm.ways(*((x, a) if turned else (a, x)), out, 2)))
 
-    assert first(1000, 1000) == first(7, 32) == "streams"
-    assert first(1000, 16) == first(3, 1000) == first(8, 1 << 16) == "blas"
+    rows = ((1000, 1000), (7, 32), (1000, 16), (3, 1000), (8, 1 << 16))
+    assert {first(*shape) for shape in rows} == {"blas"}
     assert first(20000, 1000, turned=True) == "streams"
     assert first(1000, 1000, turned=True) == first(1 << 20, 8, turned=True) == "blas"
 
@@ -503,7 +476,8 @@ def test_einsum_is_a_product_of_matrices(text: str, dtype: str, made: list[str])
         (((128, 784), (784, 528)), "float32", "onednn"),
         (((8, 8), (8, 8)), "float32", "blas"),
         (((128, 784), (784, 528)), "float64", "blas"),
-        (((1000, 1000), (1000,)), "float32", "streams"),
+        (((1000, 1000), (1000,)), "float32", "blas"),
+        (((20000,), (20000, 1000)), "float32", "streams"),
         (((30, 40, 50), (30, 50, 60)), "float32", "onednn"),
         (((30, 40), (40, 50)), "complex64", "blas"),
     ],

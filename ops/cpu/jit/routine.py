@@ -197,6 +197,12 @@ class Routine(Code):
         return llvm.linked(self.text()).function(result, *kinds)
 
 
+def functions(*made: Routine) -> list[str]:
+    """For a module that has another `run`: what these declare, then each by its title."""
+    declared = set[str]().union(*(one.lines.declared for one in made))
+    return [*sorted(declared), *(one._own_text(False) for one in made)]
+
+
 _C: dict[str, Any] = {
     "int64": ctypes.c_ssize_t,
     "int32": ctypes.c_int32,

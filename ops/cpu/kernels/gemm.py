@@ -15,16 +15,18 @@ from typing import Any
 
 import numpy as np
 from ostinato.ops.core.device import Keeping
+from ostinato.ops.core.spec import float32, float64, int64
 from ostinato.ops.cpu.jit.code import symbol
 from ostinato.ops.cpu.jit.emitter import Code
 from ostinato.ops.cpu.jit.llvm import function_of, why_not
 from ostinato.ops.cpu.jit.parallel import around
+from ostinato.ops.cpu.jit.routine import Routine, functions
 from ostinato.ops.cpu.libraries.onednn import Unable, onednn_product, with_weights
 from ostinato.ops.cpu.limits import LIMITS
 from ostinato.ops.cpu.threads import blas
 from ostinato.ops.jit.stacks import Stack, blocks_of, most_square, stacked, step_of, transposed
 
-from .gemv import ADD_UP, STREAMS, streams_pay, vector_product
+from .gemv import STREAMS, added_up, can_stream, streams_pay, vector_product
 from .ordered_gemm import INTEGERS, KINDS, ordered_product
 
 Product = Callable[..., None]  # (left, right, result)
@@ -93,9 +95,10 @@ def ways(a: Any, b: Any, out: Any, threads: int, stays: bool = False) -> Mapping
             )
     if alike:
         found.setdefault("blas", partial(_blas_product, left, right, result, threads))
-    if alike and min(m, n) == 1 and max(m, n) >= STREAMS:
+    matrix = transposed(right) if m == 1 else left
+    if alike and min(m, n) == 1 and max(m, n) >= STREAMS and can_stream(matrix):
         found["streams"] = partial(_in_streams, left, right, result, threads)
-        if streams_pay(transposed(right) if m == 1 else left):
+        if streams_pay(matrix):
             found = dict(reversed(found.items()))
     return found
 
@@ -376,13 +379,13 @@ def _text(letter: str, vector: bool, wide: bool, mirrors: bool = False) -> str:
     ]
     if letter == "c":
         code = [line.replace("double", "float") for line in code]
-    add = ADD_UP if kind != "ptr" and not mirrors else _NOTHING_TO_ADD
+    places = {name: k for k, name in enumerate(_FACTS, 2)}
+    last = Routine(None, "finish", data=[int64], meta=[int64])
+    if kind != "ptr" and not mirrors:
+        last = added_up(float32 if letter == "s" else float64, places)
     if mirrors:
         code.append(_mirror(kind, {"float": 4, "double": 8}[kind]))
-    facts = "\n".join(_loaded("%meta", 2, _FACTS))
-    return "\n".join(
-        [*code, add.replace("FACTS", facts).replace("REAL", kind), _GUARDED, around(3, "shared")]
-    )
+    return "\n".join([*code, *functions(last), _GUARDED, around(3, "shared")])
 
 
 def _mirror(kind: str, item: int) -> str:
@@ -438,12 +441,6 @@ _BASES = (
     "  %some = icmp slt i64 %lo, %hi",
     "  br i1 %some, label %turn, label %end",
 )
-
-_NOTHING_TO_ADD = """
-define internal void @finish(ptr %data, ptr %meta) {
-  ret void
-}
-"""
 
 # While products are at work, OpenBLAS has one thread. Python's lock is held where they are counted.
 _GUARDED = """
