@@ -378,6 +378,22 @@ def install(made: Reader) -> None:
     reader = made
 
 
+Operator = Callable[["Array", "Operandish"], "Array"]
+
+
+def _operator(name: str) -> Operator:
+    return lambda self, other: _binary(name, self, other)
+
+
+def _reflected(name: str) -> Operator:
+    return lambda self, other: _binary(name, other, self)
+
+
+def _in_place(name: str) -> Operator:
+    """One that assigns."""
+    return lambda self, other: self._combine(name, other)
+
+
 class Array:
     """An n-dimensional array, lazy, and laid out over the workers of a session. Values never change:
     an assignment to an Array makes it stand for another value.
@@ -664,41 +680,18 @@ class Array:
         return ostinato
 
     # -- operators -------------------------------------------------------------------------
-    def __add__(self, other: Operandish) -> Array:
-        return _binary("add", self, other)
-
-    def __radd__(self, other: Operandish) -> Array:
-        return _binary("add", other, self)
-
-    def __sub__(self, other: Operandish) -> Array:
-        return _binary("subtract", self, other)
-
-    def __rsub__(self, other: Operandish) -> Array:
-        return _binary("subtract", other, self)
-
-    def __mul__(self, other: Operandish) -> Array:
-        return _binary("multiply", self, other)
-
-    def __rmul__(self, other: Operandish) -> Array:
-        return _binary("multiply", other, self)
-
-    def __truediv__(self, other: Operandish) -> Array:
-        return _binary("divide", self, other)
-
-    def __rtruediv__(self, other: Operandish) -> Array:
-        return _binary("divide", other, self)
-
-    def __floordiv__(self, other: Operandish) -> Array:
-        return _binary("floor_divide", self, other)
-
-    def __rfloordiv__(self, other: Operandish) -> Array:
-        return _binary("floor_divide", other, self)
-
-    def __mod__(self, other: Operandish) -> Array:
-        return _binary("remainder", self, other)
-
-    def __rmod__(self, other: Operandish) -> Array:
-        return _binary("remainder", other, self)
+    __add__ = _operator("add")
+    __radd__ = _reflected("add")
+    __sub__ = _operator("subtract")
+    __rsub__ = _reflected("subtract")
+    __mul__ = _operator("multiply")
+    __rmul__ = _reflected("multiply")
+    __truediv__ = _operator("divide")
+    __rtruediv__ = _reflected("divide")
+    __floordiv__ = _operator("floor_divide")
+    __rfloordiv__ = _reflected("floor_divide")
+    __mod__ = _operator("remainder")
+    __rmod__ = _reflected("remainder")
 
     def __divmod__(self, other: Operandish) -> tuple[Array, Array]:
         return _quotient_and_rest(self, other)
@@ -706,65 +699,26 @@ class Array:
     def __rdivmod__(self, other: Operandish) -> tuple[Array, Array]:
         return _quotient_and_rest(other, self)
 
-    def __pow__(self, other: Operandish) -> Array:
-        return _binary("pow", self, other)
-
-    def __rpow__(self, other: Operandish) -> Array:
-        return _binary("pow", other, self)
-
-    def __matmul__(self, other: Operandish) -> Array:
-        return _binary("matmul", self, other)
-
-    def __rmatmul__(self, other: Operandish) -> Array:
-        return _binary("matmul", other, self)
-
-    def __and__(self, other: Operandish) -> Array:
-        return _binary("bitwise_and", self, other)
-
-    def __rand__(self, other: Operandish) -> Array:
-        return _binary("bitwise_and", other, self)
-
-    def __or__(self, other: Operandish) -> Array:
-        return _binary("bitwise_or", self, other)
-
-    def __ror__(self, other: Operandish) -> Array:
-        return _binary("bitwise_or", other, self)
-
-    def __xor__(self, other: Operandish) -> Array:
-        return _binary("bitwise_xor", self, other)
-
-    def __rxor__(self, other: Operandish) -> Array:
-        return _binary("bitwise_xor", other, self)
-
-    def __lshift__(self, other: Operandish) -> Array:
-        return _binary("bitwise_left_shift", self, other)
-
-    def __rlshift__(self, other: Operandish) -> Array:
-        return _binary("bitwise_left_shift", other, self)
-
-    def __rshift__(self, other: Operandish) -> Array:
-        return _binary("bitwise_right_shift", self, other)
-
-    def __rrshift__(self, other: Operandish) -> Array:
-        return _binary("bitwise_right_shift", other, self)
-
-    def __eq__(self, other: object) -> Array:  # type: ignore[override]
-        return _binary("equal", self, other)
-
-    def __ne__(self, other: object) -> Array:  # type: ignore[override]
-        return _binary("not_equal", self, other)
-
-    def __lt__(self, other: Operandish) -> Array:
-        return _binary("less", self, other)
-
-    def __le__(self, other: Operandish) -> Array:
-        return _binary("less_equal", self, other)
-
-    def __gt__(self, other: Operandish) -> Array:
-        return _binary("greater", self, other)
-
-    def __ge__(self, other: Operandish) -> Array:
-        return _binary("greater_equal", self, other)
+    __pow__ = _operator("pow")
+    __rpow__ = _reflected("pow")
+    __matmul__ = _operator("matmul")
+    __rmatmul__ = _reflected("matmul")
+    __and__ = _operator("bitwise_and")
+    __rand__ = _reflected("bitwise_and")
+    __or__ = _operator("bitwise_or")
+    __ror__ = _reflected("bitwise_or")
+    __xor__ = _operator("bitwise_xor")
+    __rxor__ = _reflected("bitwise_xor")
+    __lshift__ = _operator("bitwise_left_shift")
+    __rlshift__ = _reflected("bitwise_left_shift")
+    __rshift__ = _operator("bitwise_right_shift")
+    __rrshift__ = _reflected("bitwise_right_shift")
+    __eq__ = _operator("equal")  # type: ignore[assignment]
+    __ne__ = _operator("not_equal")  # type: ignore[assignment]
+    __lt__ = _operator("less")
+    __le__ = _operator("less_equal")
+    __gt__ = _operator("greater")
+    __ge__ = _operator("greater_equal")
 
     def __neg__(self) -> Array:
         return _call("negative", self)
@@ -855,44 +809,19 @@ class Array:
             raise
         return self
 
-    def __iadd__(self, other: Operandish) -> Array:
-        return self._combine("add", other)
-
-    def __isub__(self, other: Operandish) -> Array:
-        return self._combine("subtract", other)
-
-    def __imul__(self, other: Operandish) -> Array:
-        return self._combine("multiply", other)
-
-    def __itruediv__(self, other: Operandish) -> Array:
-        return self._combine("divide", other)
-
-    def __ifloordiv__(self, other: Operandish) -> Array:
-        return self._combine("floor_divide", other)
-
-    def __imod__(self, other: Operandish) -> Array:
-        return self._combine("remainder", other)
-
-    def __ipow__(self, other: Operandish) -> Array:
-        return self._combine("pow", other)
-
-    def __imatmul__(self, other: Operandish) -> Array:
-        return self._combine("matmul", other)
-
-    def __iand__(self, other: Operandish) -> Array:
-        return self._combine("bitwise_and", other)
-
-    def __ior__(self, other: Operandish) -> Array:
-        return self._combine("bitwise_or", other)
-
-    def __ixor__(self, other: Operandish) -> Array:
-        return self._combine("bitwise_xor", other)
-
-    def __ilshift__(self, other: Operandish) -> Array:
-        return self._combine("bitwise_left_shift", other)
-
-    def __irshift__(self, other: Operandish) -> Array:
-        return self._combine("bitwise_right_shift", other)
+    __iadd__ = _in_place("add")
+    __isub__ = _in_place("subtract")
+    __imul__ = _in_place("multiply")
+    __itruediv__ = _in_place("divide")
+    __ifloordiv__ = _in_place("floor_divide")
+    __imod__ = _in_place("remainder")
+    __ipow__ = _in_place("pow")
+    __imatmul__ = _in_place("matmul")
+    __iand__ = _in_place("bitwise_and")
+    __ior__ = _in_place("bitwise_or")
+    __ixor__ = _in_place("bitwise_xor")
+    __ilshift__ = _in_place("bitwise_left_shift")
+    __irshift__ = _in_place("bitwise_right_shift")
 
     @property
     def at(self) -> At:
