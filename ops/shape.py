@@ -27,7 +27,7 @@ from .core.array import (
     unify,
     unmasked,
 )
-from .core.index import LETTERS, Indices, Window, along, reshape_labels
+from .core.index import LETTERS, Indices, Window, along, reshape_labels, taps
 from .core.layout import Box
 from .core.parameters import (
     AXES,
@@ -601,16 +601,8 @@ def _slice_indices(ins: Specs, outs: Specs, p: Params) -> Indices:
 
 
 def _slice_view(xp: Any, x: Any, at: Place, *, starts: Shape, sizes: Shape, steps: Shape) -> Any:
-    cut = []
-    for start, step, (lo, hi), (has, _) in zip(starts, steps, at.outs[0], at.ins[0], strict=True):
-        first, last = start + step * lo - has, start + step * (hi - 1) - has
-        if hi <= lo:
-            cut.append(slice(0, 0))
-        elif step > 0:
-            cut.append(slice(first, last + 1, step))
-        else:
-            cut.append(slice(first, last - 1 if last > 0 else None, step))
-    return x[tuple(cut)]
+    windows = [Window("", start, step) for start, step in zip(starts, steps, strict=True)]
+    return x[taps(windows, at.outs[0], at.ins[0])[1]]
 
 
 def _slice_grad(
@@ -864,13 +856,8 @@ def _pad_indices(ins: Specs, outs: Specs, p: Params) -> Indices:
 
 def _pad_kernel(xp: Any, out: Any, x: Any, *, widths: Pairs, value: Any, at: Place) -> None:
     out[...] = value
-    target, source = [], []
-    for (before, _), (olo, ohi), (ilo, ihi) in zip(widths, at.outs[0], at.ins[0], strict=True):
-        lo = max(olo, ilo + before)
-        hi = max(lo, min(ohi, ihi + before))
-        target.append(slice(lo - olo, hi - olo))
-        source.append(slice(lo - before - ilo, hi - before - ilo))
-    out[tuple(target)] = x[tuple(source)]
+    target, source = taps([Window("", -before) for before, _ in widths], at.outs[0], at.ins[0])
+    out[target] = x[source]
 
 
 def _pad_pieces(ins: Sequence[Shape], *, widths: Pairs, value: Any) -> list[Piece]:
@@ -963,20 +950,14 @@ COMBINES = {"add": "add", "multiply": "multiply", "min": "minimum", "max": "maxi
 
 
 def _update_indices(ins: Specs, outs: Specs, p: Params) -> Indices:
-    labels: list[str | None] = []
-    dims: list[str | Window | None] = []
+    dims: list[str | Window] = []
     for d, (start, step, n, size) in enumerate(
         zip(p["starts"], p["steps"], ins[0].shape, ins[1].shape, strict=True)
     ):
-        whole = step != 1
-        labels.append(None if whole else LETTERS[d])
-        if whole:
-            dims.append(None)
-        else:
-            dims.append(
-                LETTERS[d] if (start, size) == (0, n) else Window(LETTERS[d], offset=-start)
-            )
-    return Indices((tuple(labels), tuple(dims)), (tuple(labels),))
+        plain = (start, size, step) == (0, n, 1)
+        dims.append(LETTERS[d] if plain else Window.placing(LETTERS[d], start, step))
+    labels = tuple(LETTERS[: ins[0].ndim])
+    return Indices((labels, tuple(dims)), (labels,))
 
 
 def update_box(
@@ -984,24 +965,9 @@ def update_box(
 ) -> None:
     if out is not x:
         xp.copyto(out, x)
-    target, source = [], []
-    for start, step, (olo, ohi), (ilo, ihi) in zip(
-        starts, steps, at.outs[0], at.ins[1], strict=True
-    ):
-        # the updates k whose places start + step*k lie here
-        first = max(ilo, -((start - olo) // step)) if step > 0 else ilo
-        last = min(ihi, (ohi - 1 - start) // step + 1) if step > 0 else ihi
-        last = max(first, last)
-        begin = start + step * first - olo
-        end = start + step * (last - 1) - olo
-        if last == first:
-            target.append(slice(0, 0))
-        elif step > 0:
-            target.append(slice(begin, end + 1, step))
-        else:
-            target.append(slice(begin, end - 1 if end > 0 else None, step))
-        source.append(slice(first - ilo, last - ilo))
-    place, values = out[tuple(target)], v[tuple(source)]
+    windows = [Window.placing("", *places) for places in zip(starts, steps, strict=True)]
+    target, source = taps(windows, at.outs[0], at.ins[1])
+    place, values = out[target], v[source]
     if mode == "set":
         xp.copyto(place, values, casting="unsafe")
     else:

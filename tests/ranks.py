@@ -86,8 +86,8 @@ def layouts(draw: random.Random, mesh: tuple[int, ...], shape: Shape, windows: b
 
 
 def _window(draw: random.Random, size: int) -> Overlap:
-    """A stencil, a slice, padding, or anything."""
-    match draw.randrange(4):
+    """A stencil, a slice, padding, the adjoint of a slice in steps, or anything."""
+    match draw.randrange(5):
         case 0:
             reach = draw.randint(1, 4)
             return Overlap(max(0, size - reach + 1), 0, 1, reach)
@@ -97,8 +97,15 @@ def _window(draw: random.Random, size: int) -> Overlap:
         case 2:
             before = draw.randint(0, 3)
             return Overlap(size + before + draw.randint(0, 3), -before, 1, draw.randint(1, 3))
+        case 3:
+            start, every = draw.randint(0, size), draw.choice([2, 3])
+            count = max(0, every * size + start + draw.randint(-2, 2))
+            return Overlap(count, -start, 1, 1, every)
     step = draw.choice([-2, -1, 1, 2, 5])
-    return Overlap(draw.randint(0, size + 2), draw.randint(-3, size), step, draw.randint(1, 6))
+    every = draw.choice([1, 1, 2, 3])
+    return Overlap(
+        draw.randint(0, size + 2), draw.randint(-3, size), step, draw.randint(1, 6), every
+    )
 
 
 def cases(count: int, windows: bool = True) -> Iterator[tuple[Layout, Layout, Shape]]:

@@ -68,7 +68,7 @@ def nan_of(text: str) -> float:
 
 def encode_layout(layout: Layout) -> list[Any]:
     splits = [s.monoid if isinstance(s, Partial) else s for s in layout.splits]
-    windows = [[d, w.count, w.offset, w.stride, w.reach] for d, w in layout.windows]
+    windows = [[d, *w.numbers] for d, w in layout.windows]
     return [list(layout.mesh), splits, windows, layout.blocks, layout.stored]
 
 
@@ -183,9 +183,12 @@ def decode_layout(value: Any) -> Layout:
     need(len(splits) == len(mesh), "a layout with more splits than mesh axes")
     windows = []
     for w in listing(parts[2], longest=64):
-        dim, count, offset, stride, reach = (integer(v) for v in listing(w, longest=5))
-        need(0 <= dim < 64 and count >= 0 and reach >= 0, "a window that is none")
-        windows.append((dim, Overlap(count, offset, stride, reach)))
+        numbers = [integer(v) for v in listing(w, longest=6)]
+        need(len(numbers) >= 5, "a window that is none")
+        dim, window = numbers[0], Overlap(*numbers[1:])
+        need(0 <= dim < 64 and window.count >= 0 and window.reach >= 0, "a window that is none")
+        need(window.every >= 1 and window.numbers == (*numbers[1:],), "a window that is none")
+        windows.append((dim, window))
     return Layout(mesh, splits, tuple(windows), parts[3], parts[4])
 
 

@@ -13,11 +13,16 @@ only where its parts begin."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from .layout import Overlap
 from .spec import Shape, Spec
 
+Range = tuple[int, int]
+Specs = tuple[Spec, ...]
 LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
@@ -37,17 +42,72 @@ class Window:
     every: int = 1
 
     @property
+    def labels(self) -> tuple[str, ...]:
+        return (self.label,) if self.over is None else (self.label, self.over)
+
+    @property
     def reach(self) -> int:
         """From the first element of a window to behind its last one, before `every` thins them."""
-        return self.dilation * (self.size - 1) + 1
+        return abs(self.dilation) * max(self.size - 1, 0) + 1
 
     def reads(self, begin: int, end: int) -> tuple[int, int]:
         """The range of positions that the outputs `[begin, end)` read, wherever the array ends."""
         if begin >= end:
             return 0, 0
         ends = self.stride * begin, self.stride * (end - 1)
-        first, last = self.offset + min(ends), self.offset + max(ends) + self.reach - 1
+        first = self.offset + min(ends) + min(0, self.dilation * (self.size - 1))
+        last = first + abs(ends[1] - ends[0]) + self.reach - 1
         return -(-first // self.every), last // self.every + 1
+
+    @staticmethod
+    def placing(label: str, start: int, step: int) -> Window:
+        """Of an array whose element `k` goes to place `start + step*k`: a slice's adjoint."""
+        if step > 0:
+            return Window(label, -start, every=step)
+        return Window(label, start, -1, every=-step)
+
+    def overlap(self, label: str, extents: Mapping[str, int]) -> Overlap:
+        """What those need who have a part of one of the two labels each, and all of the other."""
+        step, other, count = self.stride, self.dilation, self.size
+        if label != self.label:
+            step, other, count = other, step, extents[self.label]
+        far = other * max(count - 1, 0)
+        return Overlap(extents[label], self.offset + min(0, far), step, abs(far) + 1, self.every)
+
+    def tap(self, r: int, outs: Range, ins: Range) -> tuple[slice, slice]:
+        """Of the outputs `outs` those whose window's element `r` is among the positions `ins`, and
+        these positions; both are counted from where the ranges begin, so that a kernel on parts may
+        write `out[ours] += x[theirs]`."""
+        start, common = self.offset + self.dilation * r, math.gcd(self.stride, self.every)
+        if start % common:
+            return slice(0, 0), slice(0, 0)
+        start, step, every = start // common, self.stride // common, self.every // common
+        ends = every * ins[0] - start, every * (ins[1] - 1) - start
+        low, high = ends if step > 0 else (-ends[1], -ends[0])
+        first = max(outs[0], -(-low // abs(step)))
+        first += (-start * pow(step, -1, every) - first) % every  # where it is a whole position
+        count = max(0, (min(outs[1] - 1, high // abs(step)) - first) // every + 1)
+        theirs = (start + step * first) // every - ins[0]
+        return run_of(first - outs[0], count, every), run_of(theirs, count, step)
+
+
+def taps(
+    windows: Sequence[Window], outs: Sequence[Range], ins: Sequence[Range], rs: Sequence[int] = ()
+) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
+    """`tap` of each dimension, of the first elements or these."""
+    found = [
+        w.tap(r, out, own)
+        for w, r, out, own in zip(windows, rs or (0,) * len(windows), outs, ins, strict=True)
+    ]
+    return tuple([ours for ours, _ in found]), tuple([theirs for _, theirs in found])
+
+
+def run_of(first: int, count: int, step: int) -> slice:
+    """The slice of so many elements, which a negative step may end at the first one."""
+    if not count:
+        return slice(0, 0)
+    end = first + step * (count - 1) + (1 if step > 0 else -1)
+    return slice(first, None if end < 0 else end, step)
 
 
 Dim = str | Window | None
@@ -55,6 +115,9 @@ Dim = str | Window | None
 
 @dataclass(frozen=True, slots=True)
 class Indices:
+    """The labels of the dimensions of an operation's operands and results, what combines what is
+    reduced, and where labels may be cut."""
+
     ins: tuple[tuple[Dim, ...], ...]
     outs: tuple[tuple[str | None, ...], ...]
     reduce: tuple[tuple[str, str], ...] = ()
@@ -63,6 +126,9 @@ class Indices:
 
     def monoid(self, label: str) -> str | None:
         return dict(self.reduce).get(label)
+
+
+Rule = Callable[[Specs, Specs, Mapping[str, Any]], Indices]
 
 
 def pointwise(ins: Sequence[Spec], outs: Sequence[Spec]) -> Indices:
@@ -122,6 +188,59 @@ def einsum_indices(text: str, ins: Sequence[Spec]) -> Indices:
     outs = tuple(label if label in carried else None for label in out)
     reduced = tuple((label, "sum") for label in sorted(carried - set(out)))
     return Indices(dims, (outs,), reduced)
+
+
+def windowed(text: str, *, sums: str = "", **monoids: str) -> Rule:
+    """The rule of an operation by windows, such as a convolution, a pool or a correlation.
+
+        windowed("... n c [y:r] [x:s], ... o c r s -> ... n o y x", sums="c r s")
+        windowed("n c [y:r] [x:s] -> n c y x", max="r s")
+
+    In `[y:r]` output `y` reads the elements `r` of a window; `...` are axes in front that broadcast.
+    What the operation takes says the rest, an entry for each window: `strides`, `dilation`, `every`,
+    `pads` (how many before and after) or `offsets`, and `sizes` of windows that no operand has."""
+    left, _, right = text.partition("->")
+    reads, writes = [t.split() for t in left.split(",")], [t.split() for t in right.split(",")]
+    free = [c for c in reversed(LETTERS) if c not in text]
+    given = {"sum": sums, **monoids}
+    reduced = tuple([(c, name) for name, labels in given.items() for c in labels.split()])
+
+    def spread(dims: Sequence[str], spec: Spec) -> list[str]:
+        """The text's dimensions with labels for the axes in front."""
+        count = spec.ndim - len(dims) + 1
+        return [*free[:count][::-1], *dims[1:]] if dims[0] == "..." else [*dims]
+
+    def rule(ins: Specs, outs: Specs, p: Mapping[str, Any]) -> Indices:
+        gives = [spread(dims, spec) for dims, spec in zip(writes, outs, strict=True)]
+        needs = [spread(dims, spec) for dims, spec in zip(reads, ins, strict=True)]
+        extents: dict[str, int] = {}
+        for labels, spec in zip((*gives, *needs), (*outs, *ins), strict=True):
+            for c, n in zip(labels, spec.shape, strict=True):
+                extents.setdefault(c, n)
+        made = list[tuple[Dim, ...]]()
+        k = 0
+        for labels, spec in zip(needs, ins, strict=True):
+            dims = list[Dim]()
+            for c, n in zip(labels, spec.shape, strict=True):
+                if c[0] != "[":
+                    dims.append(c if n == extents[c] else None)
+                    continue
+                label, over = c[1:-1].split(":")
+                offset = (
+                    p["offsets"][k] if "offsets" in p else -p["pads"][k][0] if "pads" in p else 0
+                )
+                size = extents[over] if over in extents else p["sizes"][k]
+                stride, dilation, every = (
+                    p[name][k] if name in p else 1 for name in ("strides", "dilation", "every")
+                )
+                k += 1
+                plain = (offset, size, stride, every) == (0, 1, 1, 1) and n == extents[label]
+                window = Window(label, offset, stride, size, over, dilation, every)
+                dims.append(label if plain else window)
+            made.append(tuple(dims))
+        return Indices(tuple(made), tuple(map(tuple, gives)), reduced)
+
+    return rule
 
 
 def along(axes: Sequence[int], spec: Spec) -> tuple[str | None, ...]:

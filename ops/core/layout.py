@@ -49,26 +49,30 @@ class Partial:
 @dataclass(frozen=True, slots=True)
 class Overlap:
     """The parts of `count` outputs, seen from their input: `[a, b)` needs `[offset + stride*a, ...
-    + reach)`. What the windows of an operation's index (`index.Window`) make of a layout.
+    + reach)`, of which every so many are an element. What the windows of an operation's index
+    (`index.Window`) make of a layout.
     """
 
     count: int
     offset: int
     stride: int
     reach: int
+    every: int = 1
 
     def image(self, lo: int, hi: int, size: int) -> tuple[int, int]:
         """The inputs that the outputs `[lo, hi)` need, out of `size`."""
         if lo >= hi:
             return 0, 0
         first, last = self.offset + self.stride * lo, self.offset + self.stride * (hi - 1)
-        start = max(0, min(first, last))
-        return start, max(start, min(size, max(first, last) + self.reach))
+        start = max(0, -(-min(first, last) // self.every))
+        end = (max(first, last) + self.reach - 1) // self.every + 1
+        return start, max(start, min(size, end))
 
     def outputs(self, lo: int, hi: int) -> tuple[int, int]:
         """Whose windows meet the inputs `[lo, hi)`: what outputs `[a, b)` need does if a is less than
         the first number and b more than the second."""
         first, step = self.offset, abs(self.stride)
+        lo, hi = self.every * lo, self.every * (hi - 1) + 1
         if not step:
             return (self.count, -1) if first < hi and lo < first + self.reach else (0, self.count)
         if self.stride > 0:
@@ -76,7 +80,7 @@ class Overlap:
         return -((lo - first - self.reach) // step), (first - hi) // step + 1
 
     def inside(self, size: int) -> tuple[int, int]:
-        """The outputs whose windows are within `[0, size)`; the stride is not 0."""
+        """The outputs whose windows are within `[0, size)`; the stride is not 0, and `every` is 1."""
         first, step = self.offset, abs(self.stride)
         if self.stride > 0:
             lo, hi = -(first // step), (size - self.reach - first) // step + 1
@@ -85,9 +89,21 @@ class Overlap:
         lo = min(max(lo, 0), self.count)
         return lo, min(max(hi, lo), self.count)
 
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The fields, of which the last is left out where it says nothing."""
+        found = self.count, self.offset, self.stride, self.reach
+        return (*found, self.every) if self.every > 1 else found
+
+    def around(self, other: Overlap) -> Overlap:
+        """The windows around these and others that move alike."""
+        offset = min(self.offset, other.offset)
+        end = max(self.offset + self.reach, other.offset + other.reach)
+        return Overlap(self.count, offset, self.stride, end - offset, self.every)
+
     def covers(self, size: int) -> bool:
         """Whether it is no window at all: each output needs just its own input."""
-        return (self.count, self.offset, self.stride, self.reach) == (size, 0, 1, 1)
+        return self == Overlap(size, 0, 1, 1)
 
 
 Placement = int | Partial | None
@@ -266,7 +282,7 @@ class Layout:
             window = dict(self.windows).get(split) if isinstance(split, int) else None
             text = f"split {split}" if isinstance(split, int) else repr(split)
             if window is not None:
-                text += f" window {window.count}:{window.offset}:{window.stride}:{window.reach}"
+                text += f" window {':'.join(map(str, window.numbers))}"
             words.append(text + (f" on axis {axis}" if len(self.mesh) > 1 else ""))
         text = ", ".join(words) or "whole"
         mesh = "x".join(map(str, self.mesh))
@@ -316,8 +332,9 @@ def bounds_of_many(
         lo, hi = grid[lo], grid[hi]
     if axes and window is not None:
         first, last = window.offset + window.stride * lo, window.offset + window.stride * (hi - 1)
-        start = np.maximum(0, np.minimum(first, last))
-        end = np.maximum(start, np.minimum(size, np.maximum(first, last) + window.reach))
+        start = np.maximum(0, -(-np.minimum(first, last) // window.every))
+        end = (np.maximum(first, last) + window.reach - 1) // window.every + 1
+        end = np.maximum(start, np.minimum(size, end))
         lo, hi = np.where(lo < hi, start, 0), np.where(lo < hi, end, 0)
     return lo, hi
 
@@ -386,7 +403,7 @@ def parts_over_edges(layout: Layout, size: int, dim: int) -> list[tuple[int, int
     they are not few."""
     window = layout.window(dim)
     assert window is not None
-    if layout.blocks or not window.stride:
+    if layout.blocks or not window.stride or window.every > 1:
         return None
     first, end = window.inside(size)  # outputs that need nothing from beyond the edges
     if first + window.count - end > FEW:

@@ -143,7 +143,14 @@ def there_already(has: Layout, needs: Layout, shape: Shape) -> int:
         outer, inner, window = has.axes(d), needs.axes(d), needs.window(d)
         if len(dims) == 1 and not {*outer} & {*inner}:
             total *= _held_along(needs, shape[d], d)  # each part is somewhere
-        elif len(dims) == 1 and outer == inner and not has.blocks and not needs.blocks and window:
+        elif (
+            len(dims) == 1
+            and outer == inner
+            and not has.blocks
+            and not needs.blocks
+            and window
+            and window.every == 1
+        ):
             total *= _in_windows([has.mesh[a] for a in outer], shape[d], window)
         else:
             found = _by_sizes(has, needs, shape, dims, axes)

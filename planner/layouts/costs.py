@@ -136,10 +136,15 @@ def relayout_seconds(
         total += sum_seconds(machine, has.mesh, each.axes, each.scatters, size)
     if begins:
         total += machine.kernel_seconds(0, _local(needs, shape) * itemsize, False, "float32")
-    if here is there or _has_copy(here, there) or (here.windows and here.has_copy(there, shape)):
+    if here is there or _has_copy(here, there) or _fits(here, there, shape):
         return total
     way = move_legs(machine, shape, itemsize, here, there)
     return total + machine.levels[way[0][0]][1].seconds + sum([seconds for _, seconds in way])
+
+
+def _fits(here: Layout, there: Layout, shape: Shape) -> bool:
+    """Whether windows are there already: with halos, or of parts that are cut alike."""
+    return bool(here.windows or there.windows) and here.has_copy(there, shape)
 
 
 def _has_copy(has: Layout, needs: Layout) -> bool:

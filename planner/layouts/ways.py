@@ -17,6 +17,7 @@ of parallelism is known by name."""
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -126,11 +127,14 @@ def labels_of(indices: Indices, node: Node, operands: Sequence[Spec], axis: int)
     """What a mesh axis is given to, as the layouts say: one label, or nothing; None for what cannot be
     cut, and several if the layouts do not agree."""
     found = set[str | None]()
+    held: list[set[str | None]] = []
     for dims, spec in zip((*indices.ins, *indices.outs), (*operands, *node.specs), strict=True):
         split = _split(spec, axis)
         if isinstance(split, int):
             dim = dims[split]
-            found.add(dim.label if isinstance(dim, Window) else dim)
+            held.append({*dim.labels} if isinstance(dim, Window) else {dim})
+    if held:  # a window's dimension has two labels; other arrays tell which of them is cut
+        found = set.intersection(*held) or set.union(*held)
     come = tuple([k for k, s in enumerate(operands) if _split(s, axis) == SUM])
     if not found and (come or any(_split(s, axis) == SUM for s in node.specs)):
         groups = added(node, operands)
@@ -149,20 +153,24 @@ def extents_of(indices: Indices, ins: Sequence[Spec], outs: Sequence[Spec]) -> d
         for dim, n in zip(dims, spec.shape, strict=True):
             if isinstance(dim, str):
                 found.setdefault(dim, n)
+    for dim in itertools.chain(*indices.ins):
+        if isinstance(dim, Window) and dim.over is not None:
+            found.setdefault(dim.over, dim.size)
     return found
 
 
 def may_split(indices: Indices, label: str, node: Node, blocks: bool) -> bool:
-    """A label that stands once in each array that has it, and is parallel or has a monoid."""
+    """A label that stands once in each array that has it, and is parallel or has a monoid. What stands
+    in windows alone is in no part's place, so that no worker would know which of it is its own."""
     for dims in indices.ins:
-        if sum(d == label or (isinstance(d, Window) and d.label == label) for d in dims) > 1:
+        if sum(label in d.labels if isinstance(d, Window) else d == label for d in dims) > 1:
             return False
     if any(dims.count(label) > 1 for dims in indices.outs):
         return False
     if any(label in dims for dims in indices.outs):
         return True
     name = indices.monoid(label)
-    if name is None:
+    if name is None or not any(label in dims for dims in indices.ins):
         return False
     return MONOIDS[name].exact or not blocks or not any(is_inexact(s.dtype) for s in node.specs)
 
@@ -196,9 +204,14 @@ def way_of(
                     place = d
                     if label in seen:
                         windows[d] = seen[label]
-                elif label is not None and isinstance(dim, Window) and dim.label == label:
-                    place = d
-                    windows[d] = composed(seen.get(label, Overlap(extents[label], 0, 1, 1)), dim)
+                elif isinstance(dim, Window) and label is not None and label in dim.labels:
+                    if label == dim.over and dim.label in chosen:
+                        continue  # of two labels that are cut, one cuts the dimension
+                    window = dim.overlap(label, extents)
+                    place, windows[d] = (
+                        d,
+                        composed(seen[label], window) if label in seen else window,
+                    )
             splits.append(place)
         needs.append((splits, windows))
     made = []
@@ -220,7 +233,7 @@ def way_of(
                 placed.append(None)
             else:
                 placed.append(Partial(str(indices.monoid(label))))
-        cut = ((d, seen[c]) for d, c in enumerate(dims) if c in seen)
+        cut = ((d, seen[c]) for d, c in enumerate(dims) if c is not None and c in seen)
         kept = tuple([(d, w) for d, w in cut if not w.covers(spec.shape[d])])
         gives.append(Layout(mesh, tuple(placed), kept, blocks))
     for label in indices.chunked.intersection(c for c in chosen if c is not None):
@@ -234,11 +247,15 @@ def way_of(
     return Way(chosen, tuple(made), tuple(gives))
 
 
-def composed(seen: Overlap, dim: Window) -> Overlap:
-    """What the windows of outputs `seen` are of the operand that these outputs read."""
-    step, far = dim.stride, seen.reach - 1
-    first = dim.offset + step * seen.offset + min(step * far, 0)
-    return Overlap(seen.count, first, step * seen.stride, abs(step) * far + dim.reach)
+def composed(seen: Overlap, window: Overlap) -> Overlap:
+    """What the windows of outputs `seen` are of the operand of which these outputs read windows."""
+    far, every = seen.reach - 1, seen.every * window.every
+    step = window.stride * seen.stride
+    first = seen.every * window.offset + window.stride * seen.offset + min(window.stride * far, 0)
+    last = first + seen.every * (window.reach - 1) + abs(window.stride) * far
+    common = math.gcd(step, every)
+    first, last = -(-first // common), last // common
+    return Overlap(seen.count, first, step // common, last - first + 1, every // common)
 
 
 def is_rigid(indices: Indices, node: Node, label: str) -> bool:

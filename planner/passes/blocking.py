@@ -581,7 +581,7 @@ def _fit(part: Part, k: int, label: str) -> Way | None:
     reaches = [
         v
         for v, dims in zip(node.inputs, indices.ins, strict=True)
-        if any(isinstance(d, Window) and d.label == label for d in dims)
+        if any(isinstance(d, Window) and label in d.labels for d in dims)
     ]
     if any(v in part.rigid or (label in space and v in part.cut) for v in reaches):
         return None
@@ -787,15 +787,13 @@ def _merged(layouts: Sequence[Layout], spec: Spec, dim: int) -> list[Layout]:
         return list(layouts)
     first, plain = layouts[0], Overlap(spec.shape[dim], 0, 1, 1)
     turns = first.mesh[-1]
-    groups: dict[tuple[int, int], list[Overlap]] = {}
+    groups: dict[tuple[int, int, int], list[Overlap]] = {}
     windows = {w.window(dim) or plain for w in layouts}
     for w in sorted(windows, key=lambda w: (w.count, w.stride, w.offset, w.reach)):
-        same = groups.setdefault((w.count, w.stride), [])
+        same = groups.setdefault((w.count, w.stride, w.every), [])
         step = abs(w.stride) * (w.count // turns)  # from one turn to the next
         if same and w.offset <= same[-1].offset + same[-1].reach + step:
-            last = same[-1]
-            reach = max(last.offset + last.reach, w.offset + w.reach) - last.offset
-            same[-1] = Overlap(w.count, last.offset, w.stride, reach)
+            same[-1] = same[-1].around(w)
         else:
             same.append(w)
     return [_windowed(first, dim, w, spec) for same in groups.values() for w in same]

@@ -17,7 +17,7 @@ from typing import Any
 
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph, Node
-from ostinato.ops.core.layout import Layout, Overlap, Partial
+from ostinato.ops.core.layout import Layout, Partial
 from ostinato.ops.core.spec import Spec
 from ostinato.ops.core.traffic import legs, moved, scatters
 from ostinato.planner.machine import Machine
@@ -152,7 +152,7 @@ def _merged_halos(graph: Graph) -> dict[tuple[int, Layout], Layout]:
             and len(node.inputs) == 1
             and (end := _layout(node.specs[0])).windows
         ):
-            steps = tuple((d, w.count, w.stride) for d, w in end.windows)
+            steps = tuple((d, w.count, w.stride, w.every) for d, w in end.windows)
             groups.setdefault((node.inputs[0], end.mesh, end.splits, end.blocks, steps), []).append(
                 end
             )
@@ -171,9 +171,5 @@ def _merged_halos(graph: Graph) -> dict[tuple[int, Layout], Layout]:
 
 
 def _around(a: Layout, b: Layout) -> Layout:
-    windows = []
-    for (d, v), (_, w) in zip(a.windows, b.windows, strict=True):
-        offset = min(v.offset, w.offset)
-        reach = max(v.offset + v.reach, w.offset + w.reach) - offset
-        windows.append((d, Overlap(v.count, offset, v.stride, reach)))
+    windows = [(d, v.around(w)) for (d, v), (_, w) in zip(a.windows, b.windows, strict=True)]
     return Layout(a.mesh, a.splits, tuple(windows), a.blocks)

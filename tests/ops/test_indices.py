@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from ostinato.ops import OPS, Graph, Node
 from ostinato.ops.core.index import Indices, Window
-from ostinato.ops.core.layout import Overlap, grid_bounds
+from ostinato.ops.core.layout import grid_bounds
 from ostinato.ops.core.monoid import MONOIDS
-from ostinato.planner.layouts.ways import added
+from ostinato.planner.layouts.ways import added, extents_of
 
 from tests.fake_xp import from_host, to_host
 
@@ -25,18 +25,21 @@ Part = dict[int, tuple[int, int]]  # a part of a label, for each extent that the
 Way = list[Part]  # all parts of a label
 
 
-def label_of(dim: Any) -> str | None:
-    return dim.label if isinstance(dim, Window) else dim
+def labels_of(dim: Any) -> tuple[str, ...]:
+    if isinstance(dim, Window):
+        return dim.labels
+    return () if dim is None else (dim,)
 
 
 def splittable(indices: Indices) -> list[str]:
-    """Labels that stand once in each array, and are in a result or have a monoid."""
-    arrays = [[label_of(d) for d in dims] for dims in (*indices.ins, *indices.outs)]
-    every = dict.fromkeys(c for labels in arrays for c in labels if c is not None)
+    """Labels that stand once in each array, in one of them alone, and are in a result or have a monoid."""
+    arrays = [[c for d in dims for c in labels_of(d)] for dims in (*indices.ins, *indices.outs)]
+    every = dict.fromkeys(c for labels in arrays for c in labels)
     return [
         c
         for c in every
         if all(labels.count(c) <= 1 for labels in arrays)
+        and any(c in dims for dims in (*indices.ins, *indices.outs))
         and (any(c in dims for dims in indices.outs) or indices.monoid(c))
     ]
 
@@ -85,13 +88,11 @@ def box_of(dims: Sequence[Any], shape: Sequence[int], cut: dict[str, Part], coun
     """What is needed, or made, of one array."""
     box = []
     for dim, n in zip(dims, shape, strict=True):
-        label = label_of(dim)
-        if label is None or label not in cut:
+        label = next((c for c in labels_of(dim) if c in cut), None)
+        if label is None:
             box.append((0, n))
         elif isinstance(dim, Window):
-            lo, hi = cut[label][counts[label]]
-            image = Overlap(counts[label], dim.offset, dim.stride, dim.reach).image(lo, hi, n)
-            box.append(image)
+            box.append(dim.overlap(label, counts).image(*cut[label][counts[label]], n))
         else:
             box.append(cut[label][n])
     return tuple(box)
@@ -108,7 +109,7 @@ def check(
     move, back = (from_host, to_host) if xp is not np else (np.asarray, np.asarray)
     ins = ins_of(graph, node)
     indices = OPS[node.op].indices(ins, node.specs, node.kw)
-    counts = {c: extents(indices, c, ins, node.specs)[0] for c in chosen}
+    counts = extents_of(indices, ins, node.specs)
     reduced = [c for c in chosen if not any(c in dims for dims in indices.outs)]
     parallel = [c for c in chosen if c not in reduced]
     found, ends = [blank(y.shape, y.dtype) for y in made], dict[Any, Any]()
