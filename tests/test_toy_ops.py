@@ -1,4 +1,4 @@
-"""A new op is one block: four of them, one of each kind, that nothing but toy_ops.py knows."""
+"""A new op is one block: some of each kind, that nothing but toy_ops.py knows."""
 
 from __future__ import annotations
 
