@@ -23,7 +23,7 @@ from ostinato.ops.gpu.loops.flat import (
 )
 from ostinato.ops.gpu.loops.schedule import THREADS
 from ostinato.ops.gpu.loops.text import OPTIONS, Kernel
-from ostinato.ops.jit.loops import SUMS, loops_of, loops_over, strides_over
+from ostinato.ops.jit.loops import loops_of, loops_over, strides_over
 
 from tests import nvrtc
 from tests.cuda_host import COMPILER, HostKernel
@@ -68,7 +68,7 @@ def strides_of(body: Graph, shape: Sequence[int], arrays: Sequence[Any], axes: i
 
 def run_both(body: Graph, shape: Sequence[int], ins: Sequence[Any], outs: Sequence[Any]) -> Any:
     """What a CPU's kernel gives, and what the GPU's does."""
-    sums = [n for n in body.nodes if n.op in SUMS]
+    sums = [n for n in body.nodes if OPS[n.op].reduce]
     axes = len(sums[0].kw["axes"]) if sums else 0
     found = []
     for on_gpu in (False, True):
