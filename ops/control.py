@@ -55,6 +55,8 @@ __all__ = [
 
 INDEX = Spec((), int64)
 ONE_KERNEL = {"loop": "fused_loop", "while": "fused_while"}  # where all turns are one kernel
+FLOW = (*ONE_KERNEL, "branch")  # what users' functions have
+CONTROL = (*FLOW, "blocks")
 CARRYING = (*ONE_KERNEL, *ONE_KERNEL.values())  # a state from turn to turn
 
 # What is given as numbers comes back as arrays, which a type can say of one number and of a few beside

@@ -29,6 +29,9 @@ from .reduction import _left, read_cost
 _UFUNC = {"sum": "add", "prod": "multiply"}
 _MONOID = one_of(*_UFUNC)
 
+# What is made of fixed blocks, and what does so in one go.
+FIXED = {"block_sum": "fixed_sum", "block_matmul": "fixed_matmul"}
+
 
 def _fold(xp: Any, combine: Any, rows: Any) -> None:
     """Combine along the first axis into its first element: halves, again and again, in place."""

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from ostinato import settings
+from ostinato.ops.collective import REDUCING
 from ostinato.ops.control import repeat
 from ostinato.ops.core.array import Array, as_array
 from ostinato.ops.core.layout import Mesh
@@ -218,7 +219,7 @@ class Calibration:
         for kind, work in ways:
             points = []
             for length in (SMALL, LARGE):
-                sums = kind in ("all_reduce", "reduce_scatter")
+                sums = kind in REDUCING
                 took, plan = self.timed(work, begin(length, ROWS if sums else 1))
                 if kinds_of(plan) == [kind]:
                     size = length * 4.0 * (n if kind == "all_gather" else 1)

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ostinato.ops.collective import COLLECTIVES, REDUCING, STORED, collective_of
+from ostinato.ops.control import CONTROL
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.encode import Malformed, digest, need
 from ostinato.ops.core.graph import Graph, Node
@@ -22,12 +23,12 @@ from ostinato.ops.core.layout import Layout, Partial
 from ostinato.ops.core.monoid import MONOIDS
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import DType, Spec
+from ostinato.ops.reproducible import FIXED
 
 from .layouts.ways import SUM, extents_of, labels_of, way_of
 from .machine import NOMINAL
 from .passes.blocking import holds
 from .passes.layouts import choose_layouts
-from .passes.memory import CONTROL
 from .passes.simplify import simplify
 from .plan import Target
 from .policy import LETTERS, Chosen, policy_of
@@ -202,7 +203,7 @@ def _check_collective(kind: str, node: Node, ins: Sequence[Spec]) -> None:
             begun = [a for a in there.partial_axes if here.splits[a] is None]
             need(all(there.splits[a] == SUM for a in begun), "addends of no sum")
             need(here is there.without(begun), "addends of what lies elsewhere")
-        elif kind in ("all_reduce", "reduce_scatter"):
+        elif kind in REDUCING:
             end = here
             for a in node.kw["axes"]:
                 need(0 <= a < len(here.mesh), "a reduction along no axis")
@@ -394,8 +395,8 @@ def plain(graph: Graph) -> Graph:
             return (_seen_before_casts(builder, node, inputs[0]),)
         if node.op == "tree":  # of blocks: the fixed form of the same reduction
             blocks = builder.maker(inputs[0])
-            if blocks is not None and blocks.op.startswith("block_"):
-                name = blocks.op.replace("block_", "fixed_")
+            if blocks is not None and blocks.op in FIXED:
+                name = FIXED[blocks.op]
                 specs = tuple(s.bare for s in node.specs)
                 return builder.add(name, blocks.inputs, blocks.params, specs, node.line)
         return builder.add(node.op, inputs, node.params, [s.bare for s in node.specs], node.line)

@@ -30,6 +30,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+from ostinato.ops.control import CONTROL
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.layout import Layout
@@ -38,7 +39,6 @@ from ostinato.ops.core.spec import DType, Shape, Spec, float32, float64, int64
 from ostinato.ops.expressions import Expression, where
 
 from .machine import Machine
-from .passes.memory import CONTROL
 from .passes.precision import is_site
 from .plan import Target
 from .policy import LETTERS

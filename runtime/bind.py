@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from ostinato.ops.collective import STORED, collective_of
-from ostinato.ops.control import graph_cost
+from ostinato.ops.control import CONTROL, graph_cost
 from ostinato.ops.core.device import (
     Branch,
     Device,
@@ -43,7 +43,6 @@ from ostinato.ops.core.registry import OPS, Place, Scratch
 from ostinato.ops.core.spec import Spec, is_inexact, lying
 from ostinato.planner.passes.memory import (
     BUFFERS,
-    CONTROL,
     addends,
     body_order,
     contiguous,

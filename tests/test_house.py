@@ -148,6 +148,53 @@ def test_passes_know_ops_by_their_facts() -> None:
     assert found == []
 
 
+# Files that may name several ops at once: how often, and why. A new op is none of these families.
+FAMILIES = {
+    "planner/check.py": (7, "what only passes make, and plan files hold"),
+    "planner/gathered.py": (1, "collectives that bring parts of one array"),
+    "planner/layouts/ways.py": (1, "what only passes make"),
+    "planner/passes/blocking.py": (2, "what only passes make"),
+    "planner/passes/cache_blocking.py": (1, "what only passes make"),
+    "planner/passes/memory.py": (1, "what only passes make"),
+    "planner/passes/recompute.py": (1, "what only passes make"),
+    "planner/external.py": (1, "the two external sorts"),
+    "planner/passes/distances.py": (1, "algebra"),
+    "planner/passes/simplify.py": (6, "algebra"),
+    "runtime/bind.py": (1, "functions of NumPy that want `out` by name"),
+    "runtime/replay.py": (1, "control flow that a device decides"),
+    "runtime/crew/orders.py": (1, "words of messages"),
+    "ostinato/__init__.py": (1, "modules"),
+    "ostinato/reach.py": (1, "methods of Python's containers"),
+    "ostinato/reading.py": (1, "methods of NumPy's arrays"),
+    "ops/jit/arrays.py": (1, "functions of `xp`"),
+    "ops/jit/scalar.py": (1, "words of scalar expressions"),
+    "ops/jit/special.py": (2, "words of scalar expressions"),
+    "ops/cpu/kernels/gather_scatter.py": (3, "modes of `put`"),
+    "ops/cpu/libraries/scipy_fft.py": (1, "functions of a library"),
+    "ops/cpu/loops/loop_values.py": (1, "what writes a part of its operand"),
+    "ops/cpu/natives.py": (3, "the list of who does an op better"),
+    "ops/gpu/device.py": (2, "the list of who does an op better"),
+    "ops/gpu/epilogue.py": (1, "what a library's epilogue adds"),
+    "ops/gpu/jit/lines.py": (1, "functions of CUDA C++"),
+}
+
+
+def test_sets_of_names_are_closed_families() -> None:
+    """So that a new op is one block: what holds for some ops is a fact of these. May only become fewer."""
+    found: dict[str, int] = {}
+    for room in ("planner", "runtime", "ostinato", "ops/jit", "ops/cpu", "ops/gpu"):
+        for path in modules(room):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Tuple | ast.Set | ast.List):
+                    values = [e.value for e in node.elts if isinstance(e, ast.Constant)]
+                    name = str(path.relative_to(ROOT))
+                    found[name] = found.get(name, 0) + (
+                        sum(isinstance(v, str) and v in OPS for v in values) > 1
+                    )
+    assert {name: n for name, n in found.items() if n} == {k: n for k, (n, _) in FAMILIES.items()}
+    assert sum(n for n, _ in FAMILIES.values()) <= 44
+
+
 def test_what_is_about_one_device_stays_in_its_rooms() -> None:
     """Ops mean the same everywhere, passes hold for every machine, and programs are bound to any device;
     what shows people a plan may look at kernels."""

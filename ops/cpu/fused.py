@@ -149,9 +149,6 @@ def _shapes(body: Graph, given: Sequence[Shape], labelled: Any) -> list[Shape]:
     return found
 
 
-WITH_PRODUCT = ("fused_matmul", "fused_matmul_rows")
-FUSED = ("fused", "fused_rows", "fused_nest", *WITH_PRODUCT)
-
 op("fused", **_FACTS, kernel=_kernel, cost=_cost, overwrite=ANY, writes_parts=True)
 op("fused_rows", **_FACTS, kernel=_kernel, cost=_cost)  # with reductions over the last axes
 for _name, _overwrite in (
@@ -172,3 +169,6 @@ op(  # in stages
     kernel=_kernel,
     cost=_cost,
 )
+
+FUSED = tuple([name for name, made in OPS.items() if made.kernel is _kernel])
+WITH_PRODUCT = tuple([name for name in FUSED if OPS[name].dense])

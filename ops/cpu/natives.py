@@ -17,7 +17,7 @@ from ostinato.ops.core.spec import Shape, Spec, bfloat16, int64, lying
 from ostinato.ops.cpu.limits import LIMITS
 from ostinato.ops.linalg.factorizations import SINGULAR
 
-from .fused import stages, stages_room, stages_ways
+from .fused import WITH_PRODUCT, stages, stages_room, stages_ways
 from .jit.llvm import why_not
 from .kernels import fft
 from .kernels.banded import banded_kernel
@@ -254,7 +254,7 @@ def register(cpu: Device) -> None:
         cpu.runs(name, _product, ways=_product_ways, by_threads=True)
     cpu.runs("einsum", _einsum, ways=_einsum_ways, by_threads=True)
     cpu.runs("gram", gram_native, ways=gram_ways, scratch=gram_room, by_threads=True)
-    for name in ("fused_matmul", "fused_matmul_rows"):
+    for name in WITH_PRODUCT:
         facts = {"ways": epilogue_ways, "scratch": epilogue_room, "by_threads": True}
         cpu.runs(name, epilogue_native, **facts)
     cpu.runs("fused_nest", stages, ways=stages_ways, scratch=stages_room)

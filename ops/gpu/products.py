@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from ostinato.ops.contraction import Folds
 from ostinato.ops.core.device import Function
-from ostinato.ops.core.registry import Scratch
+from ostinato.ops.core.registry import OPS, Scratch
 from ostinato.ops.core.spec import Shape, Spec, float32, int8, lying
 from ostinato.ops.jit.stacks import Stack, stacked, transposed
 
@@ -31,7 +31,7 @@ from .libraries.cublaslt import (
     item,
 )
 
-PRODUCTS = ("matmul", "wide_matmul", "einsum")
+PRODUCTS = tuple([name for name, op in OPS.items() if op.product is not None])
 WAYS = ("algorithm 1", "algorithm 2", "algorithm 3", "algorithm 4")  # as the library ranks them
 LEAST, MOST = 1 << 20, 1 << 25  # bytes of a workspace
 PARTS = 16  # of a sum that are kept at once: what splits it needs a result's memory for each

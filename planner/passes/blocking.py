@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from ostinato.ops.collective import COLLECTIVES, STORED
+from ostinato.ops.control import CONTROL
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.device import described
 from ostinato.ops.core.graph import Graph, Node
@@ -33,6 +34,7 @@ from ostinato.ops.core.index import Dim, Indices, Window
 from ostinato.ops.core.layout import BLOCKS, Layout, Overlap, Partial, extents
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Shape, Spec
+from ostinato.ops.reproducible import FIXED
 from ostinato.planner.layouts.ways import (
     Way,
     extents_of,
@@ -46,7 +48,7 @@ from ostinato.planner.plan import Program, Target, local_bytes, peak_bytes
 from ostinato.planner.rewrite import Values, in_bodies, rebuild
 
 from .buckets import fill_buckets
-from .memory import CONTROL, assign_memory, leading
+from .memory import assign_memory, leading
 from .overlap import overlap
 
 READ_BYTES = 32 << 20  # of a file at once
@@ -103,7 +105,7 @@ def in_fixed_blocks(graph: Graph) -> Graph:
 
     def rule(builder: Builder, node: Node, inputs: Values) -> Sequence[int] | None:
         algorithms = OPS[node.op].algorithms
-        if not node.op.startswith("fixed_") or algorithms is None:
+        if node.op not in FIXED.values() or algorithms is None:
             return None
         ins = tuple(builder.specs[v] for v in inputs)
         lies = node.specs[0].layout

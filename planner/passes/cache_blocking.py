@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ostinato.ops.control import CONTROL
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Spec
@@ -20,7 +21,6 @@ from ostinato.planner.lowering import as_run, rules
 from ostinato.planner.plan import Target, local_bytes
 
 from .blocking import MOST_TURNS, shortest, split_along
-from .memory import CONTROL
 from .overlap import overlap
 
 LARGE = 1 << 25  # bytes of a value that is worth it

@@ -19,6 +19,7 @@ from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.layout import Layout
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Spec
+from ostinato.ops.reproducible import FIXED
 from ostinato.planner.plan import Target
 from ostinato.planner.rewrite import inline
 
@@ -60,7 +61,7 @@ def _algorithm(graph: Graph, node: Node, made: Collection[int], target: Target) 
     """What does the same as a node, on blocks of rows of its operands; None if nothing does, or if
     nothing is so large."""
     algorithms = OPS[node.op].algorithms
-    if algorithms is None or node.op.startswith("fixed_"):
+    if algorithms is None or node.op in FIXED.values():
         return None
     ins = [graph.specs[v] for v in node.inputs]
     found = [s for v, s in zip(node.inputs, ins, strict=True) if v in made and s.ndim]

@@ -259,7 +259,7 @@ class _Joiner:
         """What is no larger than pieces are, or in memory anyway."""
         spec, k = self.graph.specs[group[0].value], self.graph.producers[group[0].value]
         node = self.graph.nodes[k] if k >= 0 else None
-        if node is not None and node.op in ("full", "iota"):
+        if node is not None and OPS[node.op].source and "shape" in node.kw:
             kw = node.kw
             kw["shape"] = (*spec.shape[:axis], total, *spec.shape[axis + 1 :])
             made = Expression(self.builder, self.builder.call(node.op, line=line, **kw), line)

@@ -17,7 +17,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ostinato.ops.control import ONE_KERNEL, begun_as
+from ostinato.ops.control import CONTROL, ONE_KERNEL, begun_as
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.device import Device
 from ostinato.ops.core.graph import Graph, Node
@@ -33,7 +33,6 @@ from .reads_first import origins, read_first
 ALIGN = 64
 BUFFERS = 2  # of each file that is read or written block after block, used in turn
 RUN = 128  # bytes in a row, from which kernels write to parts of what is joined
-CONTROL = ("loop", "while", "branch", "blocks")
 
 
 def assign_memory(

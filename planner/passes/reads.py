@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ostinato.ops.collective import STORED
+from ostinato.ops.control import FLOW
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.registry import OPS
@@ -29,7 +30,6 @@ from .file_parts import read_parts
 from .file_pieces import in_one
 from .file_rows import in_one_row, interleaved
 
-CONTROL = ("loop", "while", "branch")
 LARGE = 1 << 22  # bytes that are not read at once for a loop that wants them row by row,
 SHARE = 8  # nor such a part of the memory limit
 
@@ -82,9 +82,9 @@ def _with_reads(graph: Graph, files: Iterable[int], target: Target) -> Graph:
         inputs: Sequence[int] = node.inputs
         if node.op == "loop":
             node = _by_turns(graph, node, rows, target)
-        if node.op in CONTROL:
+        if node.op in FLOW:
             node, inputs = _take_along(graph, node, rows, files, target)
-        stays = seen_as(node) if node.op in CONTROL else ()
+        stays = seen_as(node) if node.op in FLOW else ()
         operands = [
             read(v, node.line)
             if v in files and node.op not in ("read", *STORED) and j not in stays
@@ -107,7 +107,7 @@ def _rows(graph: Graph, files: set[int]) -> dict[int, int]:
     axis of their rows."""
     found = dict.fromkeys((v for v in files if graph.specs[v].ndim), 0)
     for k, node in enumerate(graph.nodes):
-        known = node.op in CONTROL or graph.starts[k] in found
+        known = node.op in FLOW or graph.starts[k] in found
         if known or not any(v in found for v in node.inputs) or len(node.specs) > 1:
             continue
         ins = tuple(graph.specs[v] for v in node.inputs)

@@ -29,6 +29,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from ostinato.ops.collective import COLLECTIVES, STORED
+from ostinato.ops.control import CONTROL
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.registry import OPS
@@ -38,7 +39,6 @@ from ostinato.planner.prediction import work_of
 from ostinato.planner.rewrite import in_order_of, map_bodies, with_nodes
 
 from .blocking import running
-from .memory import CONTROL
 
 SMALL = 16  # times smaller than what is made of it: kept rather than made again
 WORTH = 2000  # a value is looked at if it is at least this part of the limit

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from ostinato.ops.collective import REDUCING
 from ostinato.ops.core.device import Device
 from ostinato.ops.core.exchange import largest_piece, pieces_from, pieces_to
 from ostinato.ops.core.graph import Graph, Node
@@ -33,7 +34,7 @@ def starter(
     here, there = spec.layout, made.layout
     assert here is not None
     assert there is not None
-    if kind in ("all_reduce", "reduce_scatter"):
+    if kind in REDUCING:
         monoid = str(node.kw["monoid"])
         group = part_ranks(here.mesh, node.kw["axes"], comm.rank)
         if kind == "all_reduce":

@@ -24,7 +24,7 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from ostinato.ops.control import ONE_KERNEL, WHOLE
+from ostinato.ops.control import FLOW, ONE_KERNEL, WHOLE
 from ostinato.ops.core.device import InTurns
 from ostinato.ops.core.graph import Graph, Items, Node
 from ostinato.ops.core.registry import OPS, Scratch
@@ -69,7 +69,7 @@ class Kernel(Operations):
             return [self.taken(node, spec, *ins)]
         if node.op == "put":
             return [self.updated(frame, k, node, *ins)]
-        self.is_nested |= node.op in ("while", "branch") or (node.op == "loop" and self.is_inside)
+        self.is_nested |= node.op in FLOW and (node.op != "loop" or self.is_inside)
         if node.op == "loop":
             return self.inner_loop(frame, k, node, ins)
         if node.op == "while":

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from ostinato.ops.control import FLOW
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.layout import around
 from ostinato.ops.core.monoid import MONOIDS
@@ -684,4 +685,4 @@ def _near(x: Lies, shape: Shape, size: int) -> int:
 
 def _repeats(node: Node) -> bool:
     """Whether it reads elements of an operand again and again."""
-    return node.op in ("matmul", "loop", "while", "branch")
+    return OPS[node.op].product is not None or node.op in FLOW

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
+from ostinato.ops.control import ONE_KERNEL
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import DType, Shape, Spec, lying
@@ -99,7 +100,7 @@ def _source(graph: Graph, v: int) -> int:
 
 def _written(node: Node) -> Sequence[int]:
     """The operands over which its results may be written."""
-    if node.op in ("loop", "while"):
+    if node.op in ONE_KERNEL:
         nc, ns = node.kw["counts"][:2]
         return node.inputs[nc : nc + ns]
     if node.op == "branch":
@@ -168,7 +169,7 @@ def homes_of(graph: Graph, states: Sequence[Carried | None]) -> dict[int, Carrie
                 OPS[node.op].same_elements and OPS[node.op].keeps_order
             ):
                 v = node.inputs[0]
-            elif node.op in ("loop", "while"):
+            elif node.op in ONE_KERNEL:
                 nc, ns = node.kw["counts"][:2]
                 which = v - graph.starts[k]
                 if which >= ns:
