@@ -365,7 +365,7 @@ def into(
         mask = as_array(which)
         if mask.dtype != bool_:
             raise misfit(DTypeError, f"{name}(where=)", got=mask.dtype.name, needed="bools")
-        calm = OPS[name].calm if name in OPS else 0.5
+        calm = OPS[name].element.calm if name in OPS else 0.5
         made = function(*[x if weak_kind(x) else _only(x, mask, calm) for x in given])
         made = where(mask, made, astype(0, made.dtype) if target is None else target)
     if target is None:

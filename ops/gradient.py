@@ -214,7 +214,7 @@ def added(a: Array, b: Array) -> Array:
     """The sum of two slopes. One that is zeros but for some places is added to the other there."""
     for x, y in ((a, b), (b, a)):
         steps, (term, _) = list[Term](), term_of(y)
-        while term.op is not None and term.op.overwrite == (0,) and "mode" in term.op.takes:
+        while term.op is not None and term.op.run.overwrite == (0,) and "mode" in term.op.takes:
             steps.append(term)
             term, _ = term.inputs[0]
         is_zero = term.op is not None and term.op.name == "full" and dict(term.params)["value"] == 0

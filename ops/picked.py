@@ -275,11 +275,11 @@ def _alike(s: Term, t: Term, j: int, k: int) -> bool:
 def of_picks(op: Op, operands: Sequence[Array], params: dict[str, Any]) -> tuple[Array, ...]:
     """The results of an operation some of whose operands are what a mask picks."""
     first = next(x for x in operands if isinstance(x, Picked))
-    if not op.aligns or (op.takes and not op.converts):
+    if not op.aligns or (op.takes and not op.moves.converts):
         first.refuse()
     beside = [first.beside(x, op.name) for x in operands]
     given = [
-        x.filled(op.calm) if isinstance(x, Picked) else y
+        x.filled(op.element.calm) if isinstance(x, Picked) else y
         for x, y in zip(operands, beside, strict=True)
     ]
     made = apply_all(op.name, *given, **params)

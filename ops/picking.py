@@ -157,7 +157,7 @@ def under_mask(x: Array, items: Sequence[Any], v: Array, mode: str, what: str) -
     fits(v, old.shape, what)
     if mode == "set":
         return found.back(x, where(places, v, old))
-    calm = lookup(mode).calm
+    calm = lookup(mode).element.calm
     new = combined(where(places, old, calm), where(places, v, calm), mode)
     return found.back(x, where(places, new, old))
 

@@ -93,14 +93,14 @@ def _part(ref: Ref, box: Box, made: dict[Any, Array], depth: int) -> Array:
     found = None
     if term.operands is None and op is not None and depth < DEEPEST:
         params = dict(term.params)
-        if op.selects == "slices" and min(params["steps"]) > 0:
+        if op.moves.selects == "slices" and min(params["steps"]) > 0:
             steps = zip(params["starts"], params["steps"], box, strict=True)
             seen = tuple([(a + s * lo, a + s * (hi - 1) + 1) for a, s, (lo, hi) in steps])
             x = part(term.inputs[0], seen, made, depth + 1)
             return x[tuple([slice(None, None, s) for s in params["steps"]])]
-        if op.joins:
+        if op.moves.joins:
             found = _joined(term, params["axis"], box, made, depth)
-        elif op.drawn is not None:
+        elif op.element.drawn is not None:
             rows = math.prod([hi - lo for lo, hi in box[:-1]])
             found = _drawn(term, box) if rows <= ROWS else None
         elif op.name == "iota":
@@ -129,11 +129,11 @@ def _drawn(term: Term, box: Box) -> Array:
     op, params = term.op, dict(term.params)
     assert op is not None
     assert op.kernel is not None
-    assert op.scratch is not None
+    assert op.run.scratch is not None
     given = [np.asarray(array_of(t, j)) for t, j in term.inputs]  # seeds
     ins, shape = tuple([x.shape for x in given]), tuple([hi - lo for lo, hi in box])
     boxes = tuple([tuple([(0, n) for n in s]) for s in ins])
-    needed = op.scratch(ins, (shape,), [t.specs[j] for t, j in term.inputs], **params)
+    needed = op.run.scratch(ins, (shape,), [t.specs[j] for t, j in term.inputs], **params)
     out, scratch = (
         np.empty(shape, term.specs[0].dtype),
         [np.empty(s.shape, s.dtype) for s in needed],
@@ -151,7 +151,7 @@ def _of_parts(ref: Ref, box: Box, made: dict[Any, Array], depth: int) -> Array |
     views = op.view is not None and not (op.turns_axes or op.renames_axes)
     views = views or not term.inputs
     bodies = any(isinstance(value, Graph) for _, value in term.params)
-    if views or bodies or op.placed or op.by_host or op.goes_on:
+    if views or bodies or op.run.placed or op.run.by_host or op.run.goes_on:
         return None
     ins = tuple([t.specs[j] for t, j in term.inputs])
     indices = op.indices(ins, term.specs, dict(term.params))

@@ -567,7 +567,7 @@ class Numbers:
         return all(
             len(n.specs) == 1
             and not n.specs[0].shape
-            and (n.op == "constant" or lookup(n.op).ufunc or lookup(n.op).kernel is not None)
+            and (n.op == "constant" or lookup(n.op).run.ufunc or lookup(n.op).kernel is not None)
             for n in graph.nodes
         )
 
@@ -607,8 +607,8 @@ def _operation(node: Node, graph: Graph) -> Callable[..., Any]:
         out = np.empty((), spec.dtype)
         args = [np.asarray(x, t) for x, t in zip(numbers, types, strict=True)]
         with np.errstate(all="ignore"):
-            if op.ufunc:
-                getattr(np, op.ufunc)(*args, out=out)
+            if op.run.ufunc:
+                getattr(np, op.run.ufunc)(*args, out=out)
             else:
                 assert op.kernel is not None
                 op.kernel(np, out, *args, **node.kw)

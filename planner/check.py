@@ -92,7 +92,7 @@ def seconds_of(graph: Graph) -> float:
             total += kw.get("trips", 1) * (inner + NOMINAL.call_seconds)
         elif not op.only_looks:
             ins = tuple(graph.specs[v] for v in node.inputs)
-            total += NOMINAL.kernel_seconds(*op.cost(ins, node.specs, kw), op.dense)
+            total += NOMINAL.kernel_seconds(*op.cost(ins, node.specs, kw), op.run.dense)
     return total
 
 
@@ -261,7 +261,7 @@ def _check_turns(node: Node, ins: Sequence[Spec]) -> None:
     body: Graph = node.kw["body"]
     need(not any(any(n.subgraphs()) for n in body.nodes), "turns with graphs inside")
     for each in body.nodes:
-        if OPS[each.op].goes_on:
+        if OPS[each.op].run.goes_on:
             *space, cut = _layout(each.specs[0]).splits
             axis = each.kw["axis"]
             need(cut == axis or axis not in space, "workers that hand over in each turn")
@@ -362,7 +362,8 @@ def same_program(source: Graph, lowered: Graph, target: Target) -> bool:
 
 def _has_algorithms(graph: Graph) -> bool:
     return any(
-        OPS[node.op].algorithms is not None or any(_has_algorithms(g) for _, g in node.subgraphs())
+        OPS[node.op].parallel.algorithms is not None
+        or any(_has_algorithms(g) for _, g in node.subgraphs())
         for node in graph.nodes
     )
 
@@ -388,10 +389,10 @@ def plain(graph: Graph) -> Graph:
             return [values[v] for v in body.outputs]
         if node.op in (*COLLECTIVES, *MOVING):
             return inputs[: len(node.specs)]
-        if OPS[node.op].converts and builder.specs[inputs[0]].dtype == node.specs[0].dtype:
+        if OPS[node.op].moves.converts and builder.specs[inputs[0]].dtype == node.specs[0].dtype:
             return inputs  # what was sent rounded
         node = map_bodies(node, plain)
-        if OPS[node.op].same_elements:
+        if OPS[node.op].moves.same_elements:
             return (_seen_before_casts(builder, node, inputs[0]),)
         if node.op == "tree":  # of blocks: the fixed form of the same reduction
             blocks = builder.maker(inputs[0])
@@ -407,7 +408,7 @@ def plain(graph: Graph) -> Graph:
 def _seen_before_casts(builder: Builder, look: Node, v: int) -> int:
     """A value as a node looks at it, with its casts behind that."""
     maker, (spec,) = builder.maker(v), look.specs
-    if maker is not None and OPS[maker.op].converts:
+    if maker is not None and OPS[maker.op].moves.converts:
         seen = _seen_before_casts(builder, look, maker.inputs[0])
         cast = Spec(spec.shape, maker.specs[0].dtype)
         return builder.add(maker.op, (seen,), maker.params, (cast,), maker.line)[0]

@@ -104,7 +104,7 @@ def _made(graph: Graph, target: Target) -> set[int]:
     """Values that are made of files, or drawn, where memory has no room to sort them."""
     found = {v for v, spec in enumerate(graph.inputs) if is_stored(spec)}
     for k, node in enumerate(graph.nodes):
-        drawn = OPS[node.op].drawn and _has_no_room(graph.specs[graph.starts[k]], target)
+        drawn = OPS[node.op].element.drawn and _has_no_room(graph.specs[graph.starts[k]], target)
         if drawn or not found.isdisjoint(node.inputs):
             found.update(graph.outs(k))
     return found
@@ -227,7 +227,7 @@ def _first_to_keep(graph: Graph, target: Target) -> int | None:
     for node in ready.nodes:
         if made.isdisjoint(node.inputs) or not node.specs or is_stored(node.specs[0]):
             continue
-        joins = OPS[node.op].joins and node.kw["axis"] == 0
+        joins = OPS[node.op].moves.joins and node.kw["axis"] == 0
         if joined is not None and joins and _is_beyond(node.specs[0], target):
             return joined
         if cut is not None and _cuts_rows(ready, node) and _is_beyond_file(ready, node, target):
@@ -248,9 +248,9 @@ def _first_to_cut(graph: Graph, target: Target) -> int | None:
 
 def _cuts_rows(graph: Graph, node: Node) -> bool:
     """Whether a node selects rows."""
-    if not OPS[node.op].selects or not graph.specs[node.inputs[0]].ndim:
+    if not OPS[node.op].moves.selects or not graph.specs[node.inputs[0]].ndim:
         return False
-    if OPS[node.op].selects != "slices":
+    if OPS[node.op].moves.selects != "slices":
         return bool(node.kw["axis"] == 0)
     return (node.kw["sizes"][0], node.kw["steps"][0]) != (graph.specs[node.inputs[0]].shape[0], 1)
 
@@ -268,7 +268,7 @@ def _first_to_join(graph: Graph, target: Target) -> int | None:
     for k, node in enumerate(graph.nodes):
         if not node.specs or graph.starts[k] in in_parts:
             continue
-        spec, joins = node.specs[0], OPS[node.op].joins and node.kw["axis"] == 0
+        spec, joins = node.specs[0], OPS[node.op].moves.joins and node.kw["axis"] == 0
         if not joins or made.isdisjoint(node.inputs) or not _is_beyond(spec, target):
             continue
         for v in node.inputs:
@@ -293,16 +293,16 @@ def _in_parts(graph: Graph) -> dict[int, float]:
 def _share(graph: Graph, k: int, v: int, found: dict[int, float]) -> float | None:
     """How much of a value a node wants; None for all."""
     node, size = graph.nodes[k], graph.specs[v].size
-    if OPS[node.op].selects:
+    if OPS[node.op].moves.selects:
         less = node.inputs[0] == v and node.specs[0].size < size
         return node.specs[0].size / size if less else None
-    through = OPS[node.op].scalar or OPS[node.op].joins
+    through = OPS[node.op].scalar or OPS[node.op].moves.joins
     return found.get(graph.starts[k]) if through else None
 
 
 def _joins(graph: Graph, v: int) -> bool:
     node = graph.nodes[graph.producers[v]]
-    return OPS[node.op].joins and node.kw["axis"] == 0
+    return OPS[node.op].moves.joins and node.kw["axis"] == 0
 
 
 def _is_beyond(spec: Spec, target: Target) -> bool:

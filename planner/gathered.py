@@ -68,7 +68,9 @@ def gathers(plan: Plan) -> tuple[Gather, ...]:
 
 def _only_looks(node: Node) -> bool:
     op = OPS[node.op]
-    return op.made_by == "users" and (op.converts or (op.same_elements and op.only_looks))
+    return op.made_by == "users" and (
+        op.moves.converts or (op.moves.same_elements and op.only_looks)
+    )
 
 
 def gather_of(plan: Plan, gather: Gather) -> Key:

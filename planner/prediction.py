@@ -98,7 +98,7 @@ def _count_all(found: Work, node: Node, body: Graph, part: Part) -> None:
         inner = n.kw.get("body")
         if isinstance(inner, Graph):
             _count_all(inside, n, inner, part)
-        elif n.inputs or OPS[n.op].draws:
+        elif n.inputs or OPS[n.op].element.draws:
             _count(inside, n, tuple([part(body.specs[v]) for v in n.inputs]), part)
     times = repeats(node)
     found.dense += times * inside.dense
@@ -113,13 +113,13 @@ def _count(found: Work, node: Node, ins: tuple[Spec, ...], part: Part) -> float:
     if op.only_looks or not any(s.size for s in outs):  # on a worker of which the part is empty
         return 0.0
     flops, moved = op.cost(ins, outs, node.kw)
-    if op.dense and (op.product is not None or op.made_by == "machine"):
+    if op.run.dense and (op.product is not None or op.made_by == "machine"):
         found.dense += flops
-    elif op.dense:
+    elif op.run.dense:
         found.factors += flops
-    elif op.pieces is not None:  # each element comes from somewhere, and goes to one place
+    elif op.moves.pieces is not None:  # each element comes from somewhere, and goes to one place
         moved = 2.0 * sum(s.nbytes for s in outs)
-    elif op.scalar or op.draws:
+    elif op.scalar or op.element.draws:
         simple, functions = op.work
         size = max((s.size for s in outs), default=0)
         found.simple += simple * size
@@ -325,7 +325,7 @@ def _second_buffers(program: Program, k: int) -> int:
 def _copied(program: Program, k: int) -> int | None:
     """The bytes that an update copies before it writes a part; None of what is no update."""
     node = program.graph.nodes[k]
-    if OPS[node.op].overwrite != (0,):
+    if OPS[node.op].run.overwrite != (0,):
         return None
     whole = largest_part(node.specs[0]).nbytes
     if replaced(program.graph, k):  # of which the rest was made there

@@ -63,7 +63,7 @@ def _unmerged(made: Expression) -> tuple[Expression, int]:
     if node is None or len(wide) != 1 or len(node.specs) > 1:
         return made, 1
     op, first = OPS[node.op], Expression(builder, wide[0], made.line)
-    if op.same_elements and op.keeps_order and first.spec.ndim > made.spec.ndim:
+    if op.moves.same_elements and op.moves.keeps_order and first.spec.ndim > made.spec.ndim:
         axes = 1 + first.spec.ndim - made.spec.ndim
         if made.shape[1:] == first.shape[axes:] and made.shape[0]:
             return first, axes
@@ -103,7 +103,7 @@ def _borders(graph: Graph) -> list[set[int]]:
         if not node.specs or not node.specs[0].ndim:
             continue
         rows = node.specs[0].shape[:1]
-        if op.joins and node.kw["axis"] == 0:
+        if op.moves.joins and node.kw["axis"] == 0:
             ends = [0, *itertools.accumulate(graph.specs[u].shape[0] for u in node.inputs)]
             made = [not _is_read(graph, u) for u in node.inputs]
             found[v].update(
@@ -111,9 +111,9 @@ def _borders(graph: Graph) -> list[set[int]]:
             )
             for at, u in zip(ends, node.inputs, strict=False):
                 found[v].update(at + border for border in found[u])
-        elif op.scalar or op.joins:
+        elif op.scalar or op.moves.joins:
             found[v].update(*(found[u] for u in node.inputs if graph.specs[u].shape[:1] == rows))
-        elif op.selects == "slices":
+        elif op.moves.selects == "slices":
             start, size, step = (node.kw[name][0] for name in ("starts", "sizes", "steps"))
             for b in found[node.inputs[0]]:
                 end = -((start - b) // step) if step > 0 else (start - b) // -step + 1
@@ -125,7 +125,7 @@ def _borders(graph: Graph) -> list[set[int]]:
 
 def _is_read(graph: Graph, v: int) -> bool:
     """Whether a value is a part of a file as it is, which is joined to others where it is read."""
-    while (k := graph.producers[v]) >= 0 and OPS[graph.nodes[k].op].selects:
+    while (k := graph.producers[v]) >= 0 and OPS[graph.nodes[k].op].moves.selects:
         v = graph.nodes[k].inputs[0]
     return k < 0 and is_stored(graph.specs[v])
 
@@ -134,7 +134,11 @@ def _again(graph: Graph, node: Node) -> Iterable[int]:
     """The rows at which all that is repeated begins again, one time behind the other, as `tile` has it."""
     op = OPS[node.op]
     k = graph.producers[node.inputs[0]] if node.inputs else -1
-    if not (op.same_elements and op.keeps_order) or k < 0 or not OPS[graph.nodes[k].op].repeats:
+    if (
+        not (op.moves.same_elements and op.moves.keeps_order)
+        or k < 0
+        or not OPS[graph.nodes[k].op].moves.repeats
+    ):
         return ()
     wide, old = graph.nodes[k].specs[0].shape, graph.specs[graph.nodes[k].inputs[0]].shape
     axes, first = next(groups(wide, node.specs[0].shape))

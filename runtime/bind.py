@@ -201,14 +201,14 @@ def blamed(node: Node, kind: type[OstinatoError], got: str) -> OstinatoError:
 def may_fail_later(program: Program) -> bool:
     """Whether kernels of a device may find places outside, which is known when somebody looks."""
     bodies = [body for found in program.bodies.values() for body in found]
-    return any(OPS[n.op].notes for n in program.graph.nodes) or any(map(may_fail_later, bodies))
+    return any(OPS[n.op].run.notes for n in program.graph.nodes) or any(map(may_fail_later, bodies))
 
 
 def _factors(node: Node) -> Iterator[Node]:
     """What may not exist of a matrix, in the bodies of a node."""
     for value in node.kw.values():
         for inner in value.nodes if isinstance(value, Graph) else ():
-            if OPS[inner.op].factors:
+            if OPS[inner.op].run.factors:
                 yield inner
             yield from _factors(inner)
 
@@ -377,7 +377,7 @@ class _Binder:
     def at(self, graph: Graph, node: Node, rank: int | None = None) -> Place:
         ins = [graph.specs[v] for v in node.inputs]
         here = self.rank if rank is None else rank
-        if OPS[node.op].by_host:
+        if OPS[node.op].run.by_host:
             is_first = self.rank == 0
         elif node.op == "write":
             is_first = is_server(ins[0], here)
@@ -427,7 +427,12 @@ class _Binder:
         stretch: _Stretch | None = None
         for k, node in enumerate(graph.nodes):
             op = OPS[node.op]
-            apart = node.op in CONTROL or op.notes or op.factors or collective_of(node.op, node.kw)
+            apart = (
+                node.op in CONTROL
+                or op.run.notes
+                or op.run.factors
+                or collective_of(node.op, node.kw)
+            )
             if stretch is not None and (apart or stretch.seconds > SLICE):
                 self.end_stretch(program, stretch, k, names)
                 stretch = None
@@ -591,9 +596,9 @@ class _Binder:
             self.views(program, k, node, row, names, first)
             return
         outs = names[first : first + len(node.specs)]
-        if node.op == "constant" or is_joined(program, k) or (op.pieces and ins == outs):
+        if node.op == "constant" or is_joined(program, k) or (op.moves.pieces and ins == outs):
             return  # there is nothing to do, or to copy
-        if not op.joins and (box := replaced(graph, k)) is not None:
+        if not op.moves.joins and (box := replaced(graph, k)) is not None:
             for slab in around(box, self.shape(node.specs[0])):
                 self.copy_part(ins[0], outs[0], slab, row)
             return
@@ -603,7 +608,7 @@ class _Binder:
             and self.is_fixed(program, node, first)
         ):
             value = self.xp.empty(self.shape(node.specs[0]), node.specs[0].dtype)
-            at = {"at": self.at(graph, node)} if op.placed else {}
+            at = {"at": self.at(graph, node)} if op.run.placed else {}
             op.kernel(self.xp, value, **node.kw, **at)
             names[first] = self.array(value)
             return
@@ -620,7 +625,7 @@ class _Binder:
             out
             for out, spec in zip(outs, node.specs, strict=True)
             if settings.check_nan and node.op != "read" and out != "None" and is_inexact(spec.dtype)
-            if not op.goes_on  # from NaN that its operand had before
+            if not op.run.goes_on  # from NaN that its operand had before
         ]
         if watched:  # now, as the result may take an operand's memory
             before = self.local("b")
@@ -630,8 +635,8 @@ class _Binder:
             self.place(base + offset, s.shape, s.dtype)
             for offset, s in zip(program.scratch[k], (*needs, *more), strict=False)
         )
-        chained = op.goes_on and not self.turns[0]
-        if op.goes_on and self.turns[0]:
+        chained = op.run.goes_on and not self.turns[0]
+        if op.run.goes_on and self.turns[0]:
             scratch = self.ends[k]
         if chained:
             self.take_over(node, scratch, row)
@@ -648,25 +653,25 @@ class _Binder:
             if self.record is not None:
                 self.record.call(function, (*ins, *outs), self.lies(outs[0]))
         elif (
-            op.ufunc
+            op.run.ufunc
             and (op.kernel is None or (not needs and all(in_order[v] for v in node.inputs)))
             and not plain(node.kw)
         ):
-            f = self.ufuncs.get(op.ufunc) or self.name("f", getattr(self.xp, op.ufunc))
-            self.ufuncs[op.ufunc] = f
-            out = f"out={outs[0]}" if op.ufunc in _OUT_BY_NAME else outs[0]
+            f = self.ufuncs.get(op.run.ufunc) or self.name("f", getattr(self.xp, op.run.ufunc))
+            self.ufuncs[op.run.ufunc] = f
+            out = f"out={outs[0]}" if op.run.ufunc in _OUT_BY_NAME else outs[0]
             self.write(f"{f}({', '.join((*ins, out))})", row)
         else:
             params, place = plain(node.kw), ""
             turn, ranks = self.turns
-            if op.placed and turn:
+            if op.run.placed and turn:
                 place = f", at={self.name('a', [self.at(graph, node, r) for r in ranks])}[{turn}]"
-            elif op.placed:
+            elif op.run.placed:
                 params["at"] = self.at(graph, node)
-            if op.scratch is not None:
+            if op.run.scratch is not None:
                 params["scratch"] = scratch[: len(needs)]
             kernel_ = self.in_memory(graph, node)
-            if self.notes is not None and op.notes:
+            if self.notes is not None and op.run.notes:
                 kernel_ = self.notes.site(node).watching(kernel_)
             f = self.name("k", kernel_)
             out = outs[0] if len(outs) == 1 else f"({', '.join(outs)})"
@@ -699,7 +704,7 @@ class _Binder:
         _, ranks = self.turns
         return (
             not node.inputs
-            and OPS[node.op].scratch is None
+            and OPS[node.op].run.scratch is None
             and not ranks
             and program.slots[first].kind == "arena"
             and node.specs[0].nbytes <= CONSTANT

@@ -353,7 +353,7 @@ class _Asked:
         stored = any((x := graph.specs[v].layout) is not None and x.stored for v in node.inputs)
         if reason := _ON_HOST.get(node.op, "it reads a file" if stored else ""):
             return 0, reason
-        if OPS[node.op].by_host:
+        if OPS[node.op].run.by_host:
             return 0, "the host calls it"
         if _sends(node, self.size) and not self.in_graphs:
             return 0, "workers meet on the host"
@@ -392,7 +392,7 @@ def has_messages(program: Program, workers: int) -> bool:
 
 
 def _sends(node: Node, workers: int) -> bool:
-    return bool(collective_of(node.op, node.kw)) or (OPS[node.op].goes_on and workers > 1)
+    return bool(collective_of(node.op, node.kw)) or (OPS[node.op].run.goes_on and workers > 1)
 
 
 def _told(node: Node) -> str:

@@ -60,7 +60,7 @@ class Tape:
         if not kind:
             collective = collective_of(node.op, node.kw)
             waits = node.op == "wait"
-            dense = OPS[node.op].dense
+            dense = OPS[node.op].run.dense
             kind = "message" if collective or waits else "product" if dense else "kernel"
             kind = "file" if node.op == "read" else kind
             name = "wait for messages" if waits else collective or title(node)

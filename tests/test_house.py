@@ -10,11 +10,12 @@ import subprocess
 import sys
 import tomllib
 import venv
+from dataclasses import fields, is_dataclass
 from functools import cache
 from pathlib import Path
 
 import pytest
-from ostinato.ops import OPS
+from ostinato.ops import OPS, Op
 
 import ostinato as ost
 
@@ -177,6 +178,12 @@ FAMILIES = {
     "ops/gpu/epilogue.py": (1, "what a library's epilogue adds"),
     "ops/gpu/jit/lines.py": (1, "functions of CUDA C++"),
 }
+
+
+def test_an_op_is_one_sitting() -> None:
+    """What few ops say stands in a record of its kind."""
+    for record in (Op, *(type(f.default) for f in fields(Op) if is_dataclass(f.default))):
+        assert len(fields(record)) <= (20 if record is Op else 10), record
 
 
 def test_sets_of_names_are_closed_families() -> None:

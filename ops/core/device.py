@@ -249,7 +249,7 @@ class Device:
     def has_scratch(self, node: Node) -> bool:
         """Whether a node's kernels may need memory while they run."""
         native = self.natives.get(node.op)
-        return OPS[node.op].scratch is not None or (
+        return OPS[node.op].run.scratch is not None or (
             native is not None and native.scratch is not None
         )
 
@@ -259,7 +259,7 @@ class Device:
         """The memory that the op's own kernel needs while it runs, beside operands and results of these
         shapes, and that which the device's needs."""
         native = self.natives.get(node.op)
-        own, more = OPS[node.op].scratch, native.scratch if native is not None else None
+        own, more = OPS[node.op].run.scratch, native.scratch if native is not None else None
         return (
             tuple(own(ins, outs, specs, **plain(node.kw))) if own is not None else (),
             tuple(more(ins, outs, specs, **node.kw)) if more is not None else (),

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -97,12 +97,11 @@ class Product:
     right: int = 1
     wide: str = ""  # the op that reads narrower operands, and sums in `dtype`
     squared: str = ""  # the op that multiplies a matrix's transpose with it
-    folded: Callable[..., int | None] | None = None  # (builder, node, operands) -> a product of
-    # matrices that does the same on parts that lie so, if there is one
-    gemm: bool = (
-        False  # of stacks of matrices, `... m k` and `... k n`; takes `stays`, by which its
-    )
-    # kernels may keep what they make of the right one
+    # (builder, node, operands) -> a product of matrices that does the same on parts that lie so, if
+    # there is one
+    folded: Callable[..., int | None] | None = None
+    # Of stacks of matrices, `... m k` and `... k n`; kernels may keep what they make of the right one.
+    gemm: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,127 +119,150 @@ class Reduce:
 
 
 @dataclass(frozen=True, slots=True)
+class Moves:
+    """Where the elements of a result come from, if they are its operands' own."""
+
+    same_elements: bool = False  # those of its operand, each once, in another shape
+    repeats: bool = False  # those of its operand again and again
+    keeps_order: bool = False  # as a view it leaves contiguous data contiguous
+    converts: bool = False  # to another dtype, and nothing else
+    joins: bool = False  # its operands one behind the other along `axis`
+    # (*operands, **params), as Expressions -> the same, made by joining; None where that is
+    # nothing else
+    as_joined: Callable[..., Any] | None = None
+    # Of its operand the "slices" that `starts`, `sizes` and `steps` say, or the "places" along
+    # `axis` that its second operand says.
+    selects: str = ""
+    # Of what its second operand says are places along `axis`: "read", or "added" to, where there
+    # is one in each line.
+    places: str = ""
+    # (shapes of operands, **params) -> what its result is put together of, if it is
+    pieces: Callable[..., Sequence[Piece] | None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Element:
+    """What else is known of an element, beside its `scalar` expression."""
+
+    types: str = ""  # NumPy's function to whose types generated kernels convert operands
+    # Operands with which it and its slopes are finite, for elements that do not count.
+    calm: float = 0.5
+    # What is known without operands: the "value" that is a parameter, or its own "index" along
+    # `axis`.
+    source: str = ""
+    draws: bool = False  # a random number of the element's own number
+    # (params, math) -> the op that makes such random numbers in registers, if one does
+    drawn: Callable[[Params, str], str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What a kernel needs, and what it does beside its result."""
+
+    # This function of xp does it, as f(*operands, out); where there is a kernel too, only of
+    # contiguous operands and without scratch.
+    ufunc: str = ""
+    placed: bool = False  # it gets `at: Place`
+    # (in shapes, out shapes, specs.., **params)
+    scratch: Callable[..., Sequence[Scratch]] | None = None
+    overwrite: tuple[int, ...] = ()  # operands whose memory may take the result; ANY: of its size
+    writes_parts: bool = False  # it writes as well where a result lies with gaps
+    dense: bool = False  # products, which run at another rate than functions of elements
+    factors: bool = False  # of a matrix, which may turn out to have none
+    notes: bool = False  # it looks if places are inside (ops/core/notes.py)
+    # It calls what only the host can, and once in each run; `at` then says who of the workers is
+    # first.
+    by_host: bool = False
+    # Along its `axis` from where the block before ended: its scratch stays as it is from turn to
+    # turn, and goes from worker to worker.
+    goes_on: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Parallel:
+    """How it is done in parts, beside what its `indices` say."""
+
+    algorithms: Callable[[Specs, Specs, Params], Sequence[Graph]] | None = None  # that do the same
+    # (node, *operands) -> the same of fixed blocks in a fixed tree (`any-workers`), as expressions
+    # (ops/expressions.py)
+    in_blocks: Callable[..., Sequence[Any]] | None = None
+    # Operands that may come as addends of sums, together: what it makes of them are addends of its
+    # result; what else it takes is one number each.
+    adds: tuple[tuple[int, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Op:
     """One operation, whole."""
 
+    # What it means.
     name: str
     infer: Callable[..., Spec | Specs]  # (*operand specs, **params): complete, whoever asks
     indices: Callable[[Specs, Specs, Params], Indices]
-    kernel: Callable[..., None] | None = None
-    ufunc: str = ""  # this function of xp does it, as f(*operands, out); where there is a kernel
-    # too, only of contiguous operands and without scratch
-    types: str = ""  # NumPy's function to whose types generated kernels convert operands
-    view: Callable[..., Any] | None = None  # (xp, x, at, **params) -> view
-    grad: Callable[..., Sequence[Any]] | None = None  # (g, y, *operands, **params) -> Arrays
-    scalar: str = ""  # expression of {0}, {1}, ... where elementwise
-    reduce: Reduce | None = None  # what kernels combine, and how
-    source: str = ""  # what is known without operands: its elements are its "value", or their own
-    # "index" along `axis`
-    places: str = ""  # of what its second operand says are places along `axis`: "read", or "added"
-    # to, where there is one in each line
-    calm: float = (
-        0.5  # operands with which it and its slopes are finite, for elements that do not count
-    )
-    cost: Callable[[Specs, Specs, Params], Cost] = field(default_factory=lambda: stream_cost(1))
-    placed: bool = False
-    writes_parts: bool = False  # its kernel writes as well where a result lies with gaps
-    overwrite: tuple[
-        int, ...
-    ] = ()  # operands whose memory may take the result; ANY: each of its size
-    scratch: Callable[..., Sequence[Scratch]] | None = (
-        None  # (in shapes, out shapes, specs.., **params)
-    )
-    pieces: Callable[..., Sequence[Piece] | None] | None = (
-        None  # (shapes of operands, **params) -> what its result is put together of, if it is
-    )
-    algorithms: Callable[[Specs, Specs, Params], Sequence[Graph]] | None = (
-        None  # graphs that do the same
-    )
-    keeps_order: bool = False  # a view that leaves contiguous data contiguous
-    product: Product | None = None
-    same_elements: bool = False  # its result has its operand's, each once, in another shape
-    repeats: bool = False  # its result has its operand's elements again and again
-    converts: bool = False  # to another dtype, and nothing else
-    joins: bool = False  # its operands one behind the other along `axis`
-    as_joined: Callable[..., Any] | None = (
-        None  # (*operands, **params), as Expressions -> the same,
-    )
-    # made by joining; None where that is nothing else
-    selects: str = ""  # of its operand the "slices" that `starts`, `sizes` and `steps` say, or the
-    # "places" along `axis` that its second operand says
-    in_blocks: Callable[..., Sequence[Any]] | None = (
-        None  # (node, *operands) -> the same of fixed blocks in a fixed tree (`any-workers`), as
-        # expressions (ops/expressions.py)
-    )
-    drawn: Callable[[Params, str], str] | None = (
-        None  # (params, math) -> the op that makes such random numbers in registers, if one does
-    )
-    factors: bool = False  # of a matrix, which may turn out to have none
-    draws: bool = False  # makes random numbers of elements' numbers
-    notes: bool = False  # whether its kernel looks if places are inside (ops/core/notes.py)
-    by_host: bool = False  # its kernel calls what only the host can, and once in each run; `at`
-    # then says who of the workers is first
-    goes_on: bool = (
-        False  # along its `axis` from where the block before ended: its scratch stays as it
-    )
-    # is from turn to turn, and goes from worker to worker
-    dense: bool = False  # products, which run at another rate than functions of elements
-    adds: tuple[
-        tuple[int, ...], ...
-    ] = ()  # operands that may come as addends of sums, together: what
-    # it makes of them are addends of its result; what else it takes is one number each
     takes: Mapping[str, Kind] = field(default_factory=lambda: MappingProxyType({}))  # parameters
     aligns: bool = False  # its operands broadcast: their axes are counted from the last
-    batched: Callable[..., Sequence[tuple[Any, bool]] | None] | None = (
-        None  # (size, *(operand, whether it has one more axis of this size in front), **params) ->
-        # the same of its results, where that does not follow from `indices` and `takes`
-        # (ops/batching.py); None: not of these
-    )
-    forward: Callable[..., Sequence[Any] | None] | None = (
-        None  # (tangents, *operands, **params) -> results, then their tangents, where the gradient
-        # does not say it (ops/tangents.py); None: not of these
-    )
-    made_by: str = "users"  # whose functions have it; "passes", which put it into what plan files
-    # hold; or "machine": what is lowered for the machine it runs on, and never in a file
+    # Whose functions have it: "users"; "passes", which put it into what plan files hold; or
+    # "machine": what is lowered for the machine it runs on, and never in a file.
+    made_by: str = "users"
+    # What is made of it.
+    grad: Callable[..., Sequence[Any]] | None = None  # (g, y, *operands, **params) -> Arrays
+    # (tangents, *operands, **params) -> results, then their tangents, where the gradient does not
+    # say it (ops/tangents.py); None: not of these
+    forward: Callable[..., Sequence[Any] | None] | None = None
+    # (size, *(operand, whether it has one more axis of this size in front), **params) -> the same
+    # of its results, where that does not follow from `indices` and `takes` (ops/batching.py);
+    # None: not of these
+    batched: Callable[..., Sequence[tuple[Any, bool]] | None] | None = None
+    # How it is done.
+    kernel: Callable[..., None] | None = None
+    view: Callable[..., Any] | None = None  # (xp, x, at, **params) -> view
+    scalar: str = ""  # expression of {0}, {1}, ... where elementwise
+    reduce: Reduce | None = None  # what kernels combine, and how
+    product: Product | None = None
+    cost: Callable[[Specs, Specs, Params], Cost] = field(default_factory=lambda: stream_cost(1))
+    element: Element = Element()
+    moves: Moves = Moves()
+    run: Run = Run()
+    parallel: Parallel = Parallel()
 
     @property
     def work(self) -> tuple[float, float]:
         """What its scalar expression takes for an element: simple operations, and functions such as exp."""
         return (
             _work(self.scalar)
-            if self.scalar and not self.draws
-            else (1.0, _DRAWN if self.draws else 0.0)
+            if self.scalar and not self.element.draws
+            else (1.0, _DRAWN if self.element.draws else 0.0)
         )
 
     @property
     def is_cheap(self) -> bool:
         """Whether it is one simple operation of each element."""
-        return bool(self.scalar) and self.work == (1.0, 0.0) and not self.draws
+        return bool(self.scalar) and self.work == (1.0, 0.0) and not self.element.draws
 
     @property
     def rearranges(self) -> bool:
         """Whether its result has its operand's elements, in another shape or again and again."""
-        return self.same_elements or self.repeats
+        return self.moves.same_elements or self.moves.repeats
 
     @property
     def computes(self) -> bool:
         """Whether its elements have to be made."""
-        return not (self.source or self.rearranges)
+        return not (self.element.source or self.rearranges)
 
     @property
     def reshapes(self) -> bool:
         """Whether its result looks at its operand's memory only where that is in order."""
-        return self.same_elements and not self.only_looks
+        return self.moves.same_elements and not self.only_looks
 
     @property
     def renames_axes(self) -> bool:
         """Whether it puts axes of one element in, or takes them out, and does nothing else."""
-        return self.same_elements and self.only_looks and self.keeps_order
+        return self.moves.same_elements and self.only_looks and self.moves.keeps_order
 
     @property
     def turns_axes(self) -> bool:
         """Whether it puts axes in another order, and does nothing else."""
-        return self.same_elements and self.only_looks and not self.keeps_order
+        return self.moves.same_elements and self.only_looks and not self.moves.keeps_order
 
     @property
     def only_looks(self) -> bool:
@@ -277,14 +299,20 @@ def op(
     **facts: Any,
 ) -> Op:
     """Register an operation: its rule, what its parameters may be (each of them), and the facts that
-    `Op` has room for."""
+    `Op` and its records have room for."""
     assert name not in OPS, f"{name} is registered twice"
     infer = complete(name, infer, takes)
     if indices is None:
         indices = _pointwise
         facts.setdefault("aligns", True)
+    for record, names in _RECORDS.items():
+        if own := {n: facts.pop(n) for n in names & facts.keys()}:
+            facts[record.__name__.lower()] = record(**own)
     OPS[name] = made = Op(name, infer, indices, takes=takes, **facts)
     return made
+
+
+_RECORDS = {r: {f.name for f in fields(r)} for r in (Element, Moves, Run, Parallel)}
 
 
 def _pointwise(ins: Specs, outs: Specs, params: Params) -> Indices:

@@ -94,10 +94,10 @@ class Cpu(Device):
         native, op = self.natives.get(node.op), OPS[node.op]
         if native is None and node.op in FUSED:
             return _generated(node, shape, arrays, threads)
-        if op.placed and any(x.shape != s.shape for x, s in zip(arrays, specs, strict=True)):
+        if op.run.placed and any(x.shape != s.shape for x, s in zip(arrays, specs, strict=True)):
             return None  # such a function knows no places: everything has to be here
-        if op.pieces is not None:
-            parts = op.pieces([x.shape for x in arrays[: len(node.inputs)]], **plain(node.kw))
+        if op.moves.pieces is not None:
+            parts = op.moves.pieces([x.shape for x in arrays[: len(node.inputs)]], **plain(node.kw))
             found = None if parts is None else in_pieces(parts, arrays, threads, often)
             if found is not None:
                 return found

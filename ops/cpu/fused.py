@@ -49,7 +49,7 @@ def _bytes_read(body: Graph, k: int) -> int:
     """Of an operand: no more than what is gathered from it, where that is all that is read of it."""
     whole = body.specs[k].nbytes
     readers = [body.nodes[n] for n in body.uses[k]]
-    if k in body.outputs or not all(OPS[n.op].places and n.inputs[0] == k for n in readers):
+    if k in body.outputs or not all(OPS[n.op].moves.places and n.inputs[0] == k for n in readers):
         return whole
     return sum(n.specs[0].nbytes for n in readers)
 
@@ -104,18 +104,18 @@ def _kernel(
         if rule.view is not None:
             values.append(rule.view(xp, ins[0], at, **params))
             continue
-        if rule.placed:
+        if rule.run.placed:
             params["at"] = at
-        if rule.scratch is not None:
+        if rule.run.scratch is not None:
             specs = (*(body.specs[v] for v in node.inputs), *node.specs)
-            needs = rule.scratch([x.shape for x in ins], made, specs, **params)
+            needs = rule.run.scratch([x.shape for x in ins], made, specs, **params)
             params["scratch"] = tuple(xp.empty(s.shape, s.dtype) for s in needs)
         new = tuple(xp.empty(n, s.dtype) for n, s in zip(made, node.specs, strict=True))
         target: Any = new[0] if len(new) == 1 else new
         if node.op == "constant":
             target[...] = node.kw["value"]
         elif rule.kernel is None:
-            getattr(xp, rule.ufunc)(*ins, out=target)
+            getattr(xp, rule.run.ufunc)(*ins, out=target)
         else:
             rule.kernel(xp, target, *ins, **params)
         values.extend(new)
@@ -171,4 +171,4 @@ op(  # in stages
 )
 
 FUSED = tuple([name for name, made in OPS.items() if made.kernel is _kernel])
-WITH_PRODUCT = tuple([name for name in FUSED if OPS[name].dense])
+WITH_PRODUCT = tuple([name for name in FUSED if OPS[name].run.dense])

@@ -71,14 +71,14 @@ class Elements:
         op = OPS[node.op]
         if op.rearranges:
             return self.value(node.inputs[0], env)
-        if op.source == "index":
+        if op.element.source == "index":
             label = self.nest.dims[v][node.kw["axis"]]
             return cast(self.index(label, env), dtype)
-        if op.source:
+        if op.element.source:
             return number(self.lines, node, v, self.number)
-        if op.places == "read":
+        if op.moves.places == "read":
             return self.picked(node, env)
-        if op.places:
+        if op.moves.places:
             return self.put(v, node, env)
         return lower(node.op, [self.value(u, env) for u in node.inputs], dtype)
 

@@ -128,11 +128,11 @@ def _repeats(dims: Dims) -> bool:
 def indices_of(node: Node, specs: Sequence[Spec]) -> Indices:
     """An op's indices. Kernels have a label for what is gathered along, too."""
     op = OPS[node.op]
-    if not op.places or op.selects:
+    if not op.moves.places or op.moves.selects:
         return op.indices(tuple(specs), node.specs, node.kw)
     axis, ndim = node.kw["axis"], node.specs[0].ndim
     labels = (*LETTERS[:axis], "Z", *LETTERS[axis + 1 : ndim])  # of the axis, others have 1
-    reduced = (("Z", "sum"),) if op.places == "read" else ()
+    reduced = (("Z", "sum"),) if op.moves.places == "read" else ()
     return Indices((labels,) * len(specs), (labels,), reduced)
 
 

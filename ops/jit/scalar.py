@@ -91,8 +91,8 @@ def lower(name: str, operands: Sequence[Value], dtype: DType) -> Value:
     if not op.scalar:
         raise Unsupported(name)
     given = list(operands)
-    if op.types:
-        types = _loop_types(op.types, *(x.dtype for x in operands))
+    if op.element.types:
+        types = _loop_types(op.element.types, *(x.dtype for x in operands))
         given = [cast(x, t) for x, t in zip(operands, types, strict=True)]
     if any(x.dtype in HALVES for x in given):
         if _code(op.scalar)[1] & _OF_BITS:
@@ -192,7 +192,7 @@ def numbers(body: Graph) -> dict[Part, int]:
         op = OPS[node.op]
         if op.reduce is not None and op.reduce.divisor:
             found[v, 0] = as_bits(node.kw[op.reduce.divisor], part)
-        elif op.source == "value" and part.kind in "iuf":
+        elif op.element.source == "value" and part.kind in "iuf":
             readers = {body.nodes[u].op for u in body.uses[v]}
             if any(op_of(op).rearranges or _is_better_for_knowing(op) for op in readers):
                 continue

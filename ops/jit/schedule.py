@@ -47,7 +47,7 @@ def is_swept(body: Graph, v: int) -> bool:
         if OPS[node.op].rearranges:
             if is_swept(body, body.starts[k]):
                 return True
-        elif OPS[node.op].places != "read" or v in node.inputs[1:]:
+        elif OPS[node.op].moves.places != "read" or v in node.inputs[1:]:
             return True
     return False
 
@@ -67,7 +67,7 @@ def kept(stages: Stages, at_once: Collection[int]) -> set[int]:
         if op.reduce:
             found |= {v for v in body.outs(k) if not stages.gathers(v)}
             loops = Counter([stages.iterates(k)])
-        elif op.places == "read":  # of what it picks from, the elements are made once more
+        elif op.moves.places == "read":  # of what it picks from, the elements are made once more
             found.add(first)
             readers[node.inputs[1]][stages.iterates(k)] += 1
             continue
@@ -98,7 +98,7 @@ def is_cheap(body: Graph, v: int, depth: int = 2) -> bool:
     if k < 0:
         return True
     node, op = body.nodes[k], OPS[body.nodes[k].op]
-    if op.source or op.reduce:
+    if op.element.source or op.reduce:
         return True
     if op.rearranges:
         return is_cheap(body, node.inputs[0], depth)
@@ -116,7 +116,7 @@ def chosen(stages: Stages, v: int, known: Collection[int]) -> tuple[int, int] | 
     for a, b in (body.nodes[k].inputs, body.nodes[k].inputs[::-1]):
         position, line = stages.behind(a), stages.behind(b)
         maker = body.producers[line]
-        if maker < 0 or OPS[body.nodes[maker].op].source != "index":
+        if maker < 0 or OPS[body.nodes[maker].op].element.source != "index":
             continue
         label = stages.dims[line][body.nodes[maker].kw["axis"]]
         whole = body.specs[position].dtype.kind in "iu"

@@ -79,7 +79,7 @@ class Stages:
         """What a value shows, or is `converted` from."""
         k = self.body.producers[v]
         while k >= 0 and ((op := OPS[self.body.nodes[k].op]).rearranges or
-                          (converted and op.converts)):  # fmt: skip
+                          (converted and op.moves.converts)):  # fmt: skip
             v = self.body.nodes[k].inputs[0]
             k = self.body.producers[v]
         return v
@@ -133,7 +133,7 @@ def label(
         return labels.fit(rule, node.inputs, specs, node.specs, fixed)
 
     for k, node in enumerate(body.nodes):
-        if not OPS[node.op].source:
+        if not OPS[node.op].element.source:
             found = fit(k)
             if found is None:
                 return None
@@ -192,8 +192,8 @@ def _counts(body: Graph, v: int) -> bool:
     readers = [body.nodes[u] for u in body.uses[v]]
     made = OPS[body.nodes[k].op] if k >= 0 else None
     return v in numbers_in(body) or (
-        made is not None and (made.source == "index" or bool(made.places))
-    ) or any(OPS[n.op].places or gives_places(body, n) for n in readers)  # fmt: skip
+        made is not None and (made.element.source == "index" or bool(made.moves.places))
+    ) or any(OPS[n.op].moves.places or gives_places(body, n) for n in readers)  # fmt: skip
 
 
 def _are_one(nest: Stages, outer: int, inner: int) -> bool:

@@ -134,7 +134,10 @@ def _worthy_nests(graph: Graph, target: Target, alone: set[int], turns: int) -> 
     for g in nests(graph, target.workers, can_lower, alone | _library_functions(graph, target)):
         nodes = [graph.nodes[k] for k in g.members]
         spaces = [
-            [graph.specs[v].size for v in (*n.inputs[bool(OPS[n.op].places) :], *graph.outs(k))]
+            [
+                graph.specs[v].size
+                for v in (*n.inputs[bool(OPS[n.op].moves.places) :], *graph.outs(k))
+            ]
             for k, n in zip(g.members, nodes, strict=True)
         ]
         work = sum(_work(max(sizes), turns) for sizes in spaces)
@@ -261,7 +264,12 @@ def _rounded_late(graph: Graph, alone: Container[int]) -> set[int]:
 
 def _is_rounded_late(graph: Graph, v: int) -> bool:
     k = graph.producers[v]
-    if k < 0 or not OPS[graph.nodes[k].op].converts or len(graph.uses[v]) > 1 or v in graph.outputs:
+    if (
+        k < 0
+        or not OPS[graph.nodes[k].op].moves.converts
+        or len(graph.uses[v]) > 1
+        or v in graph.outputs
+    ):
         return False
     source = graph.nodes[k].inputs[0]
     while (maker := graph.producers[source]) >= 0 and OPS[graph.nodes[maker].op].only_looks:
@@ -341,7 +349,7 @@ def _join_of(graph: Graph, k: int) -> int:
     while OPS[graph.nodes[k].op].renames_axes and len(graph.uses[graph.starts[k]]) == 1:
         (k,) = graph.uses[graph.starts[k]]
     node = graph.nodes[k]
-    if not OPS[node.op].joins or node.specs[0].size < WORTH:
+    if not OPS[node.op].moves.joins or node.specs[0].size < WORTH:
         return -1
     makers = [graph.producers[_behind_names(graph, v)] for v in node.inputs]
     able = all(m >= 0 and is_elementwise(graph, graph.nodes[m], can_lower) for m in makers)

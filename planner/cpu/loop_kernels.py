@@ -65,7 +65,9 @@ def _whole(graph: Graph) -> Graph | None:
         return None
     if any(n.op in UNTIL for n in graph.nodes):  # whose turns may be any number
         return None
-    if any(op_of(n.op).in_blocks for n in graph.nodes):  # with the bits that other kernels give
+    if any(
+        op_of(n.op).parallel.in_blocks for n in graph.nodes
+    ):  # with the bits that other kernels give
         return None
     if any(graph.producers[v] < 0 for v in made) or len(graph.nodes) > MOST:
         return None
@@ -112,7 +114,7 @@ def _has_other_bits(node: Node, target: Target) -> bool:
     own = OPS[node.op].scalar and differs(node.op, [s.dtype for s in node.specs])
     if target.math == "libm" and own:
         return True
-    adds = OPS[node.op].in_blocks and node.specs[0].dtype.kind == "f"
+    adds = OPS[node.op].parallel.in_blocks and node.specs[0].dtype.kind == "f"
     return target.numerics == "any-workers" and bool(own or adds)
 
 
@@ -159,4 +161,6 @@ def _constants(node: Node) -> Sequence[int]:
 
 
 def _is_source(graph: Graph) -> Callable[[int], bool]:
-    return lambda v: (k := graph.producers[v]) >= 0 and bool(op_of(graph.nodes[k].op).source)
+    return lambda v: (
+        (k := graph.producers[v]) >= 0 and bool(op_of(graph.nodes[k].op).element.source)
+    )

@@ -31,7 +31,9 @@ def slice_first(graph: Graph, target: Target) -> Graph:
     cut = _cut(graph)
     looks: dict[int, tuple[int, list[Node]]] = {}  # what is cut, and how values look at it
     for k, node in enumerate(graph.nodes if cut else ()):
-        cuts = OPS[node.op].selects == "slices"  # or looks at what is cut, which then still is cut
+        cuts = (
+            OPS[node.op].moves.selects == "slices"
+        )  # or looks at what is cut, which then still is cut
         v = node.inputs[0] if cuts or OPS[node.op].renames_axes else -1
         if v in looks or (v in cut and cuts):
             source, before = looks.get(v, (v, []))
@@ -75,7 +77,7 @@ def _cut(graph: Graph) -> set[int]:
 
 
 def _is_slice(node: Node) -> bool:
-    return OPS[node.op].selects == "slices"
+    return OPS[node.op].moves.selects == "slices"
 
 
 ALL = -1  # in the place of a slice: who reads it whole

@@ -52,4 +52,8 @@ def _transposed(graph: Graph, v: int) -> int:
 
 
 def _is_transpose(node: Node) -> bool:
-    return OPS[node.op].same_elements and node.kw.get("axes") == (1, 0) and node.specs[0].ndim == 2
+    return (
+        OPS[node.op].moves.same_elements
+        and node.kw.get("axes") == (1, 0)
+        and node.specs[0].ndim == 2
+    )

@@ -51,7 +51,7 @@ class Units:
         self._next = dict(pairwise(met))  # which has to follow
         self._last = {b: a for a, b in self._next.items()}
         self._large = self._met  # what takes memory to speak of, or has to be waited for
-        draws = any(OPS[node.op].draws for node in graph.nodes)
+        draws = any(OPS[node.op].element.draws for node in graph.nodes)
         self._other = 0 if draws else -1  # what is not made of random numbers alone
 
     # -- questions -------------------------------------------------------------------------
@@ -164,7 +164,7 @@ class Units:
     def _note(self, node: Node, unit: Unit) -> None:
         if self._size(node.specs) > SMALL:
             self._large |= unit.bits
-        if self._other >= 0 and not OPS[node.op].draws:
+        if self._other >= 0 and not OPS[node.op].element.draws:
             makers = self._makers(v for v in node.inputs if self.graph.specs[v].shape)
             drawn = makers and all(m.bits and not m.bits & self._other for m in makers)
             if not (drawn and OPS[node.op].scalar):

@@ -190,7 +190,7 @@ def _fits(graph: Graph, k: int, lowers: Lowers) -> bool:
 
 def _work(graph: Graph, node: Node) -> int:
     """How many simple operations it is for an element."""
-    if OPS[node.op].draws:
+    if OPS[node.op].element.draws:
         return 10
     pairs = any(graph.specs[v].dtype.kind == "c" for v in node.inputs)
     return 0 if _is_part(node) else 4 if pairs else 1

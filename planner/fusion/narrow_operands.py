@@ -57,7 +57,7 @@ def uncast(graph: Graph, v: int) -> tuple[int, list[Node] | None]:
     views: list[Node] = []
     while (k := graph.producers[v]) >= 0:
         node = graph.nodes[k]
-        if OPS[node.op].converts:
+        if OPS[node.op].moves.converts:
             source = node.inputs[0]
             same = graph.specs[source].layout == node.specs[0].layout
             return source, views[::-1] if same else None

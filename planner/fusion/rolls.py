@@ -67,11 +67,11 @@ def _rolls(graph: Graph) -> dict[int, _Roll]:
     """Values that are others, or rolls of others, rolled along one axis."""
     found: dict[int, _Roll] = {}
     for k, node in enumerate(graph.nodes):
-        if not OPS[node.op].joins or len(node.inputs) != 2:
+        if not OPS[node.op].moves.joins or len(node.inputs) != 2:
             continue
         parts = [graph.nodes[p] for v in node.inputs if (p := graph.producers[v]) >= 0]
         axis, (spec,) = node.kw["axis"], node.specs
-        if len(parts) < 2 or any(OPS[p.op].selects != "slices" for p in parts):
+        if len(parts) < 2 or any(OPS[p.op].moves.selects != "slices" for p in parts):
             continue
         (v,), (w,) = parts[0].inputs, parts[1].inputs
         n, by = spec.shape[axis], parts[0].specs[0].shape[axis]
@@ -107,7 +107,7 @@ def _is_read(graph: Graph, v: int, rolls: Mapping[int, _Roll]) -> bool:
 def _readers(graph: Graph, v: int, rolls: Mapping[int, _Roll]) -> list[int]:
     found = []
     for k in graph.uses[v]:
-        cuts = OPS[graph.nodes[k].op].selects == "slices"
+        cuts = OPS[graph.nodes[k].op].moves.selects == "slices"
         if not (cuts and all(graph.starts[j] in rolls for j in graph.uses[graph.starts[k]])):
             found.append(k)
     return found

@@ -74,7 +74,7 @@ def _planes(
     values: Sequence[int],
 ) -> list[int]:
     (spec,) = node.specs
-    if OPS[node.op].joins:
+    if OPS[node.op].moves.joins:
         return [values[v] for v in node.inputs]
     one = Spec((*spec.shape[:axis], 1, *spec.shape[axis + 1 :]), spec.dtype, spec.layout)
     made: list[int] = []
@@ -90,7 +90,7 @@ def _planes(
 def _read(builder: Builder, node: Node, planes: Sequence[int], axis: int) -> int:
     """A plane, or part of one; or all of them combined."""
     (spec,) = node.specs
-    if OPS[node.op].selects == "slices":
+    if OPS[node.op].moves.selects == "slices":
         starts = list(node.kw["starts"])
         v, starts[axis] = planes[starts[axis]], 0
         return v if builder.specs[v] == spec else sliced(builder, v, starts, spec, node.line)
@@ -108,7 +108,7 @@ def _found(graph: Graph) -> _Stacks:
     able = _Stacks()
     for k, node in enumerate(graph.nodes):
         v = graph.starts[k]
-        if OPS[node.op].joins:
+        if OPS[node.op].moves.joins:
             axis, (spec,) = node.kw["axis"], node.specs
             planes = all(graph.specs[u].shape[axis] == 1 for u in node.inputs)
             whole = spec.layout is None or spec.layout.is_whole
@@ -131,7 +131,11 @@ def _stays_apart(graph: Graph, node: Node, able: _Stacks) -> int:
     """The axis along which an operation on elements has planes, as its operands that are stacked; or -1."""
     stacks = [u for u in node.inputs if u in able.axes]
     op = OPS[node.op]
-    if not (stacks and op.scalar and op.aligns and len(node.specs) == 1) or op.draws or op.placed:
+    if (
+        not (stacks and op.scalar and op.aligns and len(node.specs) == 1)
+        or op.element.draws
+        or op.run.placed
+    ):
         return -1
     (spec,), axis = node.specs, able.axes[stacks[0]]
     whole = spec.layout is None or spec.layout.is_whole
@@ -144,7 +148,7 @@ def _reads_planes(graph: Graph, k: int, v: int, able: _Stacks) -> bool:
     node, axis = graph.nodes[k], able.axes[v]
     if graph.starts[k] in able.axes:
         return True
-    if OPS[node.op].selects == "slices":
+    if OPS[node.op].moves.selects == "slices":
         return bool(node.kw["sizes"][axis] == 1)
     folds = node.op in MONOIDS and MONOIDS[node.op].ufunc and node.kw.get("axes") == (axis,)
     return bool(folds) and node.specs[0].dtype == graph.specs[v].dtype

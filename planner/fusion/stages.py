@@ -148,7 +148,7 @@ def _region(graph: Graph, lowers: Lowers, alone: Collection[int]) -> set[int]:
                 continue
             if able[j]:
                 found.add(j)
-            if op.source:
+            if op.element.source:
                 continue
             stack += [p for v in graph.nodes[j].inputs if (p := graph.producers[v]) >= 0]
             stack += [u for v in graph.outs(j) for u in graph.uses[v]]
@@ -165,14 +165,14 @@ def does_more(graph: Graph, group: Nested, lowers: Lowers) -> bool:
 def _is_staged(node: Node) -> bool:
     """Whether only kernels in stages can do it, or flat ones along the last axes."""
     op = op_of(node.op)
-    return op.reduce is not None or bool(op.places)
+    return op.reduce is not None or bool(op.moves.places)
 
 
 def is_single(graph: Graph, group: Nested) -> bool:
     """Whether it is a product or a gather and nothing else, for which there are libraries."""
     nodes = [graph.nodes[k] for k in group.members]
     one, last = sum(not op_of(n.op).rearranges for n in nodes) == 1, OPS[nodes[-1].op]
-    known = last.places or (last.reduce and last.product)
+    known = last.moves.places or (last.reduce and last.product)
     return bool(one and known) and not _is_of_lines(graph, nodes[-1])
 
 
@@ -210,7 +210,7 @@ def nest_of(graph: Graph, group: Nested, read: Container[int]) -> Made:
 # -- what kernels can do -------------------------------------------------------------------
 def _is_able(graph: Graph, node: Node, lowers: Lowers) -> bool:
     op = op_of(node.op)
-    if not (op.scalar or op.reduce or op.places) or not op.computes:
+    if not (op.scalar or op.reduce or op.moves.places) or not op.computes:
         return False
     ins = [graph.specs[v] for v in node.inputs]
     if not all(map(_is_plain, (*ins, *node.specs))):
@@ -228,7 +228,7 @@ def _is_able(graph: Graph, node: Node, lowers: Lowers) -> bool:
             return same and out.kind in "fc" and can_combine(kind, out)
         known = can_combine(kind, out) and lowers(node.op, kinds, out)
         return known and bool(axes) and not (partial and gives_places(graph, node))
-    if op.places:
+    if op.moves.places:
         return not partial and _can_gather(node, ins, lowers)
     return len(node.specs) == 1 and lowers(node.op, kinds, out)
 
@@ -241,7 +241,7 @@ def _can_gather(node: Node, ins: Sequence[Spec], lowers: Lowers) -> bool:
         return False
     if x.layout is None or axis in x.layout.splits or places.dtype.kind not in "iu":
         return False
-    if OPS[node.op].selects != "places" and places.shape[axis] != 1:
+    if OPS[node.op].moves.selects != "places" and places.shape[axis] != 1:
         return False
     if any(s.dtype != x.dtype or not can_add(s.dtype) for s in added):
         return False
@@ -352,7 +352,7 @@ def _try(graph: Graph, k: int, group: Nested, units: Units, wait: bool = False) 
     fit = _fit(graph, k, labels, fixed)  # new ones, and those of numbers, may turn out to be others
     if fit is None or (labels.joined and labels.repeats):
         return NEVER
-    if OPS[node.op].places and not _is_inside(graph, node, group):
+    if OPS[node.op].moves.places and not _is_inside(graph, node, group):
         return NEVER
     if len({*group.operands, *outside}) > OPERANDS:
         return NEVER
@@ -362,7 +362,7 @@ def _try(graph: Graph, k: int, group: Nested, units: Units, wait: bool = False) 
     common = fit.labels - lost
     common = common if group.common is None else common & labels.now(group.common)
     positions = gives_places(graph, node)
-    if positions or OPS[node.op].places == "read":
+    if positions or OPS[node.op].moves.places == "read":
         common -= fit.reduced
     before = frozenset() if group.common is None else labels.now(group.common)
     lost_here = (before | fit.labels) - common
@@ -420,7 +420,7 @@ def _labelled(graph: Graph, views: Sequence[int], labels: Labels) -> tuple[Label
 
 def _looped(node: Node, fit: Fit) -> set[int]:
     """The labels that a node's own loops run over."""
-    if OPS[node.op].places == "read":
+    if OPS[node.op].moves.places == "read":
         return {x for dims in fit.outs for x in dims if x is not None}
     return {*fit.labels}
 
@@ -432,7 +432,7 @@ def _is_inside(graph: Graph, node: Node, group: Nested) -> bool:
               not op_of(graph.nodes[graph.producers[u]].op).rearranges), v)  # fmt: skip
     maker = graph.producers[v]
     if maker < 0 or v not in group.made:
-        return maker < 0 or not op_of(graph.nodes[maker].op).source
+        return maker < 0 or not op_of(graph.nodes[maker].op).element.source
     found = graph.nodes[maker]
     if not gives_places(graph, found):
         return False
@@ -448,7 +448,7 @@ def checks_of(graph: Graph, group: Nested) -> list[Node]:
     found: dict[tuple[int, int], Node] = {}
     for k in group.members:
         node = graph.nodes[k]
-        if not OPS[node.op].places:
+        if not OPS[node.op].moves.places:
             continue
         x, v = node.inputs[:2]
         size, layout = graph.specs[x].shape[node.kw["axis"]], graph.specs[x].layout
@@ -463,7 +463,7 @@ def checks_of(graph: Graph, group: Nested) -> list[Node]:
 
 def _is_source(graph: Graph, v: int) -> bool:
     k = graph.producers[v]
-    return k >= 0 and bool(op_of(graph.nodes[k].op).source)
+    return k >= 0 and bool(op_of(graph.nodes[k].op).element.source)
 
 
 def _fit(
@@ -473,7 +473,11 @@ def _fit(
     specs = [graph.specs[v] for v in node.inputs]
     for v in node.inputs:
         p = graph.producers[v]
-        if p >= 0 and op_of(graph.nodes[p].op).source == "index" and _is_split(graph.nodes[p]):
+        if (
+            p >= 0
+            and op_of(graph.nodes[p].op).element.source == "index"
+            and _is_split(graph.nodes[p])
+        ):
             return None
     return labels.fit(indices_of(node, specs), node.inputs, specs, node.specs, fixed)
 

@@ -54,7 +54,7 @@ def kernel_work(
     if op.scalar:  # fused with its neighbours: what it reads was made there
         touched = sum([s.nbytes for s in outs])
     dtype = next((s.dtype.name for s in (*ins, *outs) if s.dtype.kind in "fcV"), "float32")
-    return machine.flops_seconds(flops, op.dense, dtype), touched
+    return machine.flops_seconds(flops, op.run.dense, dtype), touched
 
 
 def graph_seconds(machine: Machine, graph: Graph) -> float:

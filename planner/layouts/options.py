@@ -65,9 +65,11 @@ def options(
     operands may come, for algorithms, whose graphs are `solved`."""
     bare = Node(node.op, (), node.params, tuple([s.bare for s in node.specs]), "", node.key)
     op, asked = OPS[node.op], (bare, tuple(ins), addends, seen, target, machine)
-    if op.algorithms is None:
+    if op.parallel.algorithms is None:
         return _direct(*asked)
-    return _with_algorithms(*asked, tuple(map(tuple, near)), op.algorithms, op.cost, solved)
+    return _with_algorithms(
+        *asked, tuple(map(tuple, near)), op.parallel.algorithms, op.cost, solved
+    )
 
 
 @lru_cache(1 << 10)

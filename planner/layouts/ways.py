@@ -96,10 +96,10 @@ def way_to(node: Node, operands: Sequence[Spec], end: Layout, target: Target) ->
 def added(node: Node, operands: Sequence[Spec]) -> tuple[tuple[int, ...], ...]:
     """The operands that may come as addends of sums, together, of which the node makes addends."""
     op, (out, *others) = OPS[node.op], node.specs
-    groups = op.adds
-    if op.joins:
+    groups = op.parallel.adds
+    if op.moves.joins:
         groups = (tuple(range(len(operands))),)
-    elif (op.only_looks and op.made_by == "users") or op.converts:
+    elif (op.only_looks and op.made_by == "users") or op.moves.converts:
         groups = ((0,),)
     elif "value" in node.kw:  # a constant, or around an array
         groups = (tuple(range(len(operands))),) if node.kw["value"] == 0 else ()
@@ -261,7 +261,7 @@ def composed(seen: Overlap, window: Overlap) -> Overlap:
 def is_rigid(indices: Indices, node: Node, label: str) -> bool:
     """Whether an index can be cut into parts of its own only: these must not overlap, nor begin anywhere
     else."""
-    goes_on = OPS[node.op].goes_on and indices.outs[0][node.kw["axis"]] == label
+    goes_on = OPS[node.op].run.goes_on and indices.outs[0][node.kw["axis"]] == label
     return goes_on or label in indices.chunked or any(label == c for c, _ in indices.parts)
 
 

@@ -104,7 +104,7 @@ def in_fixed_blocks(graph: Graph) -> Graph:
     same bits, and an index that can be cut."""
 
     def rule(builder: Builder, node: Node, inputs: Values) -> Sequence[int] | None:
-        algorithms = OPS[node.op].algorithms
+        algorithms = OPS[node.op].parallel.algorithms
         if node.op not in FIXED.values() or algorithms is None:
             return None
         ins = tuple(builder.specs[v] for v in inputs)
@@ -594,7 +594,7 @@ def _fit(part: Part, k: int, label: str) -> Way | None:
         return None
     cuts = [w.splits[-1] for w in way.gives]
     if (
-        OPS[node.op].goes_on
+        OPS[node.op].run.goes_on
         and cuts[0] != (axis := node.kw["axis"])
         and axis in way.gives[0].splits
     ):

@@ -66,7 +66,7 @@ def _cuts(graph: Graph, lowered: Graph, block: int) -> Iterator[tuple[int, int, 
         v
         for k, node in enumerate(graph.nodes)
         for v in graph.outs(k)
-        if graph.specs[v].bare in between and OPS[node.op].dense
+        if graph.specs[v].bare in between and OPS[node.op].run.dense
     ]
     for v in sorted(large, key=lambda v: -local_bytes(graph.specs[v]))[:SEEDS]:
         spec = graph.specs[v]

@@ -60,7 +60,7 @@ def _made_of_files(graph: Graph) -> set[int]:
 def _algorithm(graph: Graph, node: Node, made: Collection[int], target: Target) -> Graph | None:
     """What does the same as a node, on blocks of rows of its operands; None if nothing does, or if
     nothing is so large."""
-    algorithms = OPS[node.op].algorithms
+    algorithms = OPS[node.op].parallel.algorithms
     if algorithms is None or node.op in FIXED.values():
         return None
     ins = [graph.specs[v] for v in node.inputs]
@@ -69,7 +69,7 @@ def _algorithm(graph: Graph, node: Node, made: Collection[int], target: Target) 
     turns = 0 if large is None else turns_of(large, target)
     if large is None or turns < 2:
         return None
-    if OPS[node.op].dense and large.shape[0] ** 2 < TALL * large.size:
+    if OPS[node.op].run.dense and large.shape[0] ** 2 < TALL * large.size:
         return None
     mesh, blocks = (*target.mesh, turns), target.numerics == "any-workers"
     rows = Layout(mesh, (0,) * len(mesh), (), blocks).on_disk

@@ -67,7 +67,7 @@ def with_joins(graph: Graph, files: Collection[int], most: int) -> Graph:
     made = made_of(graph, files)
 
     def rule(builder: Builder, node: Node, inputs: Sequence[int]) -> Sequence[int] | None:
-        as_joined = OPS[node.op].as_joined
+        as_joined = OPS[node.op].moves.as_joined
         if as_joined is None or node.specs[0].nbytes <= most or node.inputs[0] not in made:
             return None
         found = as_joined(*(Expression(builder, v, node.line) for v in inputs), **node.kw)
@@ -86,7 +86,7 @@ def joined(graph: Graph, files: Collection[int], most: int) -> Graph:
         op, specs, params = node.op, node.specs, node.params
         if op in STORED:
             known.add(graph.starts[k])
-        if OPS[op].joins and node.kw["axis"] == 0 and known.issuperset(node.inputs):
+        if OPS[op].moves.joins and node.kw["axis"] == 0 and known.issuperset(node.inputs):
             ins = [builder.specs[v] for v in inputs]
             alike = len({(s.dtype, s.layout) for s in ins}) == 1
             if alike and specs[0].nbytes > most:

@@ -47,7 +47,7 @@ Made = tuple[Sequence[Seen], Callable[[Sequence[int]], int]]  # of what, and how
 def read_parts(graph: Graph, files: Iterable[int], target: Target) -> Graph:
     """The graph with slices and picks at its files. Those of files lie in files, too."""
     files = set(files)
-    if not any(OPS[node.op].selects for node in graph.nodes):
+    if not any(OPS[node.op].moves.selects for node in graph.nodes):
         return graph
     found = _Parts(graph, files, target)
     return found.run() if found.any else graph
@@ -59,7 +59,7 @@ class _Parts:
         limit = target.memory_limit
         self.room = memory() if limit is None else limit * target.workers
         self.leads = self._leads(files)
-        self.any = any(OPS[n.op].selects and n.inputs[0] in self.leads for n in graph.nodes)
+        self.any = any(OPS[n.op].moves.selects and n.inputs[0] in self.leads for n in graph.nodes)
         self.passes = self._passes() if self.any else set()
         self.builder = Builder(graph.inputs)
         self.values: list[int] = list(range(len(graph.inputs)))
@@ -89,7 +89,7 @@ class _Parts:
             if sum(graph.specs[v].nbytes for v in outs) > self.room / BESIDE:
                 most = OFTEN
             passes = 0 < part <= most and not any(node.subgraphs())
-            if OPS[node.op].selects and node.inputs[0] in self.leads:
+            if OPS[node.op].moves.selects and node.inputs[0] in self.leads:
                 share = graph.specs[outs[0]].size / max(graph.specs[node.inputs[0]].size, 1)
                 share *= part if passes and not all_ else 1
                 parts[node.inputs[0]] += max(share, 1e-15)
@@ -118,7 +118,7 @@ class _Parts:
         return together(builder.graph([self.values[v] for v in graph.outputs]), most)
 
     def _is_look(self, node: Node) -> bool:
-        return bool(OPS[node.op].selects) and node.inputs[0] in self.leads
+        return bool(OPS[node.op].moves.selects) and node.inputs[0] in self.leads
 
     def _looked(self, node: Node, k: int) -> int | None:
         """A slice, or what is taken, wherever it is made; None where that gains nothing."""
@@ -159,7 +159,7 @@ class _Parts:
                 return seen
             node = self.graph.nodes[k]
             before = None
-            if OPS[node.op].joins:
+            if OPS[node.op].moves.joins:
                 with contextlib.suppress(FoldedError):
                     before = self._one_source(node, view)
             else:
@@ -209,11 +209,17 @@ class _Parts:
         with contextlib.suppress(FoldedError):
             if op.scalar:
                 return self._elements(node, output, view)
-            if op.joins:
+            if op.moves.joins:
                 return self._through_concat(node, view)
-        moves = op.scalar or op.joins or op.as_joined or op.repeats or op.same_elements
+        moves = (
+            op.scalar
+            or op.moves.joins
+            or op.moves.as_joined
+            or op.moves.repeats
+            or op.moves.same_elements
+        )
         bits = self.target.numerics != "any-workers"
-        rows = bits and op.kernel is not None and not op.placed and not any(node.subgraphs())
+        rows = bits and op.kernel is not None and not op.run.placed and not any(node.subgraphs())
         return self._rows(node, output, view) if moves or rows else None
 
     def _elements(self, node: Node, output: int, view: View) -> Made:
@@ -303,7 +309,7 @@ class _Parts:
         axis = node.kw["axis"]
         makers = [self.graph.producers[v] for v in node.inputs]
         cuts = [self.graph.nodes[k] for k in makers if k >= 0]
-        slices = all(OPS[n.op].selects == "slices" for n in cuts) and len(cuts) == len(makers)
+        slices = all(OPS[n.op].moves.selects == "slices" for n in cuts) and len(cuts) == len(makers)
         if not slices or len({n.inputs[0] for n in cuts}) > 1:
             return None
         if len({tuple(_but(n.kw[name], axis) for name in ("starts", "steps")) for n in cuts}) > 1:
@@ -419,4 +425,4 @@ def is_parallel(indices: Indices, label: str | None, op: Op) -> bool:
         return False
     found = [dims for dims in indices.ins if any(getattr(c, "label", c) == label for c in dims)]
     plain = all([getattr(c, "label", c) for c in dims].count(label) == 1 for dims in found)
-    return plain and all(label in dims for dims in found) and bool(found or op.repeats)
+    return plain and all(label in dims for dims in found) and bool(found or op.moves.repeats)

@@ -74,7 +74,7 @@ def in_one(graph: Graph, files: Collection[int], target: Target, most: int) -> G
 
 def _is_joined(graph: Graph, k: int, made: Collection[int], most: int) -> bool:
     node = graph.nodes[k]
-    joins = OPS[node.op].joins and node.kw["axis"] == 0
+    joins = OPS[node.op].moves.joins and node.kw["axis"] == 0
     return joins and node.specs[0].nbytes > most and graph.starts[k] in made
 
 
@@ -132,7 +132,9 @@ class _Joiner:
         while True:
             k = graph.producers[v]
             node = graph.nodes[k] if k >= 0 else None
-            if node is not None and (node.op == "slice_file" or OPS[node.op].selects == "slices"):
+            if node is not None and (
+                node.op == "slice_file" or OPS[node.op].moves.selects == "slices"
+            ):
                 kw = node.kw
                 cuts.append([*zip(kw["starts"], kw["sizes"], kw["steps"], strict=True)])
             elif v in self.files:
@@ -152,7 +154,7 @@ class _Joiner:
         for v in node.inputs:
             k, end = self.graph.producers[v], begin + self.graph.specs[v].shape[0]
             maker = self.graph.nodes[k] if k >= 0 else None
-            if maker is not None and OPS[maker.op].joins and maker.kw["axis"] == 0:
+            if maker is not None and OPS[maker.op].moves.joins and maker.kw["axis"] == 0:
                 found += self._pieces(maker, begin)
             elif end > begin:
                 found.append(Piece(v, begin, end))
@@ -195,15 +197,21 @@ class _Joiner:
     def _by_rows(self, node: Node, axis: int) -> Indices | None:
         """The indices of a node of which rows along an axis are made of the same rows of its operands."""
         op = OPS[node.op]
-        moves = op.scalar or op.joins or op.as_joined or op.repeats or op.same_elements
-        moves = moves or op.selects == "slices"
-        rows = self.bits and op.kernel is not None and not op.placed and not op.draws
+        moves = (
+            op.scalar
+            or op.moves.joins
+            or op.moves.as_joined
+            or op.moves.repeats
+            or op.moves.same_elements
+        )
+        moves = moves or op.moves.selects == "slices"
+        rows = self.bits and op.kernel is not None and not op.run.placed and not op.element.draws
         if len(node.specs) > 1 or any(node.subgraphs()) or not (moves or rows):
             return None
         ins = tuple(self.graph.specs[u].bare for u in node.inputs)
         indices = op.indices(ins, tuple(s.bare for s in node.specs), node.kw)
         label = indices.outs[0][axis]
-        return indices if is_parallel(indices, label, op) and not op.notes else None
+        return indices if is_parallel(indices, label, op) and not op.run.notes else None
 
     def _note(self, group: Sequence[Piece], axis: int) -> None:
         """Take down which rows of files are read."""
@@ -259,7 +267,7 @@ class _Joiner:
         """What is no larger than pieces are, or in memory anyway."""
         spec, k = self.graph.specs[group[0].value], self.graph.producers[group[0].value]
         node = self.graph.nodes[k] if k >= 0 else None
-        if node is not None and OPS[node.op].source and "shape" in node.kw:
+        if node is not None and OPS[node.op].element.source and "shape" in node.kw:
             kw = node.kw
             kw["shape"] = (*spec.shape[:axis], total, *spec.shape[axis + 1 :])
             made = Expression(self.builder, self.builder.call(node.op, line=line, **kw), line)

@@ -110,16 +110,16 @@ class Looks:
         """The look at a node's first operand that a look at its result is, if it only moves; `values`:
         its operands."""
         op, kw = OPS[node.op], node.kw
-        if op.same_elements and op.keeps_order:
+        if op.moves.same_elements and op.moves.keeps_order:
             return self._reshaped(view, old, node.specs[0].shape, node.line)
-        if not (op.selects or op.same_elements or op.repeats):
+        if not (op.moves.selects or op.moves.same_elements or op.moves.repeats):
             return None
         view = self.apart(view, node.specs[0].shape, node.line)
         indices = view.indices
-        if op.selects == "slices":
+        if op.moves.selects == "slices":
             cuts = zip(indices, kw["starts"], kw["steps"], strict=True)
             return View(view.shape, tuple(self._cut(*c, view.shape, node.line) for c in cuts))
-        if op.selects:
+        if op.moves.selects:
             axis, end = kw["axis"], kw["axis"] + len(indices) + 1 - len(old)
             places = self.look(values[1], View(view.shape, indices[axis:end]), node.line)
             if self.is_file(places):
@@ -127,7 +127,7 @@ class Looks:
                 (places,) = self.builder.add("read", (places,), (), (spec,), node.line)
             own = Index(table=places, raw=old[axis], line=node.line)
             return View(view.shape, (*indices[:axis], own, *indices[end:]))
-        if op.repeats:
+        if op.moves.repeats:
             return self.repeated(view, node.specs[0].shape, old, node.line, checks=True)
         order = kw["axes"]
         return View(view.shape, tuple(indices[order.index(a)] for a in range(len(old))))

@@ -445,7 +445,7 @@ class _Search:
         if added(node, ins):
             addends = tuple([_addends(r) for r in refs])
         near = []
-        if OPS[node.op].algorithms is not None:
+        if OPS[node.op].parallel.algorithms is not None:
             pairs = zip(refs, ins, strict=True)
             near = [_near(r, s, self.target.mesh, self.blocks) for r, s in pairs]
         chosen = options(node, ins, addends, seen, self.target, self.machine, near, lay_out)
@@ -678,7 +678,9 @@ def _asked(graph: Graph, inputs: Sequence[_Ref], target: Target) -> list[set[int
 
 def _readers(graph: Graph, outermost: bool) -> list[int]:
     """Who reads each value; results are read, too, and those of bodies may stay addends."""
-    adds = [OPS[n.op].adds or OPS[n.op].only_looks or any(n.subgraphs()) for n in graph.nodes]
+    adds = [
+        OPS[n.op].parallel.adds or OPS[n.op].only_looks or any(n.subgraphs()) for n in graph.nodes
+    ]
     found = []
     for users in map(set, graph.uses):
         several = ADDING if any(adds[k] for k in users) else SEVERAL
@@ -695,7 +697,7 @@ def _sums(body: Graph, first: int, count: int) -> list[int]:
     found = []
     for k, v in enumerate(body.outputs[:count]):
         made, users = body.producers[v], set(body.uses[first + k])
-        grows = made >= 0 and users == {made} and OPS[body.nodes[made].op].adds
+        grows = made >= 0 and users == {made} and OPS[body.nodes[made].op].parallel.adds
         if grows or _sums_up(body, v):
             found.append(k)
     return found

@@ -41,7 +41,7 @@ def cast_before(builder: Builder, node: Node, inputs: Sequence[int]) -> Sequence
 
 def _cast(graph: Graph, node: Node, first: int, count: int) -> Cast | None:
     """Whether a node rounds a constant of the loop."""
-    if not OPS[node.op].converts:
+    if not OPS[node.op].moves.converts:
         return None
     (v,), dtype = node.inputs, node.specs[0].dtype
     inside = first <= v < first + count and is_inexact(dtype)

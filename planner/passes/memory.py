@@ -92,7 +92,7 @@ def contiguous(graph: Graph, given: Sequence[bool] | None = None) -> list[bool]:
         for _ in node.specs:
             if op.view is None:
                 found.append(node.op != "barrier" or found[node.inputs[0]])
-            elif op.keeps_order:
+            elif op.moves.keeps_order:
                 found.append(found[node.inputs[0]] or op.reshapes)
             else:
                 found.append(found[node.inputs[0]] and _leads(graph, node))
@@ -118,7 +118,7 @@ def leading(spec: Spec) -> bool:
 def _leads(graph: Graph, node: Node) -> bool:
     """Whether a slice or narrow cuts nothing but the first axis, and without steps."""
     before, after = graph.specs[node.inputs[0]], node.specs[0]
-    if OPS[node.op].selects == "slices":
+    if OPS[node.op].moves.selects == "slices":
         kw = node.kw
         return (
             all(s == 1 for s in kw["steps"][:1])
@@ -143,7 +143,7 @@ def joined(graph: Graph) -> dict[int, int]:
     for k, node in enumerate(graph.nodes):
         if replaced(graph, k) is not None:
             found[node.inputs[1]] = graph.starts[k]
-        if not OPS[node.op].joins:
+        if not OPS[node.op].moves.joins:
             continue
         parts = [_before_join(graph, k, w) for w in node.inputs]
         if all(v >= 0 for v in parts):
@@ -156,7 +156,7 @@ def replaced(graph: Graph, k: int) -> tuple[slice, ...] | None:
     is left of the first operand is copied."""
     node = graph.nodes[k]
     op = OPS[node.op]
-    if op.pieces is None or op.overwrite != (0,) or len(node.inputs) != 2:
+    if op.moves.pieces is None or op.run.overwrite != (0,) or len(node.inputs) != 2:
         return None
     before, value = (graph.specs[v] for v in node.inputs)
     v, k_made = node.inputs[1], graph.producers[node.inputs[1]]
@@ -164,10 +164,10 @@ def replaced(graph: Graph, k: int) -> tuple[slice, ...] | None:
     if k_made < 0 or not is_whole or 2 * value.size <= before.size or v in graph.outputs:
         return None
     made = graph.nodes[k_made]
-    draws = any(OPS[n.op].draws for _, g in made.subgraphs() for n in g.nodes)
-    if not OPS[made.op].writes_parts or draws or len(made.specs) > 1 or graph.uses[v] != (k,):
+    draws = any(OPS[n.op].element.draws for _, g in made.subgraphs() for n in g.nodes)
+    if not OPS[made.op].run.writes_parts or draws or len(made.specs) > 1 or graph.uses[v] != (k,):
         return None
-    parts = op.pieces([before.shape, value.shape], **node.kw)
+    parts = op.moves.pieces([before.shape, value.shape], **node.kw)
     if (
         parts is None
         or len(parts) != 2
@@ -197,7 +197,9 @@ def _before_join(graph: Graph, k: int, w: int) -> int:
         (maker := graph.producers[w]) >= 0 and graph.uses[w] == readers and w not in graph.outputs
     ):
         made = graph.nodes[maker]
-        if OPS[made.op].writes_parts and not any(OPS[n.op].draws for n in made.kw["body"].nodes):
+        if OPS[made.op].run.writes_parts and not any(
+            OPS[n.op].element.draws for n in made.kw["body"].nodes
+        ):
             return w
         if not OPS[made.op].renames_axes:
             break
@@ -208,7 +210,7 @@ def _before_join(graph: Graph, k: int, w: int) -> int:
 def is_joined(program: Program, k: int) -> bool:
     """Whether nothing is left to do for a node, as it joins what was made in its place."""
     graph, slots = program.graph, program.slots
-    if not OPS[graph.nodes[k].op].joins:
+    if not OPS[graph.nodes[k].op].moves.joins:
         return False
     v = graph.nodes[k].inputs[0]
     while slots[v].kind == "alias":
@@ -219,7 +221,7 @@ def is_joined(program: Program, k: int) -> bool:
 def is_update(program: Program, k: int) -> bool:
     """Whether a node writes over a part of its first operand, and leaves the rest as it is."""
     node, slots = program.graph.nodes[k], program.slots
-    if not node.inputs or OPS[node.op].overwrite != (0,):
+    if not node.inputs or OPS[node.op].run.overwrite != (0,):
         return False
     before, after = slots[node.inputs[0]], slots[program.graph.starts[k]]
     if before.kind == "input" and after.kind == "output":
@@ -233,7 +235,7 @@ def in_part(graph: Graph, v: int, shape_of: Callable[[Spec], Shape]) -> Callable
     if (at := replaced(graph, k)) is not None:
         return lambda whole: whole[at]
     looks = list[Node]()
-    while not OPS[graph.nodes[k].op].joins:
+    while not OPS[graph.nodes[k].op].moves.joins:
         looks.append(graph.nodes[k])
         v = graph.starts[k]
         (k,) = graph.uses[v]
@@ -461,7 +463,7 @@ class _Assigner:
         if node.op in CONTROL:
             operand = in_place(node, self.bodies[k]).get(v - self.graph.starts[k])
             return () if operand is None else (operand,)
-        return OPS[node.op].overwrite if len(node.specs) == 1 else ()
+        return OPS[node.op].run.overwrite if len(node.specs) == 1 else ()
 
     def _overwrites(self, k: int, node: Node, made: int) -> int | None:
         """An operand that dies here and whose memory the result may take."""
@@ -597,7 +599,7 @@ def addends(node: Node) -> list[Spec]:
 
 def going_on(body: Graph) -> list[int]:
     """The nodes in turns of which the next one needs what the last one ended with."""
-    return [j for j, node in enumerate(body.nodes) if OPS[node.op].goes_on]
+    return [j for j, node in enumerate(body.nodes) if OPS[node.op].run.goes_on]
 
 
 def scratch_bytes(device: Device, graph: Graph, node: Node) -> list[int]:

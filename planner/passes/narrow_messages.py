@@ -32,7 +32,10 @@ def send_narrow(graph: Graph, target: Target) -> Graph:
 
     def rule(builder: Builder, node: Node, inputs: Values) -> Sequence[int] | None:
         if not _moves(graph, node):
-            if OPS[node.op].converts and builder.specs[inputs[0]].dtype == node.specs[0].dtype:
+            if (
+                OPS[node.op].moves.converts
+                and builder.specs[inputs[0]].dtype == node.specs[0].dtype
+            ):
                 return inputs  # was sent so
             return None
         (v,), (end,) = inputs, node.specs
@@ -70,7 +73,7 @@ def _rounded_by_all(graph: Graph) -> dict[tuple[int, Layout | None], DType]:
             continue
         readers = [graph.nodes[u] for u in graph.uses[v]]
         to = {r.specs[0].dtype for r in readers}
-        if len(to) != 1 or not all(OPS[r.op].converts for r in readers):
+        if len(to) != 1 or not all(OPS[r.op].moves.converts for r in readers):
             continue
         (dtype,) = to
         if is_inexact(dtype) and dtype.itemsize < node.specs[0].dtype.itemsize:
@@ -84,13 +87,13 @@ def _before_widening(builder: Builder, v: int) -> int:
     if maker is None or len(maker.inputs) != 1:
         return v
     wide = builder.specs[v].dtype
-    if OPS[maker.op].converts:
+    if OPS[maker.op].moves.converts:
         source = maker.inputs[0]
         narrow = builder.specs[source].dtype
         exact = narrow.itemsize < wide.itemsize and promote(narrow, wide) == wide
         same = builder.specs[source].layout is builder.specs[v].layout
         return source if exact and same and is_inexact(narrow) else v
-    if OPS[maker.op].same_elements and OPS[maker.op].only_looks:
+    if OPS[maker.op].moves.same_elements and OPS[maker.op].only_looks:
         source = _before_widening(builder, maker.inputs[0])
         if source != maker.inputs[0]:
             spec = _as(maker.specs[0], builder.specs[source].dtype)

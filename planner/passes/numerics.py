@@ -30,7 +30,7 @@ def fix_order(graph: Graph, target: Target) -> Graph:
         return graph
 
     def rule(builder: Builder, node: Node, inputs: Values) -> Sequence[int] | None:
-        in_blocks = OPS[node.op].in_blocks
+        in_blocks = OPS[node.op].parallel.in_blocks
         if in_blocks is None or not is_inexact(node.specs[-1].dtype):
             return None
         made = in_blocks(node, *(Expression(builder, v, node.line) for v in inputs))

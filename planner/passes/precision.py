@@ -137,7 +137,7 @@ def _adds_up(node: Node, ins: Sequence[Spec]) -> bool:
     """Whether it makes sums or products of many elements, which are floating."""
     if not ins or any(node.subgraphs()) or not is_inexact(node.specs[-1].dtype):
         return False
-    if OPS[node.op].converts or OPS[node.op].made_by != "users":
+    if OPS[node.op].moves.converts or OPS[node.op].made_by != "users":
         return False
     if any(key == "dtype" for key, _ in node.params):
         return True

@@ -39,7 +39,7 @@ def overs(graph: Graph, k: int, j: int) -> list[int]:
         sides = [origins(g, g.outputs[j]) for _, g in node.subgraphs()]
         found = [node.inputs[1 + v] for v in sorted(set.intersection(*sides))]
     elif len(node.specs) == 1:
-        overwrite = OPS[node.op].overwrite
+        overwrite = OPS[node.op].run.overwrite
         found = (
             node.inputs
             if overwrite == ANY
@@ -77,7 +77,7 @@ def read_first(
     writers = {
         k: node.inputs[0]
         for k, node in enumerate(graph.nodes)
-        if OPS[node.op].overwrite == (0,)
+        if OPS[node.op].run.overwrite == (0,)
         and (graph.producers[node.inputs[0]] >= 0 or node.inputs[0] in inputs)
     }
     for result, v in own.items():

@@ -425,7 +425,7 @@ class Search:
             found = 0.0
             if OPS[node.op].view is None and node.op != "barrier":
                 work = work_of(self.graph, node)
-                alone = OPS[node.op].dense or not self.fused
+                alone = OPS[node.op].run.dense or not self.fused
                 moved = work.moved if alone else 0.0
                 parts = [largest_part(self.graph.specs[v]) for v in node.inputs]
                 if not alone:

@@ -246,7 +246,7 @@ def _pointwise(s: _State, node: Node) -> Sequence[int] | None:
     op, (spec,) = OPS[node.op], node.specs
     numbers = [s.number(v) for v in node.inputs]
     if all(n is not None for n in numbers):
-        return _computed(s, node, numbers) if op.scratch is None else None
+        return _computed(s, node, numbers) if op.run.scratch is None else None
     changed = list(node.inputs)
     for k, (v, n) in enumerate(zip(node.inputs, numbers, strict=True)):
         if n is None or not s.spec(v).shape:
@@ -267,8 +267,8 @@ def _computed(s: _State, node: Node, numbers: Sequence[Any]) -> Sequence[int]:
     out = np.empty((), spec.dtype)
     with np.errstate(all="ignore"):
         args = [np.asarray(n, s.spec(v).dtype) for n, v in zip(numbers, node.inputs, strict=True)]
-        if op.ufunc:
-            getattr(np, op.ufunc)(*args, out=out)
+        if op.run.ufunc:
+            getattr(np, op.run.ufunc)(*args, out=out)
         else:
             assert op.kernel is not None
             op.kernel(np, out, *args, **node.kw)

@@ -61,11 +61,11 @@ def cast_once(builder: Builder, v: int, dtype: DType, line: str = "") -> int:
     if builder.specs[v].dtype == dtype:
         return v
     maker = builder.maker(v)
-    if maker is not None and OPS[maker.op].converts:
+    if maker is not None and OPS[maker.op].moves.converts:
         source, wide = maker.inputs[0], builder.specs[v].dtype
         if builder.specs[source].dtype == dtype and promote(dtype, wide) == wide:
             return source  # which was only widened
-    if maker is not None and OPS[maker.op].same_elements:
+    if maker is not None and OPS[maker.op].moves.same_elements:
         source = cast_once(builder, maker.inputs[0], dtype, line or maker.line)
         spec = Spec(maker.specs[0].shape, dtype)
         return builder.add(maker.op, (source,), maker.params, (spec,), maker.line)[0]
@@ -91,12 +91,14 @@ class _Keeper:
         self, builder: Builder, node: Node, inputs: Values, written: Sequence[Spec]
     ) -> Sequence[int]:
         op = OPS[node.op]
-        if op.drawn is not None:
+        if op.element.drawn is not None:
             return builder.add(node.op, inputs, node.params, node.specs, node.line)
-        if (op.same_elements or op.selects) and builder.specs[inputs[0]].dtype == written[0].dtype:
+        if (op.moves.same_elements or op.moves.selects) and builder.specs[
+            inputs[0]
+        ].dtype == written[0].dtype:
             return builder.add(node.op, inputs, node.params, node.specs, node.line)
         kept = [self.cast(builder, v, node.line) for v in inputs]
-        if op.converts:
+        if op.moves.converts:
             return [cast_once(builder, kept[0], self.kind(node.specs[0].dtype), node.line)]
         made = self._computed(builder, node, kept)
         if made is None and op.scalar:  # beside integers it may be wider, of bools narrower

@@ -387,7 +387,7 @@ def _algorithms(plan: Plan) -> list[str]:
     }
     lines = []
     for node in plan.traced.nodes:
-        if OPS[node.op].algorithms is not None:
+        if OPS[node.op].parallel.algorithms is not None:
             ins = tuple(plan.traced.specs[v].bare for v in node.inputs)
             how = "by every worker" if (node.op, node.line, ins) in whole else "in parts"
             lines.append(f"{node.op} of {ins[0]} is done {how} ({node.line})")

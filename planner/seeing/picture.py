@@ -166,7 +166,7 @@ def _graph(
         control = node.op in CONTROL
         name = kind or title(node) + again(node)
         labels[f"n{k}"] = (_short(name), _short(str(node.specs[0]) if node.specs else ""))
-        dense = OPS[node.op].dense
+        dense = OPS[node.op].run.dense
         kinds[f"n{k}"] = (
             "collective" if kind else "control" if control else "dense" if dense else "compute"
         )

@@ -107,15 +107,15 @@ def _stages(node: Node) -> str:
     before = ""
     for k, made in enumerate(body.nodes):
         ins, op = [names[u] for u in made.inputs], OPS[made.op]
-        if made.line and made.line != before and not op.source:
+        if made.line and made.line != before and not op.element.source:
             lines.append(f"{indent}# {_of_user(made.line)}")
             before = made.line
         for v in body.outs(k):
             if op.rearranges:
                 names.append(ins[0])
-            elif op.source == "value":
+            elif op.element.source == "value":
                 names.append(repr(made.kw["value"]))
-            elif op.source:
+            elif op.element.source:
                 label = nest.dims[v][made.kw["axis"]]
                 names.append("0" if label is None else _counter(label))
             else:
@@ -145,10 +145,10 @@ def _staged(nest: Nest, v: int, node: Node, ins: Sequence[str]) -> str:
         if len(node.specs) == 2:
             return "= its position"
         return "= the squared deviations from it" if v - 1 in nest.reductions else "= their number"
-    if op.places:
+    if op.moves.places:
         label = nest.dims[node.inputs[0]][node.kw["axis"]]
         place = f"{_counter(label) if label is not None else '0'} = {ins[1]}"
-        if op.places == "read":
+        if op.moves.places == "read":
             return f"= {ins[0]} at {place}"
         return f"= {ins[0]}, with {ins[2]} added at {place}"
     return f"= {_scalar(node, ins)}"
@@ -262,7 +262,7 @@ def _place(steps: Sequence[int]) -> str:
 
 
 def _scalar(node: Node, ins: Sequence[str]) -> str:
-    if OPS[node.op].converts:
+    if OPS[node.op].moves.converts:
         return f"{node.specs[0].dtype.name}({ins[0]})"
     return OPS[node.op].scalar.format(*ins)
 

@@ -117,7 +117,7 @@ def _parts(graph: Graph, node: Node) -> tuple[tuple[Spec, ...], tuple[Spec, ...]
 
 def _seconds(graph: Graph, node: Node) -> float:
     op = OPS[node.op]
-    return NOMINAL.kernel_seconds(*op.cost(*_parts(graph, node), node.kw), op.dense)
+    return NOMINAL.kernel_seconds(*op.cost(*_parts(graph, node), node.kw), op.run.dense)
 
 
 def _site(graph: Graph, k: int, target: Target, threads: int) -> Site:

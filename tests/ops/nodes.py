@@ -87,7 +87,7 @@ def run(
     if at is None:
         boxes = [whole(x.shape) for x in operands], [whole(s.shape) for s in node.specs]
         at = place(graph, node, *boxes)
-    if op.kernel is None and not op.ufunc:
+    if op.kernel is None and not op.run.ufunc:
         assert op.view is not None
         return [op.view(xp, operands[0], at, **node.kw)]
     made: list[Any] = [
@@ -96,20 +96,20 @@ def run(
     ]
     made = list(outs) if outs is not None else made
     params = plain(node.kw)
-    if op.ufunc:
-        getattr(xp, op.ufunc)(*operands, out=made[0])
+    if op.run.ufunc:
+        getattr(xp, op.run.ufunc)(*operands, out=made[0])
         return made
     assert op.kernel is not None
-    if op.scratch is not None:
+    if op.run.scratch is not None:
         specs = (*ins_of(graph, node), *node.specs)
-        needs = op.scratch(
+        needs = op.run.scratch(
             [x.shape for x in operands], [extent(b) for b in at.outs], specs, **params
         )
         params["scratch"] = tuple(blank(s.shape, s.dtype, xp) for s in needs)
-    if op.goes_on and ends is not None:
+    if op.run.goes_on and ends is not None:
         others = tuple(b for d, b in enumerate(at.outs[0]) if d != params["axis"])
         params["scratch"] = ends.setdefault(others, params["scratch"])
-    if op.placed:
+    if op.run.placed:
         params["at"] = at
     op.kernel(xp, made[0] if len(made) == 1 else made, *operands, **params)
     return made
@@ -122,7 +122,7 @@ def nodes_of(name: str) -> Iterator[tuple[Graph, Node, list[Any], list[Any]]]:
         values = list(inputs)
         for node in graph.nodes:
             op = OPS[node.op]
-            if not (op.kernel or op.ufunc or op.view):
+            if not (op.kernel or op.run.ufunc or op.view):
                 break  # control flow
             operands = [values[v] for v in node.inputs]
             with np.errstate(all="ignore"):

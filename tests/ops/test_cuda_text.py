@@ -100,7 +100,7 @@ def everything(dtype: DType, count: int) -> tuple[Graph, list[str]]:
     made, names = [], []
     ops = sorted(OPS.items())
     for name, op in some(ops, 3, HALVES.index(dtype)) if dtype in HALVES else ops:
-        if not op.scalar or op.scalar == "cast({0})" or op.draws or op.made_by != "users":
+        if not op.scalar or op.scalar == "cast({0})" or op.element.draws or op.made_by != "users":
             continue
         many = 1 + ("{1}" in op.scalar) + ("{2}" in op.scalar)
         try:

@@ -142,7 +142,7 @@ NOT_RUN = {
     "counted": MACHINE_CODE,
     "normal64": MACHINE_CODE,
     **dict.fromkeys(("read", "write", *STORED), FILES),
-    **{n: NO_KERNEL for n, op in OPS.items() if not (op.kernel or op.ufunc or op.view)},
+    **{n: NO_KERNEL for n, op in OPS.items() if not (op.kernel or op.run.ufunc or op.view)},
 }
 RUN = sorted(set(OPS) - set(NOT_RUN))
 
@@ -209,10 +209,10 @@ def test_parts_on_the_device(name):
             check(graph, node, operands, made, {label: way}, xp=xp)
 
 
-@pytest.mark.parametrize("name", [n for n in SAMPLED if OPS[n].overwrite])
+@pytest.mark.parametrize("name", [n for n in SAMPLED if OPS[n].run.overwrite])
 def test_overwrite_on_the_device(name):
     """A result may be written over an operand of its size."""
-    allowed = OPS[name].overwrite
+    allowed = OPS[name].run.overwrite
     for graph, node, operands, (made,) in nodes_of(name):
         for k, x in enumerate(operands):
             if (x.shape, x.dtype) == (made.shape, made.dtype) and (k in allowed or allowed == ANY):

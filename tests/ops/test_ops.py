@@ -124,10 +124,10 @@ def test_scalar(name):
 
 
 # -- what kernels promise ------------------------------------------------------------------
-@pytest.mark.parametrize("name", [n for n in SAMPLED if OPS[n].overwrite])
+@pytest.mark.parametrize("name", [n for n in SAMPLED if OPS[n].run.overwrite])
 def test_overwrite(name):
     """A result may be written over an operand of its size."""
-    allowed = OPS[name].overwrite
+    allowed = OPS[name].run.overwrite
     for graph, node, operands, (made,) in nodes_of(name):
         for k, x in enumerate(operands):
             if (x.shape, x.dtype) == (made.shape, made.dtype) and (k in allowed or allowed == ANY):

@@ -365,7 +365,7 @@ def test_operands_that_stand_in_are_calm(name: str) -> None:
 
     op = OPS[name]
     for count in (1, 2, 3, 4):
-        given = [ost.asarray(op.calm)] * count
+        given = [ost.asarray(op.element.calm)] * count
         given = [ost.asarray(True), *given[1:]] if name == "where" else given
         try:
             value = apply(name, *given)

@@ -91,8 +91,8 @@ def test_a_bad_row_spoils_no_other() -> None:
                 continue
             values.append(np.empty(spec.shape, spec.dtype))
             op: Any = OPS[node.op]
-            if op.ufunc:
-                getattr(np, op.ufunc)(*given, out=values[-1])
+            if op.run.ufunc:
+                getattr(np, op.run.ufunc)(*given, out=values[-1])
             else:
                 op.kernel(np, values[-1], *given, **node.kw)
         products, a, q = (values[v] for v in node.inputs[:3])

@@ -62,7 +62,7 @@ def test_no_layout_and_no_neighbour_changes_a_bit(name: str, numerics: str) -> N
                                           else DRAW[name](s, shape) + x))  # fmt: skip
             assert np.asarray(f(zero, np.uint64(77))).tobytes() == wanted.tobytes(), (mesh, split)
             kernels = [n for n in f.plan.program.graph.nodes if n.op == "fused"]
-            assert any(OPS[m.op].draws for n in kernels for m in n.kw["body"].nodes)
+            assert any(OPS[m.op].element.draws for n in kernels for m in n.kw["body"].nodes)
 
 
 def test_dropout_stores_no_mask() -> None:

@@ -23,7 +23,7 @@ from tests.thorough import some
 
 N, TURNS = 64, 6
 simplify_pass = importlib.import_module("ostinato.planner.passes.simplify")
-UPDATES = [name for name, op in OPS.items() if op.overwrite == (0,)]
+UPDATES = [name for name, op in OPS.items() if op.run.overwrite == (0,)]
 Turn = Callable[[Any, Any], Any]  # of an iteration's number and the state
 
 

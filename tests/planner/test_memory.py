@@ -164,7 +164,7 @@ def check_memory(program: Program, base: int = 0) -> None:
                     pairs = itertools.product(runs(v), runs(out))
                     assert not any(meets(a, b) for a, b in pairs), "a part over an operand"
                 elif meets(place(v), place(out)) and place(v)[1] < place(v)[2]:
-                    allowed: Any = OPS[node.op].overwrite
+                    allowed: Any = OPS[node.op].run.overwrite
                     if node.op in memory.CONTROL:
                         allowed = {memory.in_place(node, program.bodies[k])[out - graph.starts[k]]}
                     elif node.op in ONE_KERNEL.values():  # a state, over what it begins as

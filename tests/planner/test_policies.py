@@ -82,7 +82,13 @@ def test_every_operation_follows(text: str) -> None:
             assert [s.bare for s in made.out_specs] == [s.bare for s in graph.out_specs], name
             for node in (n for g in graphs(made) for n in g.nodes if text in PRESETS):
                 op = OPS[node.op]
-                if op.converts or op.same_elements or op.selects or op.drawn or "mome" in op.name:
+                if (
+                    op.moves.converts
+                    or op.moves.same_elements
+                    or op.moves.selects
+                    or op.element.drawn
+                    or "mome" in op.name
+                ):
                     continue  # moments count in float64
                 if op.name in ("sorted_numbers", "callback"):  # what keys or users say
                     continue
@@ -152,7 +158,7 @@ def test_complex_numbers_are_pairs() -> None:
 
 
 def casts(graph: Graph) -> list[str]:
-    return [n.specs[0].dtype.name for n in graph.nodes if OPS[n.op].converts]
+    return [n.specs[0].dtype.name for n in graph.nodes if OPS[n.op].moves.converts]
 
 
 def test_sums_as_wide_as_is_said() -> None:
@@ -230,7 +236,7 @@ def test_loops_read_what_was_rounded_once(workers: int, tmp_path: Path) -> None:
 
 def rounded_of(graph: Graph) -> list[Any]:
     """What is cast to a half there."""
-    halves = [n for n in graph.nodes if OPS[n.op].converts and n.specs[0].dtype.itemsize == 2]
+    halves = [n for n in graph.nodes if OPS[n.op].moves.converts and n.specs[0].dtype.itemsize == 2]
     return [n.specs[0] for n in halves]
 
 

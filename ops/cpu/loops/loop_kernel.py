@@ -55,17 +55,17 @@ class Kernel(Operations):
         op, spec = OPS[node.op], node.specs[0] if node.specs else None
         if spec is None or not all(s.size for s in node.specs):
             raise Unsupported(node.op)
-        if op.source:
+        if op.element.source:
             return [self.source(node, spec)]
         if node.op in LOOKS:
             return [self.looked(node, ins[0], spec)]
-        if op.scalar and not op.draws and len(node.specs) == 1:
+        if op.scalar and not op.element.draws and len(node.specs) == 1:
             return [self.elementwise(node, ins, spec)]
         if op.reduce and op.product is None and len(ins) == 1:
             return self.reduced(frame, k, node, ins[0])
         if op.reduce and op.product and op.product.gemm:
             return [self.product(frame, k, node, *ins)]
-        if op.selects == "places":
+        if op.moves.selects == "places":
             return [self.taken(node, spec, *ins)]
         if node.op == "put":
             return [self.updated(frame, k, node, *ins)]
@@ -76,8 +76,8 @@ class Kernel(Operations):
             return self.inner_while(frame, k, node, ins)
         if node.op == "branch":
             return self.branch(frame, k, node, ins)
-        if op.pieces is not None:
-            pieces = op.pieces([x.shape for x in ins], **node.kw)
+        if op.moves.pieces is not None:
+            pieces = op.moves.pieces([x.shape for x in ins], **node.kw)
             if pieces is not None and pieces[0].picks:
                 return [self.box(spec, pieces[0], ins)]
             if pieces is not None:

@@ -98,7 +98,7 @@ class Operations(Writer):
 
     # -- elementwise, and looks
     def source(self, node: Node, spec: Spec) -> Seen:
-        if OPS[node.op].source == "index":
+        if OPS[node.op].element.source == "index":
             axis = node.kw["axis"]
 
             def count(index: Index) -> Value:
@@ -113,7 +113,7 @@ class Operations(Writer):
         those that one loop makes and reads."""
         self.settle(x)
         op, kw = OPS[node.op], node.kw
-        follows = op.same_elements and op.keeps_order
+        follows = op.moves.same_elements and op.moves.keeps_order
         reads = {room: in_step and follows for room, in_step in x.reads.items()}
         if x.lies is not None and op.view is not None:
             at = Place((_box(x.shape),), (_box(spec.shape),), (x.shape,), (spec.shape,))

@@ -105,7 +105,9 @@ def _written(node: Node) -> Sequence[int]:
         return node.inputs[nc : nc + ns]
     if node.op == "branch":
         return node.inputs[1:]
-    return [node.inputs[n] for n in OPS[node.op].overwrite if n >= 0 and not OPS[node.op].scalar]
+    return [
+        node.inputs[n] for n in OPS[node.op].run.overwrite if n >= 0 and not OPS[node.op].scalar
+    ]
 
 
 @lru_cache(256)
@@ -166,7 +168,7 @@ def homes_of(graph: Graph, states: Sequence[Carried | None]) -> dict[int, Carrie
             node = graph.nodes[k]
             found[v] = state
             if node.op in ("put", "update_slice") or (
-                OPS[node.op].same_elements and OPS[node.op].keeps_order
+                OPS[node.op].moves.same_elements and OPS[node.op].moves.keeps_order
             ):
                 v = node.inputs[0]
             elif node.op in ONE_KERNEL:
