@@ -40,6 +40,7 @@ from . import (  # noqa: F401  (registers the operations)
     selection,
     sets,
     shape,
+    sliding,
     solve,
     sorting,
     special,

@@ -38,6 +38,7 @@ from . import (
     selection,
     sets,
     shape,
+    sliding,
     sorting,
     statistics,
     whole_numbers,
@@ -279,7 +280,7 @@ MEANT: dict[str, Callable[..., Any]] = {
     "interp": lambda x, xp, fp, left=None, right=None, period=None: numerical.interp(
         _double(x), _double(xp), _double(fp), left, right, period
     ),
-    "lib.stride_tricks.sliding_window_view": places.sliding_window_view,
+    "lib.stride_tricks.sliding_window_view": sliding.sliding_window_view,
     "vander": lambda x, N=None, increasing=False: numerical.vander(
         _double(x) if is_inexact(as_array(x).dtype) else x, N, increasing
     ),

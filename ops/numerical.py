@@ -40,7 +40,6 @@ from .elementwise import (
 from .reduction import cumulative_sum, diff
 from .reduction import sum as sum_of
 from .shape import (
-    add_zeros,
     axis_of,
     broadcast_to,
     concat,
@@ -50,6 +49,7 @@ from .shape import (
     reshape,
     slice_axes,
 )
+from .sliding import correlation
 from .sorting import argsort, searchsorted
 
 __all__ = [
@@ -375,8 +375,8 @@ def interp(
 def convolve(
     a: Operandish, v: Operandish, mode: Literal["full", "same", "valid"] = "full"
 ) -> Array:
-    """The sums of products of one row with the other one backwards, at each distance: a slice for each
-    element of the shorter one, so neighbours send what lies beyond a part's end.
+    """The sums of products of one row with the other one backwards, at each distance: one kernel, which
+    reads the longer one through windows, so neighbours send what lies beyond a part's end.
 
     >>> ost.convolve([1, 2, 3], [1, 1])
     Array([1, 3, 5, 3], dtype=int64)
@@ -394,16 +394,12 @@ def convolve(
             ArgumentError, "convolve", got=f"mode={mode!r}", needed="'full', 'same' or 'valid'"
         )
     x, y = (x, y) if x.size >= y.size else (y, x)
-    n, m = x.size, y.size
-    wide = add_zeros(x, (m - 1, m - 1))
-    lo, count = {"full": (0, n + m - 1), "same": ((m - 1) // 2, n), "valid": (m - 1, n - m + 1)}[
-        mode
-    ]
-    found: Any = None
-    for k in range(m):
-        term = slice_axes(wide, {0: (lo + m - 1 - k, count, 1)}) * y[k]
-        found = term if found is None else found + term
-    return found
+    m, dtype = y.size, promote(x.dtype, y.dtype)
+    around = {"full": (m - 1, m - 1), "same": (m // 2, (m - 1) // 2), "valid": (0, 0)}[mode]
+    if dtype.kind == "b":  # whether any product is True
+        x, y = astype(x, int64), astype(y, int64)
+    found = correlation(x, flip(y), *around)
+    return found if dtype.kind != "b" else found != 0
 
 
 def correlate(

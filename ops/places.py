@@ -15,13 +15,13 @@ from .assigning import changed, written
 from .core.array import Array, Operandish, another, apply, as_array
 from .core.spec import DTypeLike, bool_, int64
 from .core.user_line import misfit
-from .creation import arange, iota, meshgrid, zeros
+from .creation import arange, meshgrid, zeros
 from .elementwise import as_dtype, astype
 from .elementwise import where as choice
 from .indexing import inside, take
 from .masks import nonzero
 from .reduction import cumulative_sum
-from .shape import MODES, axis_of, broadcast_to, listed, moveaxis, reshape, slice_axes, stack
+from .shape import MODES, axis_of, broadcast_to, listed, reshape, stack
 
 __all__ = [
     "copyto",
@@ -36,15 +36,12 @@ __all__ = [
     "put_along_axis",
     "putmask",
     "ravel_multi_index",
-    "sliding_window_view",
     "tril_indices",
     "tril_indices_from",
     "triu_indices",
     "triu_indices_from",
     "unravel_index",
 ]
-
-FEW = 32  # places of a window that are slices
 
 
 def put_along_axis(
@@ -336,42 +333,3 @@ def fromfunction(
            [10., 11., 12.]], dtype=float64)
     """
     return function(*indices(shape, dtype=dtype), **kwargs)
-
-
-def sliding_window_view(
-    x: Operandish, window_shape: int | Sequence[int], axis: int | Sequence[int] | None = None
-) -> Array:
-    """Windows of neighbours along axes, with an axis for each at the end. (NumPy's is in
-    `np.lib.stride_tricks`.)
-
-    >>> ost.sliding_window_view([1, 2, 3, 4], 3)
-    Array([[1, 2, 3],
-           [2, 3, 4]], dtype=int64)
-    """
-    found = as_array(x)
-    sizes = listed(window_shape, "sliding_window_view")
-    dims = range(found.ndim) if axis is None else listed(axis, "sliding_window_view")
-    if len(sizes) != len(dims):
-        raise misfit(
-            ArgumentError,
-            "sliding_window_view",
-            got=f"{len(sizes)} extents of windows for {len(dims)} axes",
-            needed="as many of both",
-        )
-    for n, given in zip(sizes, dims, strict=True):
-        d = axis_of(given, as_array(x).ndim, "sliding_window_view")
-        rest = found.shape[d] - n + 1
-        if n < 0 or rest < 1:
-            raise misfit(
-                ShapeError,
-                "sliding_window_view",
-                got=f"windows of {n} of {found.shape[d]} along axis {d}",
-                needed="windows that are no longer than that",
-            )
-        if 0 < n <= FEW:  # slices, which are not made where they are only added up
-            found = stack([slice_axes(found, {d: (k, rest, 1)}) for k in range(n)], axis=-1)
-        else:
-            places = iota((rest, n), 0) + iota((rest, n), 1)
-            found = moveaxis(take(found, reshape(places, (-1,)), axis=d), d, -1)
-            found = moveaxis(reshape(found, (*found.shape[:-1], rest, n)), -2, d)
-    return found

@@ -61,6 +61,7 @@ from ostinato.ops.segments import *
 from ostinato.ops.selection import *
 from ostinato.ops.sets import *
 from ostinato.ops.shape import *
+from ostinato.ops.sliding import *
 from ostinato.ops.sorting import *
 from ostinato.ops.statistics import *
 from ostinato.ops.whole_numbers import *

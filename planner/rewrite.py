@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph, Node
+from ostinato.ops.core.index import Window
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Spec
 
@@ -133,6 +134,15 @@ def looked_at(builder: Builder, value: int, looks: Sequence[Node]) -> int:
         spec = Spec(seen.shape, dtype, seen.layout)
         (value,) = builder.add(look.op, (value,), look.params, (spec,), look.line)
     return value
+
+
+def is_windowed(graph: Graph, node: Node) -> bool:
+    """Whether it looks at its operand through windows, along indices of their own."""
+    if not OPS[node.op].only_looks:
+        return False
+    specs = tuple([graph.specs[v] for v in node.inputs])
+    dims = OPS[node.op].indices(specs, node.specs, node.kw).ins[0]
+    return any(isinstance(d, Window) and d.over is not None for d in dims)
 
 
 def made_of(graph: Graph, files: Collection[int]) -> set[int]:

@@ -130,7 +130,7 @@ def _box(shape: Shape) -> Box:
 def _shapes(body: Graph, given: Sequence[Shape], labelled: Any) -> list[Shape]:
     """The shape of each value on this worker."""
     if labelled:
-        nest = label(body, **labelled, shapes=given, strides=given)
+        nest = label(body, labelled["dims"], labelled["rows"], given, given)
         assert nest is not None
         return [tuple(1 if x is None else nest.extents[x] for x in own) for own in nest.dims]
     found = list(given[: len(body.inputs)])

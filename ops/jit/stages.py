@@ -71,6 +71,12 @@ class Stages:
             found |= self.reductions[v].over if v in self.reductions else frozenset()
         return found
 
+    def overlaps(self, a: int) -> bool:
+        """Whether elements of an operand are the same ones along several labels, as those of windows are."""
+        lies, size = self.strides[a], self.body.specs[self.value_of(a)].dtype.itemsize
+        far = sum(abs(step) * (self.extents[x] - 1) for x, step in lies.items())
+        return far < (math.prod(self.extents[x] for x in lies) - 1) * size
+
     def value_of(self, a: int) -> int:
         """The value of an operand or a result, by its place among them."""
         return a if a < self.operands else self.body.outputs[a - self.operands]
@@ -102,10 +108,16 @@ def stages_of(
     return found
 
 
-def strides_in_order(body: Graph, shapes: Sequence[Shape]) -> list[Sequence[int]]:
-    """Of operands and results whose elements lie one behind the other."""
+def strides_in_order(
+    body: Graph, shapes: Sequence[Shape], steps: Sequence[Sequence[int]] = ()
+) -> list[Sequence[int]]:
+    """Of operands and results whose elements lie one behind the other; `steps`: of operands that are windows,
+    how many elements it is to the next one along each axis."""
     specs = (*body.inputs, *body.out_specs)
-    return [lying(shape, s.dtype).strides for shape, s in zip(shapes, specs, strict=True)]
+    found = [lying(shape, s.dtype).strides for shape, s in zip(shapes, specs, strict=True)]
+    for k, own in enumerate(steps):
+        found[k] = tuple([n * specs[k].dtype.itemsize for n in own]) if own else found[k]
+    return found
 
 
 def label(

@@ -285,10 +285,15 @@ def _is_of_pairs(group: Nested) -> bool:
 
 
 @lru_cache(1 << 10)
-def _fits(body: Graph, dims: tuple[tuple[int, ...], ...], rows: tuple[int, ...]) -> bool:
+def _fits(
+    body: Graph,
+    dims: tuple[tuple[int, ...], ...],
+    rows: tuple[int, ...],
+    steps: tuple[tuple[int, ...], ...] = (),
+) -> bool:
     specs = (*body.inputs, *body.out_specs)
     shapes = [s.layout.largest(s.shape) for s in specs if s.layout is not None]
-    return analyse_in_order(body, dims, rows, shapes) is not None
+    return analyse_in_order(body, dims, rows, shapes, steps=steps) is not None
 
 
 def _worthy_groups(

@@ -92,6 +92,18 @@ def _counts(graph: Graph) -> Iterator[tuple[int, _Count]]:
             yield graph.starts[k], made
 
 
+def steps_of(graph: Graph, v: int) -> tuple[int, ...]:
+    """How many elements it is to the next one along each axis of a look, where that which is looked at lies
+    in order."""
+    k = graph.producers[v]
+    if k >= 0 and (OPS[graph.nodes[k].op].only_looks or OPS[graph.nodes[k].op].reshapes):
+        node = graph.nodes[k]
+        (source,) = node.inputs
+        made = _looked(node, graph.specs[source].shape, _Count(0, steps_of(graph, source)))
+        return in_rows(node.specs[0].shape) if made is None else made.steps
+    return in_rows(graph.specs[v].shape)
+
+
 def _looked(node: Node, shape: Shape, source: _Count) -> _Count | None:
     """What a look at it is: NumPy finds it out, with a byte for each number."""
     rule, to = OPS[node.op], node.specs[0].shape

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Container, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph, Node
@@ -24,9 +25,10 @@ from ostinato.ops.jit.labels import Fit, Labels, combines, gives_places, indices
 from ostinato.ops.jit.scalar import CAST, SQUARE
 from ostinato.ops.jit.schedule import SHORT
 from ostinato.ops.jit.values import can_add, can_combine
-from ostinato.planner.rewrite import replace
+from ostinato.planner.rewrite import is_windowed, replace
 
 from .convex import LATER, NEVER, NOW, Unit, Units
+from .counting import steps_of
 from .groups import NODES, OPERANDS, Lowers, Made, node_of, rows_of
 
 SMALL = 1 << 16  # bytes that need no kernel
@@ -34,7 +36,8 @@ ROWS = 16  # fewer are not worth cutting
 MANY = 1 << 14  # fewer are not cut, if a longer sum outside of them can be cut instead
 PRODUCT = 1024  # multiplications of a row: libraries are better at more
 LONG = 1 << 22  # bytes of a row of a stage at the most
-Fits = Callable[[Graph, tuple[tuple[int, ...], ...], tuple[int, ...]], bool]
+SHARED = 2  # elements of windows for each of an operand's, from which they share most of them
+Fits = Callable[..., bool]  # (**parameters of a kernel) -> whether it can be one
 
 
 @dataclass(eq=False, slots=True)
@@ -47,6 +50,7 @@ class Nested(Unit):
     lost: dict[int, frozenset[int]] = field(default_factory=dict)  # what values were reduced over
     reduced: set[int] = field(default_factory=set)
     looped: set[int] = field(default_factory=set)  # what its loops run over
+    slid: set[int] = field(default_factory=set)  # labels of operands that are windows
     consumed: bool = False  # whether a member reads what another one reduced
 
     def rows(self) -> tuple[int, ...]:
@@ -57,6 +61,8 @@ class Nested(Unit):
             return (max(common, key=lambda x: extents[x]),)
         if outer := _outer(self.labels, common.difference(parallel), frozenset(parallel)):
             return (max(outer, key=lambda x: extents[x]),)
+        if windows := [x for x in parallel if x in self.slid]:
+            return tuple(sorted(windows))
         largest = max(parallel, key=lambda x: extents[x])
         if any(extents[x] > SHORT for x in self.looped - {largest}):
             return tuple(sorted(parallel))
@@ -159,7 +165,9 @@ def _region(graph: Graph, lowers: Lowers, alone: Collection[int]) -> set[int]:
 def does_more(graph: Graph, group: Nested, lowers: Lowers) -> bool:
     """Whether flat kernels could not do it as well."""
     nodes = [graph.nodes[k] for k in group.members]
-    return group.consumed or any(_is_staged(n) and not has_rows(graph, n, lowers) for n in nodes)
+    if group.consumed or any(_overlaps(graph, v) for v in group.operands):
+        return True
+    return any(_is_staged(n) and not has_rows(graph, n, lowers) for n in nodes)
 
 
 def _is_staged(node: Node) -> bool:
@@ -173,7 +181,24 @@ def is_single(graph: Graph, group: Nested) -> bool:
     nodes = [graph.nodes[k] for k in group.members]
     one, last = sum(not op_of(n.op).rearranges for n in nodes) == 1, OPS[nodes[-1].op]
     known = last.moves.places or (last.reduce and last.product)
-    return bool(one and known) and not _is_of_lines(graph, nodes[-1])
+    ours = _is_of_lines(graph, nodes[-1]) or _slides(graph, nodes[-1])
+    return bool(one and known) and not ours
+
+
+def _slides(graph: Graph, node: Node) -> bool:
+    """Whether it combines windows that overlap, which libraries and flat kernels would have copied."""
+    return OPS[node.op].reduce is not None and any(_overlaps(graph, v) for v in node.inputs)
+
+
+def _overlaps(graph: Graph, v: int) -> bool:
+    """Whether a value is a look at windows that share most of their elements."""
+    k = graph.producers[v]
+    while k >= 0 and op_of(graph.nodes[k].op).only_looks:
+        node = graph.nodes[k]
+        if is_windowed(graph, node):
+            return node.specs[0].size > SHARED * graph.specs[node.inputs[0]].size
+        k = graph.producers[node.inputs[0]]
+    return False
 
 
 def _is_of_lines(graph: Graph, node: Node) -> bool:
@@ -196,14 +221,17 @@ def can_be(graph: Graph, group: Nested, fits: Fits) -> bool:
     outs = [v for k in members for v in graph.outs(k)]
     read = {v for v in outs if v in graph.outputs or not members.issuperset(graph.uses[v])}
     node, _, _ = nest_of(graph, group, read)
-    return fits(node.kw["body"], node.kw["dims"], node.kw["rows"])
+    return fits(**node.kw)
 
 
 def nest_of(graph: Graph, group: Nested, read: Container[int]) -> Made:
     """A group as a node."""
     checks, labels = checks_of(graph, group), group.labels.dims
     dims = tuple(tuple(-1 if x is None else x for x in labels[v]) for v in group.operands)
-    facts = {"dims": (*dims, *((),) * len(checks)), "rows": group.rows()}
+    facts: dict[str, Any] = {"dims": (*dims, *((),) * len(checks)), "rows": group.rows()}
+    steps = [steps_of(graph, v) if _overlaps(graph, v) else () for v in group.operands]
+    if any(steps):
+        facts["steps"] = tuple(steps)
     return node_of(graph, group, read, "fused_nest", checks, **facts)
 
 
@@ -225,7 +253,8 @@ def _is_able(graph: Graph, node: Node, lowers: Lowers) -> bool:
             return bool(axes) and real and lowers(SQUARE, kinds, node.specs[1].dtype)
         if op.product:  # of others the sums are exact, and libraries convert what they read
             same = all(d == out for d in kinds) and len(kinds) == 2
-            return same and out.kind in "fc" and can_combine(kind, out)
+            ours = _slides(graph, node) and lowers(CAST, kinds[:1], out)
+            return same and (out.kind in "fc" or ours) and can_combine(kind, out)
         known = can_combine(kind, out) and lowers(node.op, kinds, out)
         return known and bool(axes) and not (partial and gives_places(graph, node))
     if op.moves.places:
@@ -369,7 +398,7 @@ def _try(graph: Graph, k: int, group: Nested, units: Units, wait: bool = False) 
     if positions:  # which there is no other way to do
         lost_here -= fit.reduced
     labels.take(fit, graph.outs(k))
-    if not _is_worthwhile(node, fit, common, labels) or _outer(labels, lost_here, common):
+    if not _is_worthwhile(graph, node, fit, common, labels) or _outer(labels, lost_here, common):
         return NEVER
     group.labels, group.common = labels, common
     group.members += [p for p in views if p not in group.members]
@@ -378,6 +407,9 @@ def _try(graph: Graph, k: int, group: Nested, units: Units, wait: bool = False) 
     group.operands |= dict.fromkeys(outside)
     group.reduced = {*labels.now(group.reduced), *fit.reduced}
     group.looped = {*labels.now(group.looped), *_looped(node, fit)}
+    group.slid = {*labels.now(group.slid)}
+    for v in outside:
+        group.slid |= {x for x in labels.dims[v] if x is not None and _overlaps(graph, v)}
     group.consumed |= bool(lost)
     gone = lost | fit.reduced
     if labels.joined:
@@ -500,7 +532,9 @@ def _outer(labels: Labels, some: frozenset[int], inner: frozenset[int]) -> set[i
     return found
 
 
-def _is_worthwhile(node: Node, fit: Fit, common: frozenset[int], labels: Labels) -> bool:
+def _is_worthwhile(
+    graph: Graph, node: Node, fit: Fit, common: frozenset[int], labels: Labels
+) -> bool:
     """Whether enough rows are left, of which each fits into cache."""
     extents = labels.extents
     rows = max((extents[x] for x in common), default=0)
@@ -509,7 +543,8 @@ def _is_worthwhile(node: Node, fit: Fit, common: frozenset[int], labels: Labels)
     best = max(common, key=lambda x: extents[x])
     looped = _looped(node, fit)
     others = [extents[x] for x in looped if x != best]
-    if OPS[node.op].product and (math.prod(others) > PRODUCT or max(others, default=0) > SHORT):
+    libraries = math.prod(others) > PRODUCT or max(others, default=0) > SHORT
+    if OPS[node.op].product and libraries and not _slides(graph, node):
         return False
     parallel = [extents[x] for x in common - fit.reduced]
     row = math.prod(extents[x] for x in looped) // max(rows, math.prod(parallel))

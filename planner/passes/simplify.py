@@ -22,6 +22,8 @@ from ostinato.ops.core.exact import exact_items
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import DType, Spec, bfloat16, is_float, is_inexact, is_integer, real_of
+from ostinato.ops.expressions import Expression
+from ostinato.ops.sliding import spelled
 from ostinato.planner.plan import Target
 from ostinato.planner.rewrite import Values, in_bodies, inline, rebuild
 
@@ -116,6 +118,13 @@ def _resplit(s: _State, node: Node) -> Sequence[int] | None:
 @on("call")
 def _call(s: _State, node: Node) -> Sequence[int] | None:
     return inline(s.builder, node.kw["body"], node.inputs)
+
+
+@on("correlation")
+def _products_of_windows(s: _State, node: Node) -> Sequence[int] | None:
+    x, w = (Expression(s.builder, v, node.line) for v in node.inputs)
+    files = any(spec.layout is not None and spec.layout.stored for spec in s.builder.inputs)
+    return (spelled(x, w, files, **node.kw).value,)
 
 
 # -- moving elements -----------------------------------------------------------------------

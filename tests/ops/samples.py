@@ -606,6 +606,44 @@ alike("slice", lambda xp, x: xp.flip(x), normal(4, 3))
 alike("slice", lambda xp, x: xp.flip(x, axis=1), normal(4, 3).T)
 alike("slice", lambda xp, x: x[:, 1:], np.zeros((0, 2)))
 
+
+def _slides(xp: Any) -> Any:
+    return ost.sliding_window_view if xp is ost else np.lib.stride_tricks.sliding_window_view
+
+
+alike("slide", lambda xp, x: _slides(xp)(x, 3, 0) * 2, normal(7, 4))
+alike("slide", lambda xp, x: _slides(xp)(x, (3, 2))[::2, 1:].max((-1, -2)), normal(7, 4))
+alike("slide", lambda xp, x: _slides(xp)(x, 2, 1).sum(-1), normal(5, 4, 2).T)
+for _steps, _dilations in (((2, 1), (1, 3)), ((3, 2), (2, 1))):
+    sample(
+        "slide",
+        lambda x, s=_steps, d=_dilations: apply(
+            "slide", x, axes=(0, 2), sizes=(3, 2), steps=s, dilations=d, beside=(-1, -1)
+        ),
+        lambda x, s=_steps, d=_dilations: np.lib.stride_tricks.sliding_window_view(
+            x, (2 * d[0] + 1, d[1] + 1), (0, 2)
+        )[:: s[0], :, :: s[1], :: d[0], :: d[1]],
+        normal(9, 2, 6),
+    )
+sample(
+    "slide",
+    lambda x: apply("slide", x, axes=(0,), sizes=(3,), steps=(2,), dilations=(2,), beside=(1,)),
+    lambda x: np.stack([x[2 * r : 2 * r + 5 : 2, r] for r in range(3)], -1),
+    normal(9, 3),
+)
+
+for _kind in ("float64", "complex64", "int8"):
+    alike(
+        "correlation", lambda xp, x, w: xp.convolve(x, w), *(normal(n, dtype=_kind) for n in (9, 4))
+    )
+    alike(
+        "correlation",
+        lambda xp, x, w: xp.correlate(x, w),
+        *(normal(n, dtype=_kind) for n in (9, 4)),
+    )
+for _m in (1, 4, 9):
+    alike("correlation", lambda xp, x, w: xp.convolve(x, w, "same"), normal(9), normal(_m))
+
 for _axis in (0, 1, -1, None):
     alike("concat", lambda xp, x, a=_axis: xp.concat([x, x + 1, x], axis=a), normal(4, 3))
 for _x, _y in (

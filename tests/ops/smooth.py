@@ -152,6 +152,29 @@ smooth("squeeze", lambda x: ost.squeeze(x, 1), normal(2, 1, 3))
 smooth("permute_dims", lambda x: ost.permute_dims(x, (2, 0, 1)), normal(2, 3, 4))
 smooth("broadcast_to", lambda x: ost.broadcast_to(x, (4, 3)), normal(3))
 smooth("broadcast_to", lambda x: ost.broadcast_to(x, (2, 4, 3)), normal(4, 1))
+for _steps, _dilations in (((1, 1), (1, 1)), ((2, 1), (1, 3)), ((3, 2), (2, 1))):
+    smooth(
+        "slide",
+        lambda x, s=_steps, d=_dilations: apply(
+            "slide", x, axes=(0, 2), sizes=(3, 2), steps=s, dilations=d, beside=(-1, -1)
+        ),
+        normal(10, 2, 6),
+    )
+    smooth(
+        "slide",
+        lambda x, s=_steps, d=_dilations: apply(
+            "slide", x, axes=(0,), sizes=(3,), steps=s[:1], dilations=d[:1], beside=(1,)
+        ),
+        normal(9, 3, 2),
+    )
+for _x, _w in (((9,), (4,)), ((2, 9), (4,)), ((9,), (2, 4)), ((2, 9), (2, 4)), ((4,), (4,))):
+    for _before, _after in ((0, 0), (3, 1), (5, 4)):
+        smooth(
+            "correlation",
+            lambda x, w, b=_before, a=_after: apply("correlation", x, w, before=b, after=a),
+            normal(*_x),
+            normal(*_w),
+        )
 for _key in (np.s_[1:3], np.s_[::-2], np.s_[:, 1], np.s_[..., None, 2:], np.s_[3:1], np.s_[-1, 0]):
     smooth("slice", lambda x, k=_key: x[k] * x[k], normal(4, 3))
     for _mode in MODES:

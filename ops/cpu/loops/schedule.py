@@ -63,8 +63,10 @@ def analyse(
     shapes: Sequence[Shape],
     strides: Sequence[Sequence[int]],
     lanes: Sequence[int] = LANES,
+    steps: Sequence[Sequence[int]] = (),
 ) -> Nest | None:
-    """The nest of a body for operands and results that lie so; None if no kernel can do it."""
+    """The nest of a body for operands and results that lie so; None if no kernel can do it. (`steps` says how
+    they lie where that is not known.)"""
     found = stages_of(body, dims, rows, shapes, strides)
     nest = Nest(**vars(found)) if found is not None else None
     return nest if nest is not None and _arrange(nest, lanes) else None
@@ -76,9 +78,10 @@ def analyse_in_order(
     rows: Sequence[int],
     shapes: Sequence[Shape],
     way: str = "",
+    steps: Sequence[Sequence[int]] = (),
 ) -> Nest | None:
     """The nest of a body for operands and results whose elements lie one behind the other."""
-    strides = strides_in_order(body, shapes)
+    strides = strides_in_order(body, shapes, steps)
     return analyse(body, dims, rows, shapes, strides, lanes_of(way))
 
 

@@ -143,8 +143,10 @@ def analyse(
     rows: Sequence[int],
     shapes: Sequence[Shape],
     strides: Sequence[Sequence[int]],
+    steps: Sequence[Sequence[int]] = (),
 ) -> Tiles | None:
-    """The tiles of a body for operands and results that lie so; None if no kernel can do it."""
+    """The tiles of a body for operands and results that lie so; None if no kernel can do it. (`steps` says
+    how they lie where that is not known.)"""
     found = stages_of(body, dims, rows, shapes, strides)
     if found is None:
         return None
@@ -153,10 +155,14 @@ def analyse(
 
 
 def analyse_in_order(
-    body: Graph, dims: Sequence[Sequence[int]], rows: Sequence[int], shapes: Sequence[Shape]
+    body: Graph,
+    dims: Sequence[Sequence[int]],
+    rows: Sequence[int],
+    shapes: Sequence[Shape],
+    steps: Sequence[Sequence[int]] = (),
 ) -> Tiles | None:
     """The same where elements lie one behind the other."""
-    return analyse(body, dims, rows, shapes, strides_in_order(body, shapes))
+    return analyse(body, dims, rows, shapes, strides_in_order(body, shapes, steps))
 
 
 def in_squares(body: Graph, loops: Loops) -> Tiles | None:
@@ -247,6 +253,8 @@ def _turned(tiles: Tiles) -> set[int]:
     for a, lies in enumerate(tiles.strides):
         v = tiles.value_of(a)
         if len(tiles.inner(v)) < 2 or tiles.near not in lies or line_of(tiles, a) < 0:
+            continue
+        if tiles.overlaps(a):
             continue
         if a >= tiles.operands:
             found |= set() if tiles.gathers(v) else {v}
