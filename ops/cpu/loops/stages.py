@@ -283,11 +283,17 @@ class Writer(Elements):
                 found[x] = stack.enter_context(self.code.loop("0", self.extent(x)))
             yield found
 
-    def pieces(self, label: int) -> Iterator[tuple[bool, list[str]]]:
-        """An index in steps of UNROLLED: each time whether it is the only one, and the indices."""
+    def pieces(self, label: int, windows: bool = False) -> Iterator[tuple[bool, list[str]]]:
+        """An index in steps of UNROLLED: each time whether it is the only one, and the indices. A long one
+        is so only along `windows`, of which totals stay in registers for so many turns."""
         code = self.code
         if not self.is_short(label):
-            with code.loop("0", self.extent(label)) as i:
+            begin = "0"
+            if windows:
+                begin = code.let(f"and i64 {self.extent(label)}, {-UNROLLED}")
+                with code.loop("0", begin, UNROLLED) as i:
+                    yield False, [code.sum(i, str(k)) for k in range(UNROLLED)]
+            with code.loop(begin, self.extent(label)) as i:
                 yield False, [i]
             return
         n = self.nest.extents[label]
@@ -440,6 +446,7 @@ class Writer(Elements):
         nest, body = self.nest, self.body
         values, home = self.targets(first, r)
         gathers = home == "part"
+        slides = any(nest.overlaps(a) for a in range(nest.operands))
         over = sorted(x for x in r.over if x not in nest.rows)
         outer, last = over[:-1], over[-1] if over else None
         short = last is None or (self.is_short(last) and nest.extents[last] <= UNROLLED)
@@ -472,7 +479,7 @@ class Writer(Elements):
                 with self.along(first, cleared(dtypes[0])) as lane:
                     keep(begin(), addresses(env | lane))
             with self.over(outer, env) as inside:
-                pieces = [(True, ["0"])] if last is None else self.pieces(last)
+                pieces = [(True, ["0"])] if last is None else self.pieces(last, slides)
                 for _, indices in pieces:
                     with self.along(first) as lane:
                         here = inside | lane
