@@ -8,17 +8,22 @@ turn reads them: calls have three sets of stand-ins, for the first turn, and for
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 from ostinato.ops.core.bounds import inside, outside
 from ostinato.ops.core.device import Repeated
+from ostinato.ops.core.spec import DType, bool_, int64, uint8
+from ostinato.ops.jit.values import Value, where
 
 from .code import address_of, symbol
 from .llvm import function_of
 from .parallel import CALLS, TABLES
+from .routine import Memory, Routine
 
 SETS = 3  # of stand-ins
 _RECORD = 2 + SETS  # words of a call: kernel, count of arrays, and stand-ins
@@ -74,7 +79,7 @@ def sequence(
         0 if x is None else x.ctypes.data for x in (index, test, state, objects, where, table)
     ]
 
-    return Repeated(function_of(_TEXT, np.array(facts, np.int64), held), state)
+    return Repeated(function_of(_turns(), np.array(facts, np.int64), held), state)
 
 
 class Where(NamedTuple):
@@ -111,7 +116,7 @@ def at_places(
     facts = [1, 0, len(where), 0 if source else 1 + len(where), 3 if again else 2, id(kernel)]
     for w, text in zip(where, words, strict=True):
         facts += [*w[:5], ctypes.addressof(text)]
-    return function_of(TABLES + CALLS + _PLACES, np.array(facts, np.int64), (kernel, words))
+    return function_of(_at_places(), np.array(facts, np.int64), (kernel, words))
 
 
 class Step(NamedTuple):
@@ -125,298 +130,151 @@ class Step(NamedTuple):
 def in_order(steps: Sequence[Step], arrays: int) -> Callable[..., None]:
     """A kernel of so many arrays that calls these, one after the other, until one fails."""
     symbol("Py_DecRef", address_of(ctypes.pythonapi, "Py_DecRef"))
-    text = [_FIRST.replace("MANY", str(arrays))]
+    run = _Run()
+    run.checks(run.args, run.whole(arrays))
     for k, step in enumerate(steps):
-        room = f"[{len(step.arrays)} x ptr]"
-        text += [
-            f"step{k}:",
-            f"  %kernel{k} = call ptr @array(ptr %meta, i64 {2 + k})",
-            f"  %given{k} = alloca {room}",
-        ]
-        for j, which in enumerate(step.arrays):
-            text += [
-                f"  %x{k}_{j} = call ptr @array(ptr %args, i64 {which})",
-                f"  %at{k}_{j} = getelementptr {room}, ptr %given{k}, i64 0, i64 {j}",
-                f"  store ptr %x{k}_{j}, ptr %at{k}_{j}",
-            ]
-        if step.unless_one:
-            text += [
-                *(f"  %data{k}_{j} = call i64 @fact(ptr %x{k}_{j}, i64 2)" for j in range(2)),
-                f"  %one{k} = icmp eq i64 %data{k}_0, %data{k}_1",
-                f"  br i1 %one{k}, label %step{k + 1}, label %call{k}",
-                f"call{k}:",
-            ]
-        text += [
-            f"  %answer{k} = call ptr @called(ptr %kernel{k}, ptr %given{k}, i64 {len(step.arrays)})",
-            f"  %failed{k} = icmp eq ptr %answer{k}, null",
-            f"  br i1 %failed{k}, label %bad, label %good{k}",
-            f"good{k}:",
-            f"  call void @Py_DecRef(ptr %answer{k})",
-            f"  br label %step{k + 1}",
-        ]
-    text.append(_LAST.replace("END", str(len(steps))))
+        kernel, room = run.words(run.meta[2 + k]), run.own(len(step.arrays), int64)
+        given = [run.words(run.args[which]) for which in step.arrays]
+        for j, x in enumerate(given):
+            room[j] = x
+        is_one = given[0][2] == given[1][2] if step.unless_one else None
+        with contextlib.nullcontext() if is_one is None else run.given_that(~is_one):
+            run.asks(kernel, room, run.whole(len(given)))
+    run.ends_well()
     kernels = [step.kernel for step in steps]
     facts = np.array([1, 0, *map(id, kernels)], np.int64)
-    return function_of(TABLES + CALLS + "\n".join(text), facts, kernels)
+    return function_of(run.text(), facts, kernels)
 
 
-_FIRST = """
-declare void @Py_IncRef(ptr)
-declare void @Py_DecRef(ptr)
-@none = external global i8
+# -- machine code ------------------------------------------------------------------------------
+class _Run(Routine):
+    """A function that Python calls, or one for it: what it knows is at `meta`, what it was given at `args`.
+    It answers with an address, which is 0 if it failed."""
 
-define ptr @run(ptr %self, ptr %args, i64 %given) {
-  %meta = call ptr @array(ptr %self, i64 2)
-  %right = call i1 @are_arrays(ptr %args, i64 %given, i64 MANY)
-  br i1 %right, label %step0, label %bad
-"""
-_LAST = """
-stepEND:
-  call void @Py_IncRef(ptr @none)
-  ret ptr @none
-bad:
-  ret ptr null
-}
-"""
+    def __init__(self, result: DType = int64, title: str = "run", /, **given: Any) -> None:
+        known = {"self": [int64], "args": [int64], "given": int64}
+        super().__init__(result, title, **(given or known))
+        self.lines.declared.add("@none = external global i8")
+        if not given:
+            me, self.args, self.count = self.given
+            self.meta = self.words(me[2])
 
-_PLACES = """
-declare ptr @PyErr_Format(ptr, ptr, ...)
-@index_error = external global i8
+    def words(self, address: Value) -> Memory:
+        return self.memory(address, int64)
 
-define ptr @run(ptr %self, ptr %args, i64 %given) {
-entry:
-  %meta = call ptr @array(ptr %self, i64 2)
-  %many = call i64 @fact(ptr %meta, i64 2)
-  %which = call i64 @fact(ptr %meta, i64 3)
-  %count = call i64 @fact(ptr %meta, i64 4)
-  %kernel = call ptr @array(ptr %meta, i64 5)
-  %end = add i64 %many, 1
-  %arrays_given = add i64 %many, 2
-  %right = call i1 @are_arrays(ptr %args, i64 %given, i64 %arrays_given)
-  br i1 %right, label %known, label %wrong
-wrong:
-  ret ptr null
-known:
-  %moving = call ptr @array(ptr %args, i64 %which)
-  %begin = call i64 @fact(ptr %moving, i64 2)
-  br label %next
-next:
-  %k = phi i64 [0, %known], [%k1, %inside]
-  %there = phi i64 [%begin, %known], [%onward, %inside]
-  %more = icmp slt i64 %k, %many
-  br i1 %more, label %look, label %call
-look:
-  %k1 = add i64 %k, 1
-  %index = call ptr @array(ptr %args, i64 %k1)
-  %index_at = call ptr @array(ptr %index, i64 2)
-  %place = load i64, ptr %index_at
-  %down = mul i64 %k, 6
-  %about = getelementptr i64, ptr %meta, i64 %down
-  %size = call i64 @fact(ptr %about, i64 6)
-  %step = call i64 @fact(ptr %about, i64 7)
-  %back = call i64 @fact(ptr %about, i64 8)
-  %last = call i64 @fact(ptr %about, i64 9)
-  %clips = call i64 @fact(ptr %about, i64 10)
-  %words = call ptr @array(ptr %about, i64 11)
-  %from_end = icmp slt i64 %place, %back
-  %added = add i64 %place, %size
-  %front = select i1 %from_end, i64 %added, i64 %place
-  %low = icmp slt i64 %front, 0
-  %high = icmp sgt i64 %front, %last
-  %out = or i1 %low, %high
-  %strict = icmp eq i64 %clips, 0
-  %fails = and i1 %out, %strict
-  br i1 %fails, label %bad, label %inside
-bad:
-  %said = call ptr (ptr, ptr, ...) @PyErr_Format(ptr @index_error, ptr %words, i64 %place, i64 %size)
-  ret ptr null
-inside:
-  %least = select i1 %low, i64 0, i64 %front
-  %most = select i1 %high, i64 %last, i64 %least
-  %far = mul i64 %most, %step
-  %onward = add i64 %there, %far
-  br label %next
-call:
-  %stand = alloca [3 x i64]
-  %stand_type = getelementptr i64, ptr %stand, i64 1
-  store ptr @array_type, ptr %stand_type
-  %stand_data = getelementptr i64, ptr %stand, i64 2
-  store i64 %there, ptr %stand_data
-  %first = call ptr @array(ptr %args, i64 0)
-  %result = call ptr @array(ptr %args, i64 %end)
-  %is_source = icmp eq i64 %which, 0
-  %source = select i1 %is_source, ptr %stand, ptr %first
-  %target = select i1 %is_source, ptr %result, ptr %stand
-  %arrays = alloca [3 x ptr]
-  store ptr %source, ptr %arrays
-  %second_at = getelementptr ptr, ptr %arrays, i64 1
-  store ptr %target, ptr %second_at
-  %third_at = getelementptr ptr, ptr %arrays, i64 2
-  store ptr %target, ptr %third_at
-  %answer = call ptr @called(ptr %kernel, ptr %arrays, i64 %count)
-  ret ptr %answer
-}
-"""
+    def checks(self, args: Memory, many: Value) -> None:
+        """Leaves unless so many arrays were given."""
+        count = self.count if args is self.args else self.count - 2
+        self.leaves_if(~self._call("are_arrays", bool_, (args, count, many)), 0)
 
-_TURNS = """
-declare i64 @PyLong_AsLongLong(ptr)
-declare void @Py_IncRef(ptr)
-declare void @Py_DecRef(ptr)
-@none = external global i8
-@words = private constant [32 x i8] c"turns of two numbers and arrays\\00"
+    def answer(self, kernel: Memory, arrays: Memory, count: Value) -> Value:
+        """A kernel's."""
+        given = f"ptr {kernel.name}, ptr {arrays.name}, i64 {count.name}"
+        return Memory(self, self.let(f"call ptr @called({given})"), int64).address
 
-define internal i1 @calls(ptr %table, i64 %from, i64 %to, i64 %set) {
-entry:
-  %some = icmp slt i64 %from, %to
-  br i1 %some, label %call, label %good
-call:
-  %k = phi i64 [%from, %entry], [%k1, %done]
-  %down = mul i64 %k, RECORD
-  %record = getelementptr i64, ptr %table, i64 %down
-  %kernel = load ptr, ptr %record
-  %count = call i64 @fact(ptr %record, i64 1)
-  %which = add i64 %set, 2
-  %given = call ptr @array(ptr %record, i64 %which)
-  %answer = call ptr @called(ptr %kernel, ptr %given, i64 %count)
-  %failed = icmp eq ptr %answer, null
-  br i1 %failed, label %bad, label %done
-done:
-  call void @Py_DecRef(ptr %answer)
-  %k1 = add i64 %k, 1
-  %more = icmp slt i64 %k1, %to
-  br i1 %more, label %call, label %good
-good:
-  ret i1 true
-bad:
-  ret i1 false
-}
+    def asks(self, kernel: Memory, arrays: Memory, count: Value) -> None:
+        """Leaves if a kernel fails."""
+        answer = self.answer(kernel, arrays, count)
+        self.leaves_if(answer == 0, 0)
+        self.call("Py_DecRef", None, self.words(answer))
 
-define ptr @run(ptr %self, ptr %args, i64 %given) {
-entry:
-  %meta = call ptr @array(ptr %self, i64 2)
-  %arrays = call i64 @fact(ptr %meta, i64 2)
-  %beyond = sub i64 %given, 2
-  %enough = icmp eq i64 %beyond, %arrays
-  br i1 %enough, label %check, label %wrong
-wrong:
-  call void @PyErr_SetString(ptr @type_error, ptr @words)
-  ret ptr null
-check:
-  %after = getelementptr ptr, ptr %args, i64 2
-  %right = call i1 @are_arrays(ptr %after, i64 %beyond, i64 %arrays)
-  br i1 %right, label %numbers, label %failed
-numbers:
-  %spots = call i64 @fact(ptr %meta, i64 3)
-  %until = call i64 @fact(ptr %meta, i64 4)
-  %all = call i64 @fact(ptr %meta, i64 5)
-  %last = call i64 @fact(ptr %meta, i64 6)
-  %moving = call i64 @fact(ptr %meta, i64 7)
-  %index = call ptr @array(ptr %meta, i64 8)
-  %test = call ptr @array(ptr %meta, i64 9)
-  %state = call ptr @array(ptr %meta, i64 10)
-  %objects = call ptr @array(ptr %meta, i64 11)
-  %where = call ptr @array(ptr %meta, i64 12)
-  %table = call ptr @array(ptr %meta, i64 13)
-  %args0 = call ptr @array(ptr %args, i64 0)
-  %begin = call i64 @PyLong_AsLongLong(ptr %args0)
-  %args1 = call ptr @array(ptr %args, i64 1)
-  %end = call i64 @PyLong_AsLongLong(ptr %args1)
-  %down = icmp sge i64 %last, 0
-  %back = sub i64 %last, %begin
-  %start = select i1 %down, i64 %back, i64 %begin
-  %any = icmp sgt i64 %spots, 0
-  br i1 %any, label %spot, label %ready
-spot:
-  %s = phi i64 [0, %numbers], [%s1, %filled]
-  %s3 = mul i64 %s, 3
-  %about = getelementptr i64, ptr %where, i64 %s3
-  %array = call i64 @fact(ptr %about, i64 0)
-  %offset = call i64 @fact(ptr %about, i64 1)
-  %step = call i64 @fact(ptr %about, i64 2)
-  %fixed = icmp slt i64 %array, 0
-  br i1 %fixed, label %fill, label %base
-base:
-  %object = call ptr @array(ptr %after, i64 %array)
-  %elements = call i64 @fact(ptr %object, i64 2)
-  br label %fill
-fill:
-  %from = phi i64 [0, %spot], [%elements, %base]
-  %moved = mul i64 %step, %start
-  %near = add i64 %from, %offset
-  %there = add i64 %near, %moved
-  %o3 = mul i64 %s, OBJECT
-  %o_at = getelementptr i64, ptr %objects, i64 %o3
-  %data_at = getelementptr i64, ptr %o_at, i64 2
-  store i64 %there, ptr %data_at
-  br label %filled
-filled:
-  %s1 = add i64 %s, 1
-  %more_spots = icmp slt i64 %s1, %spots
-  br i1 %more_spots, label %spot, label %ready
-ready:
-  %no_index = icmp eq ptr %index, null
-  %no_test = icmp eq ptr %test, null
-  %ended_at = getelementptr i64, ptr %state, i64 1
-  store i64 0, ptr %ended_at
-  br label %next
-next:
-  %t = phi i64 [%begin, %ready], [%t1, %moving_done]
-  store i64 %t, ptr %state
-  %unfinished = icmp slt i64 %t, %end
-  br i1 %unfinished, label %number, label %done
-number:
-  %backward = sub i64 %last, %t
-  %i = select i1 %down, i64 %backward, i64 %t
-  br i1 %no_index, label %choose, label %store_index
-store_index:
-  store i64 %i, ptr %index
-  br label %choose
-choose:
-  %odd = and i64 %t, 1
-  %even_set = sub i64 2, %odd
-  %is_first = icmp eq i64 %t, 0
-  %set = select i1 %is_first, i64 0, i64 %even_set
-  br i1 %no_test, label %work, label %ask
-ask:
-  %asked = call i1 @calls(ptr %table, i64 0, i64 %until, i64 %set)
-  br i1 %asked, label %decide, label %failed
-decide:
-  %answer = load i8, ptr %test
-  %go = icmp ne i8 %answer, 0
-  br i1 %go, label %work, label %over
-over:
-  store i64 1, ptr %ended_at
-  br label %done
-work:
-  %worked = call i1 @calls(ptr %table, i64 %until, i64 %all, i64 %set)
-  br i1 %worked, label %onward, label %failed
-onward:
-  %some_move = icmp sgt i64 %moving, 0
-  br i1 %some_move, label %move, label %moving_done
-move:
-  %p = phi i64 [0, %onward], [%p1, %move]
-  %p3 = mul i64 %p, 3
-  %p_about = getelementptr i64, ptr %where, i64 %p3
-  %p_step = call i64 @fact(ptr %p_about, i64 2)
-  %p_back = sub i64 0, %p_step
-  %p_by = select i1 %down, i64 %p_back, i64 %p_step
-  %p_object = mul i64 %p, OBJECT
-  %p_at = getelementptr i64, ptr %objects, i64 %p_object
-  %p_data = getelementptr i64, ptr %p_at, i64 2
-  %p_was = load i64, ptr %p_data
-  %p_is = add i64 %p_was, %p_by
-  store i64 %p_is, ptr %p_data
-  %p1 = add i64 %p, 1
-  %more_moves = icmp slt i64 %p1, %moving
-  br i1 %more_moves, label %move, label %moving_done
-moving_done:
-  %t1 = add i64 %t, 1
-  br label %next
-done:
-  call void @Py_IncRef(ptr @none)
-  ret ptr @none
-failed:
-  ret ptr null
-}
-"""
-_TEXT = TABLES + CALLS + _TURNS.replace("RECORD", str(_RECORD)).replace("OBJECT", str(_OBJECT))
+    def ends_well(self) -> None:
+        none = Memory(self, "@none", int64)
+        self.call("Py_IncRef", None, none)
+        self.ends(none.address)
+
+    def text(self) -> str:
+        return TABLES + CALLS + super().text()
+
+
+@lru_cache(1)
+def _at_places() -> str:
+    run = _Run()
+    run.lines.declared |= {
+        "declare ptr @PyErr_Format(ptr, ptr, ...)",
+        "@index_error = external global i8",
+    }
+    args, meta = run.args, run.meta
+    many, which, count = (meta[k] for k in (2, 3, 4))
+    run.checks(args, many + 2)
+    there = run.variable(run.words(args[which])[2])
+    with run.each(many) as k:
+        place = run.words(run.words(args[k + 1])[2])[0]
+        about = meta.further(6 * k + 6)
+        size, step, back, last, clips, words = (about[j] for j in range(6))
+        front = where(place < back, place + size, place)
+        with run.given_that(((front < 0) | (front > last)) & (clips == 0)):
+            said = (
+                f"ptr @index_error, ptr {run.words(words).name}, i64 {place.name}, i64 {size.name}"
+            )
+            run.let(f"call ptr (ptr, ptr, ...) @PyErr_Format({said})")
+            run.ends(0)
+            run.label()
+        inside = where(front > last, last, where(front < 0, run.whole(0), front))
+        there.now = there.now + inside * step
+    stand, arrays = run.own(3, int64), run.own(3, int64)
+    stand[1], stand[2] = Memory(run, "@array_type", int64), there.now
+    is_source = which == 0
+    arrays[0] = stand.select(is_source, run.words(args[0]))
+    arrays[1] = arrays[2] = run.words(args[many + 1]).select(is_source, stand)
+    run.ends(run.answer(run.words(meta[5]), arrays, count))
+    return run.text()
+
+
+def _calls() -> _Run:
+    """Some of the calls, with a set of stand-ins; whether all did well."""
+    made = _Run(bool_, "calls", table=[int64], begin=int64, end=int64, which=int64)
+    table, begin, end, which = made.given
+    with made.each(end, begin) as k:
+        record = table.further(k * _RECORD)
+        made.asks(made.words(record[0]), made.words(record[which + 2]), record[1])
+    made.ends(1)
+    return made
+
+
+@lru_cache(1)
+def _turns() -> str:
+    run, calls = _Run(), _calls()
+    words = b"turns of two numbers and arrays"
+    kind = f"[{len(words) + 1} x i8]"
+    run.lines.declared.add(f'@words = private constant {kind} c"{words.decode()}\\00"')
+    args, meta = run.args, run.meta
+    arrays, after = meta[2], args.further(2)
+    with run.given_that(run.count - 2 != arrays):
+        run.add("call void @PyErr_SetString(ptr @type_error, ptr @words)")
+        run.ends(0)
+        run.label()
+    run.checks(after, arrays)
+    spots, until, every, last, moving = (meta[k] for k in range(3, 8))
+    index, test, state, objects, about, table = (run.words(meta[k]) for k in range(8, 14))
+    begin, end = (run.call("PyLong_AsLongLong", int64, run.words(args[k])) for k in (0, 1))
+    is_down, zero = last >= 0, run.whole(0)
+    start = where(is_down, last - begin, begin)
+    with run.each(spots) as s:
+        array, offset, step = (about[3 * s + k] for k in range(3))
+        first = run.variable(zero)
+        with run.given_that(array >= 0):
+            first.now = run.words(after[array])[2]
+        objects[_OBJECT * s + 2] = first.now + offset + step * start
+    state[1] = 0
+    turn = run.variable(begin)
+    with run.until() as ends:
+        t = turn.now
+        state[0] = t
+        ends((t >= end).name)
+        with run.given_that(index.address != 0):
+            index[0] = where(is_down, last - t, t)
+        which = where(t == 0, zero, 2 - (t & 1))
+        with run.given_that(test.address != 0):
+            run.leaves_if(~run.does(calls, table, zero, until, which), 0)
+            with run.given_that(test.of(uint8)[0] == 0):
+                state[1] = 1
+                run.ends_well()
+                run.label()
+        run.leaves_if(~run.does(calls, table, until, every, which), 0)
+        with run.each(moving) as p:
+            step, place = about[3 * p + 2], _OBJECT * p + 2
+            objects[place] = objects[place] + where(is_down, -step, step)
+        turn.now = t + 1
+    run.ends_well()
+    return run.text()
