@@ -207,9 +207,6 @@ class Machine:
         share = math.log(among / few) / math.log(many / few)
         return fast ** (1 - share) * slow**share
 
-    def message_seconds(self, moved: float) -> float:
-        return self.levels[0][1].message(moved)
-
     def links(self, mesh: Mesh) -> tuple[Link, ...]:
         """The link of each axis of a mesh."""
         return tuple([self.levels[k][1] for k in self.levels_of(mesh)])

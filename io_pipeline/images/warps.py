@@ -32,7 +32,6 @@ from .values import (
     spread,
 )
 
-IDENTITY: Matrix = (1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0)
 Pair = tuple[float, float]
 Fill = float | tuple[float, ...]
 Placed = tuple[

@@ -116,12 +116,6 @@ def sum_seconds(
     return links[axes[0]].seconds + machine.all_reduce(mesh, axes, size)[0]
 
 
-def spec_seconds(machine: Machine, has: Spec, needs: Spec) -> float:
-    assert has.layout is not None
-    assert needs.layout is not None
-    return relayout_seconds(machine, has.shape, has.dtype.itemsize, has.layout, needs.layout)
-
-
 @lru_cache(1 << 18)
 def relayout_seconds(
     machine: Machine, shape: Shape, itemsize: int, has: Layout, needs: Layout
