@@ -244,6 +244,15 @@ class Code:
         return found
 
 
+def loaded(base: str, start: int, names: Sequence[str], kind: str = "i64") -> list[str]:
+    """Names for what stands in a row in memory."""
+    lines = []
+    for k, name in enumerate(names, start):
+        lines.append(f"  %{name}_at = getelementptr {kind}, ptr {base}, i64 {k}")
+        lines.append(f"  %{name} = load {kind}, ptr %{name}_at")
+    return lines
+
+
 def parts_of(dtype: DType) -> int:
     """How many numbers an element consists of."""
     return dtype.itemsize // real_of(dtype).itemsize

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 from ostinato.ops.core.spec import DType
-from ostinato.ops.cpu.jit.emitter import Code, loop_facts
+from ostinato.ops.cpu.jit.emitter import Code, loaded, loop_facts
 from ostinato.ops.cpu.jit.lines import literal, llvm_type
 from ostinato.ops.cpu.jit.llvm import function_of, vector_bits, why_not
 from ostinato.ops.cpu.jit.parallel import around
 from ostinato.ops.distances import NEAR
 
-from .gemm import GRAIN, _loaded
+from .gemm import GRAIN
 
 BLOCK = 64  # columns that are looked at together
 
@@ -95,7 +95,7 @@ class _Writer:
     def body(self) -> str:
         """Rows, in blocks of columns; a block with something near is gone through once more."""
         code = Code()
-        arrays = _loaded("%data", 0, ("products", "a", "b", "x", "c", "out"), "ptr")
+        arrays = loaded("%data", 0, ("products", "a", "b", "x", "c", "out"), "ptr")
         code.entry.append("  %count = alloca i64")
         with code.loop("%lo", "%hi") as i:
             length = self.load(code, self.row(code, "%a", i, "%step_a"), "0")
@@ -121,6 +121,6 @@ class _Writer:
                         anew = code.let(f"call {self.kind} @direct(ptr {x}, ptr {c}, i64 %depth)")
                         self.store(code, anew, out, j)
         head = "define internal void @body(ptr %data, ptr %meta, i64 %lo, i64 %hi, i64 %thread) {"
-        facts = [*arrays, *_loaded("%meta", 0, _FACTS)]
+        facts = [*arrays, *loaded("%meta", 0, _FACTS)]
         text = [head, "entry:", *code.entry, *facts, *code.lines.text, "  ret void", "}"]
         return "\n".join(text)

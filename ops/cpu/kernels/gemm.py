@@ -15,16 +15,16 @@ from typing import Any
 
 import numpy as np
 from ostinato.ops.core.device import Keeping
-from ostinato.ops.core.spec import float32, float64, int64
+from ostinato.ops.core.spec import DType, float32, float64, int32, int64, uint8
 from ostinato.ops.cpu.jit.code import symbol
-from ostinato.ops.cpu.jit.emitter import Code
 from ostinato.ops.cpu.jit.llvm import function_of, why_not
 from ostinato.ops.cpu.jit.parallel import around
-from ostinato.ops.cpu.jit.routine import Routine, functions
+from ostinato.ops.cpu.jit.routine import Memory, Routine, functions, larger, smaller
 from ostinato.ops.cpu.libraries.onednn import Unable, onednn_product, with_weights
 from ostinato.ops.cpu.limits import LIMITS
 from ostinato.ops.cpu.threads import blas
 from ostinato.ops.jit.stacks import Stack, blocks_of, most_square, stacked, step_of, transposed
+from ostinato.ops.jit.values import Value, cast, where
 
 from .gemv import STREAMS, added_up, can_stream, streams_pay, vector_product
 from .ordered_gemm import INTEGERS, KINDS, ordered_product
@@ -324,162 +324,105 @@ def _table(a: Stack, b: Stack, out: Stack, block: Sequence[int], apart: bool) ->
 
 
 # -- machine code --------------------------------------------------------------------------
+_state = np.zeros(2, np.int64)  # products at work, and OpenBLAS's threads before the first
+
+
 @lru_cache(32)
 def _text(letter: str, vector: bool, wide: bool, mirrors: bool = False) -> str:
     """Turns are calls of BLAS; parts of a sum wait behind the table until `finish` adds them up. If it
     mirrors, a turn's last number says where the block's transpose goes."""
     found = blas()
     assert found is not None
-    kind = {"s": "float", "d": "double"}.get(letter, "ptr")
     name = f"cblas_{letter}gem{'v' if vector else 'm'}"
     for called in (name, "openblas_get_num_threads", "openblas_set_num_threads"):
         symbol(called, found.address(called))
     symbol("blas_state", _state)
-    whole = "i64" if wide else "i32"
-
-    def number(what: str) -> str:
-        return f"{whole} %{what}" if wide else f"{whole} %{what}_short"
-
-    one, zero = ("1.0", "0.0") if kind != "ptr" else ("@one", "@zero")
-    sizes = (number("m"), number("k")) if vector else tuple(map(number, "mnk"))
-    turns = ("i32 %turn_a_short",) if vector else ("i32 %turn_a_short", "i32 %turn_b_short")
-    arguments = ["i32 101", *turns, *sizes, f"{kind} {one}", "ptr %a", number("step_a"), "ptr %b"]
-    arguments += [number("step_b"), f"{kind} {zero}", "ptr %c", number("step_c")]
-    types = ", ".join(a.split()[0] for a in arguments)
-    code = [
-        f"declare void @{name}({types})",
-        "declare i32 @openblas_get_num_threads()",
-        "declare void @openblas_set_num_threads(i32)",
-        "@blas_state = external global [2 x i64]",
-        "@one = private constant [2 x double] [double 1.0, double 0.0]",
-        "@zero = private constant [2 x double] zeroinitializer",
-        "define internal void @body(ptr %data, ptr %meta, i64 %lo, i64 %hi, i64 %thread) {",
-        "entry:",
-        *_loaded("%meta", 2, _FACTS),
-        *_BASES,
-    ]
-    code += [
-        "turn:",
-        "  %o = phi i64 [%lo, %entry], [%o1, %done]",
-        f"  %skip = mul i64 %o, {7 if mirrors else 6}",
-        f"  %start = add i64 %skip, {_TABLE}",
-        "  %line = getelementptr i64, ptr %meta, i64 %start",
-        *_loaded("%line", 0, ("at_a", "at_b", "at_c", "m", "n", "k")),
-        *(f"  %{x} = getelementptr i8, ptr %base_{x}, i64 %at_{x}" for x in "abc"),
-        *(f"  %{x}_short = trunc i64 %{x} to i32" for x in (*_FORMS, "m", "n", "k")),
-        f"  call void @{name}({', '.join(arguments)})",
-        *(_MIRRORS if mirrors else ("  br label %done",)),
-        "done:",
-        "  %o1 = add i64 %o, 1",
-        "  %more = icmp slt i64 %o1, %hi",
-        "  br i1 %more, label %turn, label %end",
-        "end:",
-        "  ret void",
-        "}",
-    ]
-    if letter == "c":
-        code = [line.replace("double", "float") for line in code]
-    places = {name: k for k, name in enumerate(_FACTS, 2)}
+    kind = {"s": float32, "d": float64}.get(letter)
+    mirror = [_mirror(kind)] if mirrors and kind is not None else []
+    body = _body(letter, name, vector, int64 if wide else int32, *mirror)
     last = Routine(None, "finish", data=[int64], meta=[int64])
-    if kind != "ptr" and not mirrors:
-        last = added_up(float32 if letter == "s" else float64, places)
-    if mirrors:
-        code.append(_mirror(kind, {"float": 4, "double": 8}[kind]))
-    return "\n".join([*code, *functions(last), _GUARDED, around(3, "shared")])
+    if kind is not None and not mirrors:
+        last = added_up(kind, {name: k for k, name in enumerate(_FACTS, 2)})
+    return "\n".join([*functions(*mirror, body, last), _guarded().text(), around(3, "shared")])
 
 
-def _mirror(kind: str, item: int) -> str:
+def _body(letter: str, name: str, vector: bool, size: DType, *mirror: Routine) -> Routine:
+    made = Routine(None, "body", data=[int64], meta=[int64], lo=int64, hi=int64, thread=int64)
+    data, meta, lo, hi, _ = made.given
+    about = {fact: meta[k] for k, fact in enumerate(_FACTS, 2)}
+    a, b, result = (
+        made.memory(data[k], uint8) for k in (about["first"], 1 - about["first"], made.whole(2))
+    )
+    out = meta.further(about["room"]).of(uint8).select(about["parts"] > 0, result)
+    one, zero = _factors(made, letter)
+    step_a, step_b, step_c = (cast(about[f"step_{x}"], size) for x in "abc")
+    turns = [cast(about[f"turn_{x}"], int32) for x in ("a" if vector else "ab")]
+    with made.each(hi, lo) as o:
+        line = meta.further(o * (7 if mirror else 6) + _TABLE)
+        at_a, at_b, at_c, m, n, k = (line[j] for j in range(6))
+        sizes = [cast(x, size) for x in ((m, k) if vector else (m, n, k))]
+        order = made.lines.constant(101, int32)  # row by row
+        read = one, a.further(at_a), step_a, b.further(at_b), step_b
+        made.call(name, None, order, *turns, *sizes, *read, zero, out.further(at_c), step_c)
+        for other in mirror:
+            made.does(other, out, at_c, line[6], m, n, about["row"])
+    return made
+
+
+def _factors(made: Routine, letter: str) -> list[Value | Memory]:
+    """1 and 0, as BLAS is told them."""
+    if letter in "sd":
+        kind = float32 if letter == "s" else float64
+        return [made.lines.constant(x, kind) for x in (1.0, 0.0)]
+    part = "float" if letter == "c" else "double"
+    for name, x in (("one", "1.0"), ("zero", "0.0")):
+        pair = f"[{part} {x}, {part} 0.0]"
+        made.lines.declared.add(f"@{name} = private constant [2 x {part}] {pair}")
+    return [Memory(made, f"@{name}", int64) for name in ("one", "zero")]
+
+
+def _mirror(dtype: DType) -> Routine:
     """Copies a block's transpose, a line of the cache of each row at a time; of one on the diagonal what
     is below to what is above."""
-    code = Code()
-    with code.loop("0", "%m", LINE // item) as begin:
-        end = code.least(code.sum(begin, str(LINE // item)), "%m")
-        with code.loop("0", "%n") as j:
-            below = code.let(f"select i1 %same, i64 {code.sum(j, '1')}, i64 0")
-            low = code.let(f"call i64 @llvm.smax.i64(i64 {begin}, i64 {below})")
-            with code.loop(low, end) as i:
-                for name, (down, along) in {"from": (i, j), "to": (j, i)}.items():
-                    skip = code.sum(code.times(down, "%row"), code.times(along, str(item)))
-                    code.add(f"%{name}_at = getelementptr i8, ptr %{name}, i64 {skip}")
-                code.add(f"%value = load {kind}, ptr %from_at")
-                code.add(f"store {kind} %value, ptr %to_at")
-    head = "define internal void @mirror(ptr %from, ptr %to, i64 %m, i64 %n, i64 %row) noinline {"
-    same = "  %same = icmp eq ptr %from, %to"
-    text = [head, "entry:", *code.entry, same, *code.lines.text, "  ret void", "}"]
-    return "\n".join(["declare i64 @llvm.smax.i64(i64, i64)", *text])
+    made = Routine(
+        None, "mirror", out=[uint8], here=int64, there=int64, m=int64, n=int64, row=int64
+    )
+    out, here, there, m, n, row = made.given
+    item, is_same = dtype.itemsize, here == there
+    step = LINE // item
+    with made.each(m, step=step) as begin:
+        end = smaller(begin + step, m)
+        with made.each(n) as j:
+            first = larger(begin, where(is_same, j + 1, made.whole(0)))
+            with made.each(end, first) as i:
+                value = out.further(here + i * row + j * item).of(dtype)[0]
+                out.further(there + j * row + i * item).of(dtype)[0] = value
+    return made
 
 
-_state = np.zeros(2, np.int64)  # products at work, and OpenBLAS's threads before the first
+def _guarded() -> Routine:
+    """While products are at work, OpenBLAS has one thread. Python's lock is held where they are counted."""
+    run = Routine(int64, "run", self=[int64], args=[int64], given=int64)
+    me, args, count = run.given
+    run.lines.declared.add("@blas_state = external global [2 x i64]")
+    state = Memory(run, "@blas_state", int64)
 
+    def product() -> Value:
+        text = f"call ptr @shared(ptr {me.name}, ptr {args.name}, i64 {count.name})"
+        return Memory(run, run.let(text), int64).address
 
-def _loaded(base: str, start: int, names: Sequence[str], kind: str = "i64") -> list[str]:
-    lines = []
-    for k, name in enumerate(names, start):
-        lines.append(f"  %{name}_at = getelementptr {kind}, ptr {base}, i64 {k}")
-        lines.append(f"  %{name} = load {kind}, ptr %{name}_at")
-    return lines
-
-
-_MIRRORS = (
-    *_loaded("%line", 6, ("at_t",)),
-    "  %t = getelementptr i8, ptr %base_c, i64 %at_t",
-    "  call void @mirror(ptr %c, ptr %t, i64 %m, i64 %n, i64 %row)",
-    "  br label %done",
-)
-
-_BASES = (
-    "  %second = sub i64 1, %first",
-    "  %data_a = getelementptr ptr, ptr %data, i64 %first",
-    "  %data_b = getelementptr ptr, ptr %data, i64 %second",
-    "  %data_c = getelementptr ptr, ptr %data, i64 2",
-    "  %base_a = load ptr, ptr %data_a",
-    "  %base_b = load ptr, ptr %data_b",
-    "  %result = load ptr, ptr %data_c",
-    "  %waiting = getelementptr i64, ptr %meta, i64 %room",
-    "  %apart = icmp sgt i64 %parts, 0",
-    "  %base_c = select i1 %apart, ptr %waiting, ptr %result",
-    "  %some = icmp slt i64 %lo, %hi",
-    "  br i1 %some, label %turn, label %end",
-)
-
-# While products are at work, OpenBLAS has one thread. Python's lock is held where they are counted.
-_GUARDED = """
-define ptr @run(ptr %self, ptr %args, i64 %given) {
-  %m = getelementptr i8, ptr %self, i64 16
-  %meta = load ptr, ptr %m
-  %threads_at = getelementptr i64, ptr %meta, i64 1
-  %threads = load i64, ptr %threads_at
-  %quick = icmp eq i64 %threads, 0
-  br i1 %quick, label %simple, label %guarded
-simple:
-  %made = call ptr @shared(ptr %self, ptr %args, i64 %given)
-  ret ptr %made
-guarded:
-  %before_at = getelementptr i64, ptr @blas_state, i64 1
-  %others = load i64, ptr @blas_state
-  %more = add i64 %others, 1
-  store i64 %more, ptr @blas_state
-  %is_first = icmp eq i64 %others, 0
-  br i1 %is_first, label %limit, label %work
-limit:
-  %now = call i32 @openblas_get_num_threads()
-  %now64 = sext i32 %now to i64
-  store i64 %now64, ptr %before_at
-  call void @openblas_set_num_threads(i32 1)
-  br label %work
-work:
-  %result = call ptr @shared(ptr %self, ptr %args, i64 %given)
-  %still = load i64, ptr @blas_state
-  %fewer = sub i64 %still, 1
-  store i64 %fewer, ptr @blas_state
-  %is_last = icmp eq i64 %fewer, 0
-  br i1 %is_last, label %restore, label %end
-restore:
-  %before = load i64, ptr %before_at
-  %before32 = trunc i64 %before to i32
-  call void @openblas_set_num_threads(i32 %before32)
-  br label %end
-end:
-  ret ptr %result
-}
-"""
+    with run.given_that(run.memory(me[2], int64)[1] == 0):
+        run.ends(product())
+        run.label()
+    others = state[0]
+    state[0] = others + 1
+    with run.given_that(others == 0):
+        state[1] = cast(run.call("openblas_get_num_threads", int32), int64)
+        run.call("openblas_set_num_threads", None, run.lines.constant(1, int32))
+    made = product()
+    fewer = state[0] - 1
+    state[0] = fewer
+    with run.given_that(fewer == 0):
+        run.call("openblas_set_num_threads", None, cast(state[1], int32))
+    run.ends(made)
+    return run

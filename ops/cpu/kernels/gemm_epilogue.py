@@ -19,7 +19,7 @@ from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.registry import OPS, Params, Scratch, Specs
 from ostinato.ops.core.spec import DType, Shape, Spec, float32, int8, lying
 from ostinato.ops.cpu.jit.code import address_of, symbol
-from ostinato.ops.cpu.jit.emitter import Code
+from ostinato.ops.cpu.jit.emitter import Code, loaded
 from ostinato.ops.cpu.jit.llvm import function_of
 from ostinato.ops.cpu.jit.parallel import around
 from ostinato.ops.cpu.libraries.onednn import CHECKED, check_symbols, library, omp
@@ -33,7 +33,7 @@ from ostinato.ops.jit.scalar import numbers
 from ostinato.ops.jit.schedule import SHORT
 from ostinato.ops.jit.stacks import Stack, stacked
 
-from .gemm import _PLAIN, GRAIN, QUICK, _form, _loaded, product
+from .gemm import _PLAIN, GRAIN, QUICK, _form, product
 from .gemm_tiles import AREA, CALLED, Area, Form, block_function, form_of
 
 Behind = Callable[..., None]
@@ -307,8 +307,8 @@ def _text(rest: Graph, loops: Loops, others: tuple[int, ...], many: int, form: F
         "define internal void @body(ptr %data, ptr %meta, i64 %lo, i64 %hi, i64 %thread) {",
         "entry:",
         f"  %given = alloca [{1 + len(others)} x ptr]",
-        *_loaded("%meta", 2, _FACTS),
-        *_loaded("%data", 0, ("a", "b"), "ptr"),
+        *loaded("%meta", 2, _FACTS),
+        *loaded("%data", 0, ("a", "b"), "ptr"),
         f"  %table = getelementptr i64, ptr %meta, i64 {_TABLE}",
         *multiplied,
     ]

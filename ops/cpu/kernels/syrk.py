@@ -18,13 +18,13 @@ from ostinato.ops.core.device import Classes
 from ostinato.ops.core.index import Indices
 from ostinato.ops.core.registry import Params, Scratch, Specs, op
 from ostinato.ops.core.spec import DType, Shape, Spec, float32, float64, int8, lying
-from ostinato.ops.cpu.jit.emitter import Code
+from ostinato.ops.cpu.jit.emitter import Code, loaded
 from ostinato.ops.cpu.jit.llvm import function_of, vector_bits, why_not
 from ostinato.ops.cpu.jit.parallel import around
 from ostinato.ops.cpu.limits import LIMITS
 from ostinato.ops.cpu.threads import blas, most_threads
 
-from .gemm import _loaded, mirrored_product, product, ways
+from .gemm import mirrored_product, product, ways
 from .gemm_tiles import Tiles
 
 TRIANGLE, MIRRORED = "triangle", "mirrored"
@@ -190,7 +190,7 @@ class _Writer(Tiles):
         self.declared.add("declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)")
 
     def with_facts(self, name: str, arguments: str, code: Code) -> str:
-        return self.function(name, arguments, code, _loaded("%meta", 0, _FACTS))
+        return self.function(name, arguments, code, loaded("%meta", 0, _FACTS))
 
     def panel(self, code: Code, q: str) -> str:
         """Where a panel of a triangle begins, in elements."""
