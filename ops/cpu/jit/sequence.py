@@ -130,7 +130,7 @@ class Step(NamedTuple):
 def in_order(steps: Sequence[Step], arrays: int) -> Callable[..., None]:
     """A kernel of so many arrays that calls these, one after the other, until one fails."""
     symbol("Py_DecRef", address_of(ctypes.pythonapi, "Py_DecRef"))
-    run = _Run()
+    run = Entry()
     run.checks(run.args, run.whole(arrays))
     for k, step in enumerate(steps):
         kernel, room = run.words(run.meta[2 + k]), run.own(len(step.arrays), int64)
@@ -147,7 +147,7 @@ def in_order(steps: Sequence[Step], arrays: int) -> Callable[..., None]:
 
 
 # -- machine code ------------------------------------------------------------------------------
-class _Run(Routine):
+class Entry(Routine):
     """A function that Python calls, or one for it: what it knows is at `meta`, what it was given at `args`.
     It answers with an address, which is 0 if it failed."""
 
@@ -161,6 +161,14 @@ class _Run(Routine):
 
     def words(self, address: Value) -> Memory:
         return self.memory(address, int64)
+
+    def fails(self, error: str, words: str) -> None:
+        """Leaves with an error of Python's, which is a symbol."""
+        kind = f"[{len(words) + 1} x i8]"
+        self.lines.declared.add(f'@words = private constant {kind} c"{words}\\00"')
+        self.add(f"call void @PyErr_SetString(ptr @{error}, ptr @words)")
+        self.ends(0)
+        self.label()
 
     def checks(self, args: Memory, many: Value) -> None:
         """Leaves unless so many arrays were given."""
@@ -189,7 +197,7 @@ class _Run(Routine):
 
 @lru_cache(1)
 def _at_places() -> str:
-    run = _Run()
+    run = Entry()
     run.lines.declared |= {
         "declare ptr @PyErr_Format(ptr, ptr, ...)",
         "@index_error = external global i8",
@@ -221,9 +229,9 @@ def _at_places() -> str:
     return run.text()
 
 
-def _calls() -> _Run:
+def _calls() -> Entry:
     """Some of the calls, with a set of stand-ins; whether all did well."""
-    made = _Run(bool_, "calls", table=[int64], begin=int64, end=int64, which=int64)
+    made = Entry(bool_, "calls", table=[int64], begin=int64, end=int64, which=int64)
     table, begin, end, which = made.given
     with made.each(end, begin) as k:
         record = table.further(k * _RECORD)
@@ -234,16 +242,11 @@ def _calls() -> _Run:
 
 @lru_cache(1)
 def _turns() -> str:
-    run, calls = _Run(), _calls()
-    words = b"turns of two numbers and arrays"
-    kind = f"[{len(words) + 1} x i8]"
-    run.lines.declared.add(f'@words = private constant {kind} c"{words.decode()}\\00"')
+    run, calls = Entry(), _calls()
     args, meta = run.args, run.meta
     arrays, after = meta[2], args.further(2)
     with run.given_that(run.count - 2 != arrays):
-        run.add("call void @PyErr_SetString(ptr @type_error, ptr @words)")
-        run.ends(0)
-        run.label()
+        run.fails("type_error", "turns of two numbers and arrays")
     run.checks(after, arrays)
     spots, until, every, last, moving = (meta[k] for k in range(3, 8))
     index, test, state, objects, about, table = (run.words(meta[k]) for k in range(8, 14))

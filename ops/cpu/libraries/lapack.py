@@ -12,13 +12,15 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
+from ostinato.ops.core.spec import DType, int32, int64
 from ostinato.ops.cpu.jit.code import address_of, once, symbol
 from ostinato.ops.cpu.jit.llvm import function_of
-from ostinato.ops.cpu.jit.parallel import CALLS, TABLES
+from ostinato.ops.cpu.jit.routine import Memory, Routine
+from ostinato.ops.cpu.jit.sequence import Entry
 
 _LETTER = {"float32": "s", "float64": "d", "complex64": "c", "complex128": "z"}
 _NAMES = (  # how builds of NumPy call `dpotrf`, and their integers
@@ -164,95 +166,45 @@ def solving(n: int, columns: int, dtype: Any, otherwise: str) -> Callable[..., N
     room = np.empty((n * n + n * columns) * item + 8 * n, np.int8)
     start = room.ctypes.data
     facts = [1, 0, n, columns, start, start + n * n * item, start + (n * n + n * columns) * item]
-    text = _SOLVE.replace("KIND", kind).replace(
-        "INT", "i64" if integer is ctypes.c_int64 else "i32"
-    )
-    text = text.replace("WORD", f"i{8 * item}").replace("ITEM", str(item))
-    text = text.replace("LENGTH", str(len(otherwise) + 1)).replace("OTHERWISE", otherwise)
-    return function_of(TABLES + CALLS + text, np.array(facts, np.int64), room)
+    whole = int64 if integer is ctypes.c_int64 else int32
+    return function_of(_solve(kind, item, whole, otherwise), np.array(facts, np.int64), room)
 
 
-_SOLVE = """
-declare void @Py_IncRef(ptr)
-declare void @KINDgetrf(ptr, ptr, ptr, ptr, ptr, ptr)
-declare void @KINDgetrs(ptr, ptr, ptr, ptr, ptr, ptr, ptr, ptr, ptr, i64)
-declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
-@none = external global i8
-@singular_error = external global i8
-@singular = private constant [LENGTH x i8] c"OTHERWISE\\00"
-@turned = private constant [2 x i8] c"T\\00"
+@lru_cache(8)
+def _solve(kind: str, item: int, whole: DType, otherwise: str) -> str:
+    run, across = Entry(), _across(item)
+    run.checks(run.args, run.whole(3))
+    run.lines.declared |= {
+        "@singular_error = external global i8",
+        '@turned = private constant [2 x i8] c"T\\00"',
+    }
+    n, k = run.meta[2], run.meta[3]
+    factors, side, swaps = (run.words(run.meta[j]) for j in (4, 5, 6))
+    matrix, given, result = (run.words(run.words(run.args[j])[2]) for j in range(3))
+    rows, columns, info = (run.own(1, int64) for _ in range(3))
+    rows[0], columns[0], info[0] = n, k, 0
+    factors.copy(matrix, n * n * item)
+    run.call(f"{kind}getrf", None, rows, rows, factors, rows, swaps, info)
+    with run.given_that(info.of(whole)[0] != 0):
+        run.fails("singular_error", otherwise)
+    run.does(across, given, side, n, k)
+    found = factors, rows, swaps, side, rows, info, run.whole(1)
+    run.call(f"{kind}getrs", None, Memory(run, "@turned", int64), rows, columns, *found)
+    run.does(across, side, result, k, n)
+    run.ends_well()
+    return run.text()
 
-define internal void @across(ptr %from, ptr %to, i64 %rows, i64 %columns) {
-entry:
-  br label %row
-row:
-  %i = phi i64 [0, %entry], [%i1, %ended]
-  %begin = mul i64 %i, %columns
-  br label %column
-column:
-  %j = phi i64 [0, %row], [%j1, %column]
-  %here = add i64 %begin, %j
-  %down = mul i64 %j, %rows
-  %there = add i64 %down, %i
-  %from_at = getelementptr WORD, ptr %from, i64 %here
-  %to_at = getelementptr WORD, ptr %to, i64 %there
-  %x = load WORD, ptr %from_at
-  store WORD %x, ptr %to_at
-  %j1 = add i64 %j, 1
-  %more = icmp slt i64 %j1, %columns
-  br i1 %more, label %column, label %ended
-ended:
-  %i1 = add i64 %i, 1
-  %rows_left = icmp slt i64 %i1, %rows
-  br i1 %rows_left, label %row, label %end
-end:
-  ret void
-}
 
-define ptr @run(ptr %self, ptr %args, i64 %given) {
-entry:
-  %right = call i1 @are_arrays(ptr %args, i64 %given, i64 3)
-  br i1 %right, label %known, label %wrong
-wrong:
-  ret ptr null
-known:
-  %meta = call ptr @array(ptr %self, i64 2)
-  %n = call i64 @fact(ptr %meta, i64 2)
-  %k = call i64 @fact(ptr %meta, i64 3)
-  %factors = call ptr @array(ptr %meta, i64 4)
-  %side = call ptr @array(ptr %meta, i64 5)
-  %swaps = call ptr @array(ptr %meta, i64 6)
-  %first = call ptr @array(ptr %args, i64 0)
-  %second = call ptr @array(ptr %args, i64 1)
-  %third = call ptr @array(ptr %args, i64 2)
-  %matrix = call ptr @array(ptr %first, i64 2)
-  %given_side = call ptr @array(ptr %second, i64 2)
-  %result = call ptr @array(ptr %third, i64 2)
-  %rows = alloca i64
-  store i64 %n, ptr %rows
-  %columns = alloca i64
-  store i64 %k, ptr %columns
-  %info = alloca i64
-  store i64 0, ptr %info
-  %square = mul i64 %n, %n
-  %bytes = mul i64 %square, ITEM
-  call void @llvm.memcpy.p0.p0.i64(ptr %factors, ptr %matrix, i64 %bytes, i1 false)
-  call void @KINDgetrf(ptr %rows, ptr %rows, ptr %factors, ptr %rows, ptr %swaps, ptr %info)
-  %failed = load INT, ptr %info
-  %good = icmp eq INT %failed, 0
-  br i1 %good, label %solve, label %bad
-bad:
-  call void @PyErr_SetString(ptr @singular_error, ptr @singular)
-  ret ptr null
-solve:
-  call void @across(ptr %given_side, ptr %side, i64 %n, i64 %k)
-  call void @KINDgetrs(ptr @turned, ptr %rows, ptr %columns, ptr %factors, ptr %rows, ptr %swaps,
-    ptr %side, ptr %rows, ptr %info, i64 1)
-  call void @across(ptr %side, ptr %result, i64 %k, i64 %n)
-  call void @Py_IncRef(ptr @none)
-  ret ptr @none
-}
-"""
+def _across(item: int) -> Routine:
+    """Copies a matrix's transpose."""
+    made = Routine(None, "across", x=[int64], out=[int64], rows=int64, columns=int64)
+    x, out, rows, columns = made.given
+    x, out = (m.of(int32) if item == 4 else m for m in (x, out))
+    words = max(1, item // 8)
+    with made.each(rows) as i, made.each(columns) as j:
+        for w in range(words):
+            out[(j * rows + i) * words + w] = x[(i * columns + j) * words + w]
+    return made
 
 
 def integer() -> Any:
