@@ -417,7 +417,7 @@ def test_what_stands_around_a_short_loop_is_in_its_kernel() -> None:
 @pytest.mark.parametrize(
     "step",
     [
-        lambda x: 0.5 * x + 1,  # many elements
+        lambda x: 0.5 * x + x.T,  # many elements, of rows that read others
         lambda x: x @ x / 600,  # a large product
         lambda x: ost.sort(x, axis=0),  # what no kernel can
     ],

@@ -36,6 +36,7 @@ from ostinato.ops.cpu.jit.parallel import CALLS, TABLES
 from ostinato.ops.jit.values import Unsupported, Value
 
 from .loop_operations import LOOKS, Operations
+from .loop_tiles import Tiles, spec_of, tiles
 from .loop_values import Carried, Frame, Index, Lies, Room, Seen, Strides, is_whole
 from .loop_writer import SCOPES
 
@@ -395,14 +396,9 @@ class Kernel(Operations):
             self.program(node, given)
             return
         nc, ns = kw["counts"][:2]
-        count, trips = len(node.inputs), kw.get("trips", kw.get("most", -1))
+        count = len(node.inputs)
         lies = [Lies(f"%data_{n}", strides) for n, (_, strides) in enumerate(given)]
         begin, end = (self.fact(n, "i64") for n in (2, 3))
-
-        def seen(n: int) -> Seen:
-            spec = given[n][0]
-            x = self.in_memory(spec, lies[n])
-            return self.known(self.number(x), spec.shape) if spec.size == 1 else x
 
         with code.when(code.let(f"icmp eq i64 {begin}, 0")):
             for j in range(ns):
@@ -411,7 +407,45 @@ class Kernel(Operations):
                     spec = given[nc + j][0]
                     own = Lies(first.at, first.strides, Room(first.at, spec.size))
                     self.bring(self.in_memory(spec, own), spec, out)
-        consts = [seen(n) for n in range(nc)]
+        if node.op == "fused_loop":
+            cut = tiles(node, *(tuple(x) for x in zip(*given, strict=True)))
+            if cut is None:
+                carried = self.counting(node, kw["body"], given, lies, begin, end)
+            else:
+                carried = self.in_tiles(node, cut, given, lies, begin, end)
+            for c, out in zip(carried, lies[count:], strict=False):
+                if c.room is None:
+                    code.store(code.get(c.cell, c.spec.dtype), out.at)
+            code.add(f"store i64 {end}, ptr {self.fact_at(4)}")
+            return
+        consts, carried, _ = self.whole(node, given, lies)
+        turns = code.cell(int64)
+        code.put(turns, Value(code.lines, begin, int64))
+        with code.until() as ends_if, self.scope():
+            now = code.get(turns, int64)
+            code.add(f"store i64 {now.name}, ptr {self.fact_at(4)}")
+            ends_if((now >= Value(code.lines, end, int64)).name)
+            code.add(f"store i64 1, ptr {self.fact_at(5)}")
+            self.asked(kw["condition"], kw["body"], consts, carried, ends_if)
+            code.add(f"store i64 0, ptr {self.fact_at(5)}")
+            code.put(turns, now + 1)
+        for c, out in zip(carried, lies[count:], strict=False):
+            if c.room is None:
+                code.store(code.get(c.cell, c.spec.dtype), out.at)
+            else:
+                self.brought(c, out)
+
+    def in_memory_or_known(self, spec: Spec, lies: Lies) -> Seen:
+        """An operand, of which a number is read at once."""
+        x = self.in_memory(spec, lies)
+        return self.known(self.number(x), spec.shape) if spec.size == 1 else x
+
+    def whole(
+        self, node: Node, given: Sequence[tuple[Spec, Strides]], lies: Sequence[Lies]
+    ) -> tuple[list[Seen], list[Carried], list[Seen]]:
+        """Constants, the state, and what a loop goes through, of operands and results that lie so."""
+        (nc, ns), count, code = node.kw["counts"][:2], len(node.inputs), self.code
+        consts = [self.in_memory_or_known(given[n][0], lies[n]) for n in range(nc)]
         items = [self.in_memory(given[n][0], lies[n]) for n in range(nc + ns, count)]
         carried = []
         for j in range(ns):
@@ -422,28 +456,49 @@ class Kernel(Operations):
             else:
                 carried.append(self.buffers(spec, out.at))
                 code.add(f"store ptr {out.at}, ptr {carried[-1].room.cell}")  # type: ignore[union-attr]
-        if node.op == "fused_loop":
-            stacks = [(lies[count + ns + n], s.bare) for n, s in enumerate(node.specs[ns:])]
-            with code.loop(begin, end) as t, self.scope():
-                i = self.counted(t, trips, kw["reverse"])
-                self.turn(kw["body"], i, consts, carried, items, stacks)
-            code.add(f"store i64 {end}, ptr {self.fact_at(4)}")
-        else:
-            turns = code.cell(int64)
-            code.put(turns, Value(code.lines, begin, int64))
-            with code.until() as ends_if, self.scope():
-                now = code.get(turns, int64)
-                code.add(f"store i64 {now.name}, ptr {self.fact_at(4)}")
-                ends_if((now >= Value(code.lines, end, int64)).name)
-                code.add(f"store i64 1, ptr {self.fact_at(5)}")
-                self.asked(kw["condition"], kw["body"], consts, carried, ends_if)
-                code.add(f"store i64 0, ptr {self.fact_at(5)}")
-                code.put(turns, now + 1)
+        return consts, carried, items
+
+    def counting(
+        self,
+        node: Node,
+        body: Graph,
+        given: Sequence[tuple[Spec, Strides]],
+        lies: Sequence[Lies],
+        begin: str,
+        end: str,
+    ) -> list[Carried]:
+        """These turns of a loop that counts them; its state, of which numbers are in their cells."""
+        kw, (_, ns, _), count = node.kw, node.kw["counts"], len(node.inputs)
+        consts, carried, items = self.whole(node, given, lies)
+        stacks = [(lies[n], given[n][0].bare) for n in range(count + ns, len(lies))]
+        with self.code.loop(begin, end) as t, self.scope():
+            i = self.counted(t, kw["trips"], kw["reverse"])
+            self.turn(body, i, consts, carried, items, stacks)
         for c, out in zip(carried, lies[count:], strict=False):
-            if c.room is None:
-                code.store(code.get(c.cell, c.spec.dtype), out.at)
-            else:
+            if c.room is not None:
                 self.brought(c, out)
+        return carried
+
+    def in_tiles(
+        self,
+        node: Node,
+        cut: Tiles,
+        given: Sequence[tuple[Spec, Strides]],
+        lies: Sequence[Lies],
+        begin: str,
+        end: str,
+    ) -> list[Carried]:
+        """The same of some rows after the other."""
+        self.is_tiled, before = True, self.instructions
+        sizes = [(spec_of(s.bare, a, cut.rows), steps)
+                 for (s, steps), a in zip(given, cut.axes, strict=True)]  # fmt: skip
+        with self.loop(str(cut.many)) as tile:
+            first = self.times(tile, cut.rows)
+            parts = [x if a is None else self.moved(x, {a: first})
+                     for x, a in zip(lies, cut.axes, strict=True)]  # fmt: skip
+            carried = self.counting(node, cut.body, sizes, parts, begin, end)
+            self.pause((self.instructions - before) // self.scale * node.kw["trips"])
+        return carried
 
     def program(self, node: Node, given: Sequence[tuple[Spec, Strides]]) -> None:
         """A graph in which loops are some of the operations."""
@@ -530,6 +585,7 @@ class Written:
     text: str
     bytes: int
     instructions: int  # of a turn, about
+    is_tiled: bool  # and gives the interpreter away from tile to tile
 
 
 @lru_cache(512)
@@ -543,7 +599,7 @@ def written(node: Node, specs: tuple[Spec, ...], strides: tuple[Strides, ...]) -
         return None
     if writer.slow > SLOW and not writer.is_nested:
         return None
-    return Written(writer.text(len(specs)), writer.bytes, writer.instructions)
+    return Written(writer.text(len(specs)), writer.bytes, writer.instructions, writer.is_tiled)
 
 
 def _alone(op: str, params: Items, count: int, specs: tuple[Spec, ...]) -> Node:
@@ -612,7 +668,7 @@ def all_turns(
     facts[6] = room.ctypes.data
     function = function_of(found.text, facts, room)
     step = max(1, int(SLICE / (found.instructions * INSTRUCTION)))
-    if 0 <= turns <= step or op == WHOLE:
+    if 0 <= turns <= step or op == WHOLE or found.is_tiled:
         return function
 
     def run(begin: int, end: int, *arrays: Any) -> None:

@@ -47,6 +47,7 @@ class Writer:
         self.flats = dict[Seen, Seen | None]()
         self.slow = 0  # of a turn's instructions, those of elements one by one
         self.is_inside = False  # a turn
+        self.is_tiled = False  # whether some rows' turns run before others'
         self.is_nested = False  # whether there are loops or branches inside
         self.writable = set[Room]()  # memory that the body may write over
         self.scale = 1  # how often what is written now is done in a turn
