@@ -18,6 +18,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from importlib import import_module
 from types import FrameType
 from typing import (
@@ -1301,8 +1302,8 @@ def _apply_all(name: str, operands: Sequence[Array], params: dict[str, Any]) -> 
         if x.__class__ is not Array:  # what a mask picks, whose shape nobody knows (ops/picked.py)
             return cast("tuple[Array, ...]", functions["of_picks"](op, operands, params))
     line = user_line()
-    inferred = op.infer(*[x.spec for x in operands], **params)
-    specs = inferred if isinstance(inferred, tuple) else (inferred,)
+    given = tuple([x.spec for x in operands])
+    specs = _specs(op.infer(*given, **params)) if params else _inferred(op.infer, given)
     inputs = tuple([term_of(x) for x in operands])
     traces = _NO_TRACES
     for t, _ in inputs:
@@ -1316,6 +1317,16 @@ def _apply_all(name: str, operands: Sequence[Array], params: dict[str, Any]) -> 
         reader.settle(made)
         return made
     return tuple([from_term(term, k) for k in range(len(specs))])
+
+
+def _specs(inferred: Spec | tuple[Spec, ...]) -> tuple[Spec, ...]:
+    return inferred if isinstance(inferred, tuple) else (inferred,)
+
+
+@lru_cache(4096)
+def _inferred(rule: Callable[..., Any], given: tuple[Spec, ...]) -> tuple[Spec, ...]:
+    """What an operation without parameters gives: programs do the same to the same shapes again and again."""
+    return _specs(rule(*given))
 
 
 def _is_deepest(term: Term) -> bool:
