@@ -20,7 +20,7 @@ from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.registry import OPS, op_of
 from ostinato.ops.core.spec import Spec
 from ostinato.ops.cpu.jit.llvm import why_not
-from ostinato.ops.cpu.loops.loop_kernel import MOST, in_one_kernel, is_short_program
+from ostinato.ops.cpu.loops.loop_kernel import MAX_OPERATIONS, in_one_kernel, is_short_program
 from ostinato.ops.jit.scalar import differs
 from ostinato.planner.layouts.costs import UNTIL
 from ostinato.planner.passes.loop_casts import LOOPS
@@ -29,7 +29,7 @@ from ostinato.planner.rewrite import is_kernel, map_bodies, replace, with_nodes
 
 from .fuse import CALL, WORTH, turns_of
 
-SMALL = 1 << 18  # bytes of operands and results that may be copied
+MAX_COPIED_BYTES = 1 << 18  # bytes of operands and results that may be copied
 
 
 def make_loop_kernels(graph: Graph, target: Target, turns: int = 1) -> Graph:
@@ -59,7 +59,7 @@ def _whole(graph: Graph) -> Graph | None:
     than its turns then."""
     specs = (*graph.inputs, *graph.out_specs)
     made = {*graph.outputs}
-    if sum(s.nbytes for s in specs) > SMALL or len(made) < len(graph.outputs):
+    if sum(s.nbytes for s in specs) > MAX_COPIED_BYTES or len(made) < len(graph.outputs):
         return None
     if len(graph.nodes) < 2 or not all(map(_is_here, graph.specs)):
         return None
@@ -69,7 +69,7 @@ def _whole(graph: Graph) -> Graph | None:
         op_of(n.op).parallel.in_blocks for n in graph.nodes
     ):  # with the bits that other kernels give
         return None
-    if any(graph.producers[v] < 0 for v in made) or len(graph.nodes) > MOST:
+    if any(graph.producers[v] < 0 for v in made) or len(graph.nodes) > MAX_OPERATIONS:
         return None
     builder = Builder(graph.inputs)
     ins, params = range(len(graph.inputs)), (("body", graph),)
@@ -86,7 +86,7 @@ def _may_be(graph: Graph, node: Node, target: Target, turns: int) -> bool:
         return False
     inside = list(_all_nodes(node))
     calls = sum(n for n, _ in inside) * turns
-    if calls * CALL < WORTH or len(inside) > MOST:
+    if calls * CALL < WORTH or len(inside) > MAX_OPERATIONS:
         return False
     specs = (*(graph.specs[v] for v in node.inputs), *node.specs)
     if not all(map(_is_here, (*specs, *(s for _, n in inside for s in n.specs)))):

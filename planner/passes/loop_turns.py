@@ -19,8 +19,8 @@ from ostinato.ops.core.spec import Spec, int64
 from ostinato.ops.expressions import Expression, constant
 from ostinato.planner.rewrite import inline
 
-MOST = 4  # turns in one
-LEAST = 1 << 12  # bytes that are worth it
+MAX_UNROLLED_TURNS = 4  # turns in one
+MIN_MOVED_BYTES = 1 << 12  # bytes that are worth it
 
 
 def several_at_once(builder: Builder, node: Node) -> Sequence[int] | None:
@@ -33,7 +33,7 @@ def several_at_once(builder: Builder, node: Node) -> Sequence[int] | None:
     moved = sum(s.nbytes for j, s in zip(comes, node.specs, strict=False) if j is not None)
     count = _turns(comes)
     hosts = any(OPS[n.op].run.by_host or any(n.subgraphs()) for n in body.nodes)
-    if len(node.specs) > ns or kw["reverse"] or hosts or moved < LEAST:
+    if len(node.specs) > ns or kw["reverse"] or hosts or moved < MIN_MOVED_BYTES:
         return None
     if count is None or trips < count:
         return None
@@ -53,7 +53,7 @@ def _turns(comes: Sequence[int | None]) -> int | None:
     """After how many turns no state is what another one was; `comes`: which one each is after one. None for
     one, or too many."""
     now: list[int | None] = list(range(len(comes)))
-    for count in range(1, MOST + 1):
+    for count in range(1, MAX_UNROLLED_TURNS + 1):
         now = [None if j is None else now[j] for j in comes]
         if all(j is None or j == k for k, j in enumerate(now)):
             return count if count > 1 else None

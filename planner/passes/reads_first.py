@@ -22,10 +22,8 @@ from ostinato.ops.core.registry import ANY, OPS
 
 from .order import meets
 
-MOST = (
-    4000  # nodes of a graph; longer ones stay as they are, as this may take as long as their square
-)
-PART = 0.5  # of a value that is copied at the most, so that it is updated in place
+MAX_ORDERED_NODES = 4000  # longer graphs stay as they are: this may take as long as their square
+MAX_COPIED_PART = 0.5  # of a value, so that it is updated in place
 
 
 def overs(graph: Graph, k: int, j: int) -> list[int]:
@@ -82,7 +80,7 @@ def read_first(
     }
     for result, v in own.items():
         writers |= {k: w for k, w in _chain(graph, graph.outputs[result]) if w == v}
-    if not writers or len(graph.nodes) > MOST:
+    if not writers or len(graph.nodes) > MAX_ORDERED_NODES:
         return graph
     order = _Order(graph, views, writers)
     for k in writers:
@@ -122,7 +120,10 @@ class _Order:
             moved, after = set(), {j for j, _ in late}
         kept = [(j, w) for j, w in late if j in after]  # who reads later what was there
         wanted = {w for _, w in kept}
-        if v in wanted or sum(graph.specs[w].nbytes for w in wanted) > PART * graph.specs[v].nbytes:
+        if (
+            v in wanted
+            or sum(graph.specs[w].nbytes for w in wanted) > MAX_COPIED_PART * graph.specs[v].nbytes
+        ):
             return
         shown = self._before([graph.producers[w] for w in wanted], k)
         if shown is None:

@@ -213,7 +213,7 @@ def test_any_short_body(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(30, 38))
 def test_turns_go_on_where_a_call_ended(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop_kernel, "SLICE", 1e-6)
+    monkeypatch.setattr(loop_kernel, "SLICE_SECONDS", 1e-6)
     rng = random.Random(seed)
     text, ends = body(rng, rng.randint(2, 9))
     state = given(seed)

@@ -49,7 +49,7 @@ def cuts(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
         found.append(loop_tiles.tiles(*about))
         return found[-1]
 
-    for name, size in (("CACHED", 0), ("TILE", 1), ("MIN_ELEMENTS", 1)):
+    for name, size in (("CACHED_BYTES", 0), ("TILE_BYTES", 1), ("MIN_TILE_ELEMENTS", 1)):
         monkeypatch.setattr(loop_tiles, name, size)
     monkeypatch.setattr(loop_kernel, "tiles", tiles)
     monkeypatch.setattr(loop_kernels, "WORTH", 0)
@@ -110,6 +110,6 @@ def test_what_the_cache_holds_stays_whole(rows: int, count: int) -> None:
 
 def test_another_runs_between_tiles(cuts: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """So there are no calls for some of the turns, in which a tile had few."""
-    monkeypatch.setattr(loop_kernel, "SLICE", 1e-9)
+    monkeypatch.setattr(loop_kernel, "SLICE_SECONDS", 1e-9)
     compared(["waves", "sums"], 1)
     assert cuts[0].many > 1

@@ -11,7 +11,7 @@ in one loop over elements:
 What is carried is written where it lies if nobody reads its old value later, or only the element that is
 written. Else it goes to a second buffer, and the two change places. An update of some elements writes
 these. So the kernel does what the turns' operations say, element by element in their order; sums are free
-in order within CHUNK elements, as in all kernels."""
+in order within CHUNK_ELEMENTS, as in all kernels."""
 
 from __future__ import annotations
 
@@ -40,13 +40,15 @@ from .loop_tiles import Tiles, spec_of, tiles
 from .loop_values import Carried, Frame, Index, Lies, Room, Seen, Strides, is_whole
 from .loop_writer import SCOPES
 
-SLOW = 10_000  # instructions of single elements in a turn, from which other kernels' vectors are worth calls
-MOST = 1000  # operations in all; what is longer compiles too long
-SLICE = 2e-3  # seconds after which others may have the interpreter
-INSTRUCTION = 2.5e-10  # at most, on average, as most of an index are none
-UNKNOWN = 100  # turns of a loop inside that ends by itself
-FRONT = 8  # facts: turns, threads; first turn and end of this call; where it came, and whether the
-# condition ended it; the memory
+# Of single elements in a turn; with more, other kernels' vectors are worth their calls.
+MAX_SCALAR_INSTRUCTIONS = 10_000
+MAX_OPERATIONS = 1000  # in all; what is longer compiles too long
+SLICE_SECONDS = 2e-3  # after which others may have the interpreter
+INSTRUCTION_SECONDS = 2.5e-10  # at most, on average, as most of an index are none
+UNKNOWN_TURNS = 100  # of a loop inside that ends by itself
+# Facts: turns, threads; first turn and end of this call; where it came, and whether the condition ended it;
+# the memory.
+FACTS = 8
 
 
 class Kernel(Operations):
@@ -111,7 +113,7 @@ class Kernel(Operations):
         self.code.put(turns, self.code.lines.constant(0, int64))
         is_bounded = kw["most"] >= 0
         scale, before = self.scale, self.instructions
-        self.scale *= max(kw["most"], 1) if is_bounded else UNKNOWN
+        self.scale *= max(kw["most"], 1) if is_bounded else UNKNOWN_TURNS
         with self.code.until() as ends_if, self.scope():
             now = self.code.get(turns, int64)
             if is_bounded:
@@ -137,7 +139,7 @@ class Kernel(Operations):
             }
         count = code.get(self.worked, int64) + max(instructions, 1)
         code.put(self.worked, count)
-        with code.when((count >= int(SLICE / INSTRUCTION)).name):
+        with code.when((count >= int(SLICE_SECONDS / INSTRUCTION_SECONDS)).name):
             code.put(self.worked, code.lines.constant(0, int64))
             state = code.let("call ptr @PyEval_SaveThread()")
             code.add(f"call void @PyEval_RestoreThread(ptr {state})")
@@ -597,7 +599,7 @@ def written(node: Node, specs: tuple[Spec, ...], strides: tuple[Strides, ...]) -
             writer.kernel(node, list(zip(specs, strides, strict=True)))
     except Unsupported:
         return None
-    if writer.slow > SLOW and not writer.is_nested:
+    if writer.slow > MAX_SCALAR_INSTRUCTIONS and not writer.is_nested:
         return None
     return Written(writer.text(len(specs)), writer.bytes, writer.instructions, writer.is_tiled)
 
@@ -616,7 +618,7 @@ def _written_in_order(op: str, node: Node, specs: tuple[Spec, ...]) -> Written |
 def is_short_program(node: Node, specs: tuple[Spec, ...]) -> bool:
     """Whether a graph with loops, as a node, can be a kernel for which others may wait."""
     found = _written_in_order(node.op, node, specs)
-    return found is not None and found.instructions * INSTRUCTION < SLICE
+    return found is not None and found.instructions * INSTRUCTION_SECONDS < SLICE_SECONDS
 
 
 def loop_text(node: Node, specs: tuple[Spec, ...]) -> str:
@@ -662,12 +664,12 @@ def all_turns(
     symbol("index_error", IndexError)
     symbol("PyErr_CheckSignals", address_of(ctypes.pythonapi, "PyErr_CheckSignals"))
     turns = kw.get("trips", kw.get("most", 1))
-    facts = np.zeros(FRONT, np.int64)
+    facts = np.zeros(FACTS, np.int64)
     facts[:4] = 1, 0, 0, turns
     (room,) = scratch
     facts[6] = room.ctypes.data
     function = function_of(found.text, facts, room)
-    step = max(1, int(SLICE / (found.instructions * INSTRUCTION)))
+    step = max(1, int(SLICE_SECONDS / (found.instructions * INSTRUCTION_SECONDS)))
     if 0 <= turns <= step or op == WHOLE or found.is_tiled:
         return function
 

@@ -34,9 +34,9 @@ from ostinato.ops.shape import COMBINES
 from .loop_values import Carried, Frame, Index, Lies, Room, Seen, fit, homes_of, is_whole, limited
 from .loop_writer import Writer
 
-CHUNK = 1024  # elements whose order of summing is free
-ROWS = 4  # of a product that are summed together, as they read the same
-DEEPEST = 1 << 17  # multiplications of a product
+CHUNK_ELEMENTS = 1024  # elements whose order of summing is free
+PRODUCT_ROWS = 4  # of a product that are summed together, as they read the same
+MAX_PRODUCT_MULTIPLICATIONS = 1 << 17  # multiplications of a product
 
 
 class Operations(Writer):
@@ -385,7 +385,7 @@ class Operations(Writer):
         targets = [self.home(frame, v, dict.fromkeys(x.reads, False)) for v in values]
         self.flush()
         if left and left[-1] > max(axes) and x.shape[left[-1]] > 1 and dtype != bool_:
-            if kind == "sum" and count > CHUNK:
+            if kind == "sum" and count > CHUNK_ELEMENTS:
                 raise Unsupported("long sums over rows")
             self.by_rows(node, kind, specs, targets, over, lambda o, i: more(at(o, i)))
         else:
@@ -456,7 +456,7 @@ class Operations(Writer):
             if dtype == bool_
             else dtype.itemsize
         )
-        long = kind == "sum" and dtype.kind == "f" and math.prod(shape) > CHUNK
+        long = kind == "sum" and dtype.kind == "f" and math.prod(shape) > CHUNK_ELEMENTS
         clear()
         if not long:
             with self.over(shape, lanes) as index:
@@ -474,9 +474,9 @@ class Operations(Writer):
                 code.put(lost, gone)
                 clear()
 
-            with self.nest(shape[:-1]) as outer, self.loop(str(shape[-1]), CHUNK) as c:
-                end = code.least(code.sum(c, str(CHUNK)), str(shape[-1]))
-                with self.inner(end, lanes, c, min(CHUNK, shape[-1])) as i:
+            with self.nest(shape[:-1]) as outer, self.loop(str(shape[-1]), CHUNK_ELEMENTS) as c:
+                end = code.least(code.sum(c, str(CHUNK_ELEMENTS)), str(shape[-1]))
+                with self.inner(end, lanes, c, min(CHUNK_ELEMENTS, shape[-1])) as i:
                     add((*outer, i))
                 fold()
             code.put(cells[0], code.get(whole, dtype) + code.get(lost, dtype))
@@ -542,7 +542,7 @@ class Operations(Writer):
         flat = len(a.shape) in (1, 2) and len(b.shape) in (1, 2) and n
         if not flat or not can_add(spec.dtype) or a.dtype != b.dtype or a.dtype != spec.dtype:
             raise Unsupported("this product")
-        if spec.size * n > DEEPEST or n > CHUNK:
+        if spec.size * n > MAX_PRODUCT_MULTIPLICATIONS or n > CHUNK_ELEMENTS:
             raise Unsupported("a large product")
         a, b = self.solid(a), self.solid(b)
         self.settle(a, b)
@@ -582,7 +582,7 @@ class Operations(Writer):
                 with self.inner(str(inner), dtype.itemsize) as j:
                     zero = code.lines.constant(0, dtype)
                     code.store(zero, self.address(to, (*before, j)))
-                for begin, end, step in _steps(n, ROWS):
+                for begin, end, step in _steps(n, PRODUCT_ROWS):
                     with self.loop(str(end), step, str(begin)) as i:
                         terms = [self.plus(i, str(m)) for m in range(step)]
                         with self.inner(str(inner), dtype.itemsize) as j:
@@ -598,7 +598,7 @@ class Operations(Writer):
             return self.in_memory(spec, to)
         *outer, last = spec.shape
         with self.nest(tuple(outer)) as before:
-            for begin, end, step in _steps(last, ROWS):
+            for begin, end, step in _steps(last, PRODUCT_ROWS):
                 with self.loop(str(end), step, str(begin)) as first:
                     places = [(*before, self.plus(first, str(m))) for m in range(step)]
                     cells = [code.cell(dtype) for _ in places]

@@ -21,13 +21,13 @@ from ostinato.ops.core.index import Indices
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Shape, Spec
 
-from .loop_values import LONGEST, Strides
+from .loop_values import MAX_LOOP_ELEMENTS, Strides
 
-LINE = 64  # bytes that memory gives at once
-CACHED = 1 << 17  # bytes of a turn that the next one finds in the cache
-TILE = 1 << 15  # bytes of a turn over a tile
-MIN_ELEMENTS = 32  # of a loop inside, for vectors
-MAX_ELEMENTS = 4 * LONGEST  # that a turn makes; of more, threads are worth their calls
+LINE_BYTES = 64  # bytes that memory gives at once
+CACHED_BYTES = 1 << 17  # of a turn, which the next one finds in the cache
+TILE_BYTES = 1 << 15  # of a turn over a tile
+MIN_TILE_ELEMENTS = 32  # of a loop inside, for vectors
+MAX_TURN_ELEMENTS = 4 * MAX_LOOP_ELEMENTS  # of more, threads are worth their calls
 
 
 class Tiles(NamedTuple):
@@ -107,12 +107,12 @@ def _rows(
         v for k, n in enumerate(body.nodes) if OPS[n.op].scalar for v in body.outs(k) if v in axes
     ]
     sizes = [body.specs[v].size for v in made]
-    if touched < CACHED or not made or max(sizes) > MAX_ELEMENTS:
+    if touched < CACHED_BYTES or not made or max(sizes) > MAX_TURN_ELEMENTS:
         return 0
     ends = any(axes[v] == body.specs[v].ndim - 1 for v in made)  # there, rows are elements
-    least = MIN_ELEMENTS if ends else -(-MIN_ELEMENTS * extent // min(sizes))
+    least = MIN_TILE_ELEMENTS if ends else -(-MIN_TILE_ELEMENTS * extent // min(sizes))
     found = [b for b in range(least, extent + 1) if extent % b == 0 and b * state > extent]
-    fits = [b for b in found if b * touched <= TILE * extent]
+    fits = [b for b in found if b * touched <= TILE_BYTES * extent]
     return fits[-1] if fits else found[0] if found else 0
 
 
@@ -124,9 +124,9 @@ def _touched(body: Graph, v: int, strides: Strides) -> float:
     if len(picked) < len(users) or not picked:
         return float(spec.nbytes)
     steps = [abs(strides[a]) for a in picked]
-    if max(steps) >= LINE:
+    if max(steps) >= LINE_BYTES:
         return 0.0
-    return min(1.0, LINE / (max(steps) * spec.shape[picked[0]])) * spec.nbytes
+    return min(1.0, LINE_BYTES / (max(steps) * spec.shape[picked[0]])) * spec.nbytes
 
 
 def _picks(body: Graph, node: Node) -> bool:

@@ -14,7 +14,7 @@ from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import DType, Shape, Spec, lying
 from ostinato.ops.jit.values import Unsupported, Value
 
-LONGEST = 1 << 15  # elements of one loop; beyond, threads and libraries are worth their calls
+MAX_LOOP_ELEMENTS = 1 << 15  # beyond, threads and libraries are worth their calls
 Index = tuple[str, ...]
 Strides = tuple[int, ...]
 
@@ -152,7 +152,7 @@ def is_whole(x: Seen) -> bool:
 
 def limited(shape: Shape, whole: Shape = ()) -> Shape:
     """A shape over which loops may go."""
-    if math.prod(whole or shape) > LONGEST:
+    if math.prod(whole or shape) > MAX_LOOP_ELEMENTS:
         raise Unsupported("long loops")
     return shape
 

@@ -19,9 +19,10 @@ from ostinato.ops.jit.values import Value, cast, where
 
 from .loop_values import Index, Lies, Room, Seen, fit, limited
 
-FEW = 8  # elements of a loop that has no vectors
-MANY = 8  # vectors, from which what is left over does not matter; of fewer the last overlaps the one before
-LINE = 64
+MIN_VECTOR_ELEMENTS = 8  # of a loop that has vectors
+# From which what is left over does not matter; of fewer, the last one overlaps the one before.
+MIN_VECTORS_WITH_REST = 8
+LINE_BYTES = 64
 # What no turn writes, and that stores are elsewhere.
 FIXED, NOT_FIXED = ", !alias.scope !42", ", !noalias !42"
 SCOPES = ("!40 = distinct !{!40}", "!41 = distinct !{!41, !40}", "!42 = !{!41}")
@@ -105,7 +106,7 @@ class Writer:
         """Memory of its own for an array, in order."""
         name = self.code.name("room")
         self.code.entry.append(f"  {name} = getelementptr i8, ptr %room, i64 {self.bytes}")
-        self.bytes += -(-max(spec.nbytes, 1) // LINE) * LINE
+        self.bytes += -(-max(spec.nbytes, 1) // LINE_BYTES) * LINE_BYTES
         room = Room(name, spec.size)
         self.writable.add(room)
         return Lies(name, lying(spec.shape, spec.dtype).strides, room)
@@ -211,9 +212,11 @@ class Writer:
             yield name
             code.lines.text = before
         n = turns or int(end)
-        width = FEW if lanes == FREE else vector_bits() // 8 // lanes if lanes else 1
+        width = (
+            MIN_VECTOR_ELEMENTS if lanes == FREE else vector_bits() // 8 // lanes if lanes else 1
+        )
         if (
-            again and lanes != FREE and n % width and width < n < MANY * width
+            again and lanes != FREE and n % width and width < n < MIN_VECTORS_WITH_REST * width
         ):  # the last ones are made twice
             with code.loop("0", str(-(-n // width))) as c:
                 first = code.least(code.times(c, str(width)), str(n - width))
@@ -224,9 +227,9 @@ class Writer:
             with code.loop(begin, end, lanes=_lanes(n, lanes), kept=n <= 2 * width) as i:
                 code.add(f"{name} = add i64 {i}, 0")
                 code.lines.text.extend(inside)
-        count = self.scale * len(inside) * (-(-n // width) if n >= FEW else n)
+        count = self.scale * len(inside) * (-(-n // width) if n >= MIN_VECTOR_ELEMENTS else n)
         self.instructions += count
-        if width == 1 or n < FEW:
+        if width == 1 or n < MIN_VECTOR_ELEMENTS:
             self.slow += count
 
     # -- elementwise values
@@ -369,7 +372,7 @@ def _lanes(n: int, size: int) -> int:
     if n < 4:
         return FREE
     width = vector_bits() // 8 // size
-    if n >= width and n % width and n < MANY * width:
+    if n >= width and n % width and n < MIN_VECTORS_WITH_REST * width:
         return FREE
     while width > max(n, 1) and size < 16:
         width, size = width // 2, 2 * size
