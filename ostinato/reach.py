@@ -19,6 +19,7 @@ import gc
 import itertools
 import os
 import random as _random
+import re
 import signal
 import sys
 import threading
@@ -28,7 +29,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -115,6 +116,32 @@ _Cached = type(functools.lru_cache(lambda: None))
 _ANY = frozenset(("vars", "__dict__", "attrgetter", "__getattribute__", "getmembers", "dir"))
 
 
+class Step(NamedTuple):
+    """An instruction of Python's, with one name; `line` is that of the text, or the one before it."""
+
+    opname: str
+    argval: Any
+    argrepr: str
+    line: int
+
+
+def _steps(code: types.CodeType) -> Iterator[Step]:
+    """Instructions one by one: since Python 3.13 some load or store two variables."""
+    line = 0
+    for step in dis.get_instructions(code):
+        line = (step.positions.lineno if step.positions else None) or line
+        name = step.opname.replace("_BORROW", "")
+        names = _OF_TWO.fullmatch(name)
+        if names is None:
+            yield Step(name, step.argval, step.argrepr, line)
+            continue
+        for name, argval in zip(names.groups(), step.argval, strict=True):
+            yield Step(name, argval, argval, line)
+
+
+_OF_TWO = re.compile(r"((?:LOAD|STORE)_FAST)_((?:LOAD|STORE)_FAST)")
+
+
 @functools.lru_cache(4096)
 def facts(code: types.CodeType) -> Facts:
     found: dict[str, set[str]] = {
@@ -125,7 +152,7 @@ def facts(code: types.CodeType) -> Facts:
     }
     mutates = False
     any_attribute = set()
-    steps = list(dis.get_instructions(code))
+    steps = list(_steps(code))
     loaded, read, valued = set(), set(), set()
     for n, step in enumerate(steps):
         name = step.opname
@@ -168,10 +195,8 @@ def facts(code: types.CodeType) -> Facts:
     )
 
 
-def _chains(steps: Sequence[dis.Instruction]) -> Iterator[tuple[tuple[str, ...], int]]:
-    line = 0
+def _chains(steps: Sequence[Step]) -> Iterator[tuple[tuple[str, ...], int]]:
     for n, step in enumerate(steps):
-        line = step.starts_line or line
         if not step.opname.startswith(("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_FAST")):
             continue
         names = [step.argval]
@@ -179,18 +204,17 @@ def _chains(steps: Sequence[dis.Instruction]) -> Iterator[tuple[tuple[str, ...],
             if after.opname not in ("LOAD_ATTR", "LOAD_METHOD"):
                 break
             names.append(after.argval)
-        yield tuple(names), line
+        yield tuple(names), step.line
 
 
-def _writes_file(steps: Sequence[dis.Instruction], named: set[str]) -> int:
+def _writes_file(steps: Sequence[Step], named: set[str]) -> int:
     """The line that opens a file to write, as far as one sees."""
-    line, opened = 0, 0
+    opened = 0
     for step in steps:
-        line = step.starts_line or line
         if step.opname in _LOADS and step.argval == "open":
-            opened = line
+            opened = step.line
         elif step.argval in ("write_text", "write_bytes"):
-            return line
+            return step.line
         elif opened and step.opname == "LOAD_CONST" and _is_mode(step.argval):
             return opened
     return opened if named & {"write", "writelines"} else 0
@@ -205,7 +229,7 @@ def _is_mode(x: Any) -> bool:
     )
 
 
-def _is_log(steps: Sequence[dis.Instruction], n: int) -> bool:
+def _is_log(steps: Sequence[Step], n: int) -> bool:
     """Whether what is loaded here is only added to: `log.append(x)`, `count += 1`, `count[k] += 1`."""
     after = steps[n + 1 : n + 6]
     names = [s.opname for s in after]
@@ -221,9 +245,9 @@ _DESCRIBED = ("shape", "dtype", "ndim", "size", "nbytes", "itemsize")
 _ADDERS = frozenset(("append", "add", "extend", "appendleft", "insert", "clear"))
 
 
-def _is_plain(steps: Sequence[dis.Instruction]) -> bool:
+def _is_plain(steps: Sequence[Step]) -> bool:
     """Whether the arguments of a `getattr` that begin here are names, and the second is a text."""
-    given: list[dis.Instruction] = []
+    given: list[Step] = []
     for step in steps:
         if step.opname in _VALUES:
             given.append(step)
@@ -235,7 +259,7 @@ def _is_plain(steps: Sequence[dis.Instruction]) -> bool:
     return False
 
 
-def _first(steps: Sequence[dis.Instruction]) -> str:
+def _first(steps: Sequence[Step]) -> str:
     """The name of what a call of `getattr` reads an attribute of, if it has one."""
     found = [s for s in steps if s.opname != "PUSH_NULL"][:1]
     return next((s.argval for s in found if s.opname in (*_LOADS, "LOAD_FAST", "LOAD_DEREF")), "")
@@ -880,9 +904,8 @@ class Reach:
                 where,
             )
             file, line = (code.co_filename, code.co_firstlineno) if code else ("<unknown>", 1)
-            for step in dis.get_instructions(code) if code else ():
-                if step.starts_line is not None:
-                    line = step.positions.lineno or line if step.positions else line
+            for step in _steps(code) if code else ():
+                line = step.line or line
                 if step.argval == path.partition(".")[0]:
                     break
             file, line = self.lines.get(path, (file, line))

@@ -30,7 +30,7 @@ import numpy as np
 import pytest
 
 import ostinato as ost
-from ostinato import tracing
+from ostinato import reach, tracing
 from ostinato.errors import StaleResultError, StaleWarning, TracedValueError
 from tests.sessions import use
 
@@ -53,6 +53,16 @@ def same(function: Callable[..., Any], compiled: Callable[..., Any], *more: Any)
         got = np.asarray(compiled(x, *more))
         np.testing.assert_array_equal(got, wanted)
         assert got.dtype == wanted.dtype
+
+
+def test_instructions_that_load_two_variables_are_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python 3.13 has such."""
+    both = types.SimpleNamespace(
+        opname="STORE_FAST_LOAD_FAST", argval=("x", "y"), argrepr="x, y", positions=None
+    )
+    monkeypatch.setattr(reach.dis, "get_instructions", lambda code: [both])
+    steps = [*reach._steps(test_instructions_that_load_two_variables_are_two.__code__)]
+    assert steps == [("STORE_FAST", "x", "x", 0), ("LOAD_FAST", "y", "y", 0)]
 
 
 def test_a_table_that_nobody_writes_is_traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
