@@ -1,6 +1,8 @@
 # make demo          a virtual environment, an installation, and the main example
 # make demo-cluster  the same on processes, with Dask and MPI
 # make test          the same, and the tests
+# make quick         a part of them in less than a minute: no processes, no files
+# make newest        a part of them on the newest Python there is
 # make docs          the site, into docs/_build; examples are run for its gallery
 # make test-stale    the tests, with every hit of a compiled function traced again and compared
 PYTHON ?= python3
@@ -8,7 +10,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo demo-cluster docs test test-stale check lint types wheel clean help
+.PHONY: demo demo-cluster docs test test-stale quick newest check lint types wheel clean help
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -40,10 +42,16 @@ demo-cluster: $(VENV)/made-cluster
 	@$(BIN)/python examples/cluster.py
 
 SHARED := -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart=0  # in the order of tests/conftest.py
-test test-stale: export OSTINATO_TEST_KERNELS ?= $(CURDIR)/$(VENV)/kernels
+test test-stale quick: export OSTINATO_TEST_KERNELS ?= $(CURDIR)/$(VENV)/kernels
 
 test: $(VENV)/made-dev
 	$(BIN)/python -m pytest $(SHARED)
+
+quick: $(VENV)/made-dev
+	OSTINATO_TRUST=quick $(BIN)/python -m pytest $(SHARED)
+
+newest: $(VENV)/made-dev
+	@.ci/newest $(BIN)/python
 
 test-stale: $(VENV)/made-dev
 	OSTINATO_CHECK_STALE=1 $(BIN)/python -m pytest $(SHARED)
@@ -68,7 +76,7 @@ wheel: $(VENV)/made-dev
 	$(BIN)/python -m build -q --wheel .
 	rm -rf build/lib build/bdist.*
 
-check: lint types test
+check: lint types quick test
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .typecheck out

@@ -38,7 +38,7 @@ from ostinato.runtime.crew.crew import job_size
 import ostinato as ost
 from ostinato import sessions
 
-from . import fake_device, kept  # noqa: F401  (OSTINATO_DEVICE=fake runs tests there)
+from . import fake_device, kept, seconds, thorough  # noqa: F401  (OSTINATO_DEVICE=fake runs tests there)
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # which shells switch off behind `&`
 
@@ -51,19 +51,6 @@ def share_kernels(folder: Path) -> None:
 
 
 share_kernels(kept.folder() / f"llvm-{kept.digest(Path(llvm.__file__).read_text())}")
-
-LONG = [  # 12 seconds and more, the longest first
-    "runtime/test_job", "runtime/test_cluster", "io_pipeline/test_crews", "ops/test_ops",
-    "ops/test_cuda_text", "test_examples", "planner/test_recompute", "ops/test_linalg",
-    "ops/test_native", "trust/test_typed", "test_site", "ops/test_distributions",
-    "front/test_command", "test_benchmarks", "planner/test_blocking", "ops/test_fake_xp",
-    "ops/test_solve", "ops/test_gradients", "trust/test_ends", "front/test_blocked",
-    "trust/test_special_values", "front/test_types", "trust/test_own_files", "trust/test_signals",
-    "ops/test_quantiles", "io_pipeline/test_tuner", "io_pipeline/test_processes",
-    "trust/test_forks", "trust/test_hostile_files", "ops/test_special", "planner/test_numerics",
-    "planner/test_narrow_sums", "trust/test_file_reads", "planner/test_distances",
-    "planner/test_nests", "trust/test_forged_plans", "trust/test_stale",
-]  # fmt: skip
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -95,12 +82,24 @@ def pytest_sessionfinish() -> None:
         kept.tidy()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    before = seconds.used()
+    done = yield
+    if "OSTINATO_TEST_SECONDS" in os.environ:
+        seconds.note(item.nodeid, seconds.used() - before)
+    return done
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item], config: pytest.Config) -> None:
     """Processes that share the files (xdist's) end together if the long ones come first."""
-    here = Path(__file__).parent
-    turn = {here / f"{name}.py": k for k, name in enumerate(LONG)}
+    here, took = Path(__file__).parent, seconds.recorded()
+    if thorough.QUICK:
+        chosen = thorough.quick(items, took)
+        config.hook.pytest_deselected(items=[item for item in items if item not in {*chosen}])
+        items[:] = chosen
     if "PYTEST_XDIST_WORKER" in os.environ:
-        items.sort(key=lambda item: turn.get(item.path, len(turn)))
+        items.sort(key=lambda item: -took.get(item.path.relative_to(here).as_posix(), 0.0))
 
 
 if job_size() > 1:  # under mpiexec the first process runs the tests, and the others leave here

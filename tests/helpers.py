@@ -30,7 +30,7 @@ counts_traces = pytest.mark.skipif(
 Split = int | tuple[int | None, ...] | None
 
 MESHES: tuple[tuple[tuple[int, ...], int], ...] = (
-    (((2,), 2), ((3,), 5), ((2, 2), 4)) if THOROUGH else (((2,), 2), ((3,), 4), ((2, 2), 3))
+    (((2,), 2), ((3,), 5), ((2, 2), 4)) if THOROUGH else (((2,), 2), ((3,), 3), ((2, 2), 2))
 )
 TOLERANCE = {"float64": 1e-11, "float32": 1e-5, "float16": 4e-3, "bfloat16": 3e-2}
 

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 import ostinato as ost
-from tests.conftest import LONG
+from tests import seconds
 from tests.helpers import assert_same, on, ways
+from tests.thorough import is_quick, starts_processes
 
 X = np.arange(15.0).reshape(5, 3)
 
@@ -97,6 +98,32 @@ def test_sessions_are_kept_and_put_back():
     assert ost.session() is before
 
 
-def test_files_that_come_first_are_there():
+def test_what_took_long_is_there():
     here = Path(__file__).parent
-    assert [name for name in LONG if not (here / f"{name}.py").is_file()] == []
+    for name in seconds.recorded():
+        path, _, test = name.partition("::")
+        text = (here / path).read_text()
+        assert f"def {test}(" in text or not test, f"{name} is gone; see tests/seconds.py"
+
+
+def test_the_record_keeps_what_is_long():
+    raw = """0.10 tests/a/test_b.py::test_c[1]
+0.26 tests/a/test_b.py::test_c[2 or 3]
+0.24 tests/a/test_b.py::test_d
+2.90 tests/test_e.py::test_f
+0.40 tests/test_e.py::test_f
+"""
+    kept = "3.30 test_e.py\n0.26 a/test_b.py::test_c\n2.90 test_e.py::test_f\n"
+    assert seconds.condensed(raw) == kept
+
+
+def test_a_quick_run_starts_no_process_and_writes_no_file(request):
+    here = Path(__file__).parent
+    assert starts_processes(here / "runtime/test_job.py")
+    assert starts_processes(here / "test_toy_ops.py")
+    assert not starts_processes(here / "ops/test_ops.py")
+    assert not starts_processes(Path(__file__))
+    assert is_quick(request.node)
+    request.node.fixturenames.append("tmp_path")
+    assert not is_quick(request.node)
+    request.node.fixturenames.remove("tmp_path")

@@ -44,10 +44,10 @@ def test_a_missing_sample_is_named(monkeypatch):
 
 @pytest.mark.parametrize("name", SAMPLED)
 def test_samples(name):
-    """On one worker each; the first on every mesh, and a third of the others on one mesh."""
+    """On one worker each; the first on two of three meshes, and a fifth of the others on one."""
     r = random.Random(name)
     for k, sample in enumerate(of(name)):
-        others = r.sample(MESHES, 1) if r.random() < 0.33 else []
+        others = r.sample(MESHES, 1) if r.random() < 0.2 else []
         used = {n.op for g in graphs(traced(sample)[0]) for n in g.nodes}
         assert name in used, f"a sample of {name} uses {sorted(used)} only"
         assert_same(
@@ -56,7 +56,7 @@ def test_samples(name):
             *sample.inputs,
             numerics=sample.numerics,
             rtol=sample.rtol,
-            meshes=MESHES if THOROUGH or not k else others,
+            meshes=MESHES if THOROUGH else others if k else r.sample(MESHES, 2),
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from ostinato.runtime.bind import bind
 from ostinato.runtime.messages.communicator import Alone
 
 import ostinato as ost
+from tests.thorough import some
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
 
@@ -126,8 +128,7 @@ def test_other_numbers(dtype: str) -> None:
     np.testing.assert_allclose(y, wide.T @ wide, rtol=2e-3, atol=0.5)
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3])
-@pytest.mark.parametrize("split", [None, 0, 1])
+@pytest.mark.parametrize(("workers", "split"), some([*product([1, 2, 3], [None, 0, 1])], of=2))
 def test_layouts(workers: int, split: int | None) -> None:
     x = numbers(5 * ROWS, COLUMNS)
     right = x.astype(np.float64).T @ x.astype(np.float64)

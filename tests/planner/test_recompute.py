@@ -30,7 +30,7 @@ from ostinato.errors import MemoryLimitError
 from tests.planner.test_any_layout import RELAXED
 from tests.planner.test_memory import check_memory
 from tests.sessions import forget_plans, use
-from tests.thorough import few, turns
+from tests.thorough import few, some, turns
 
 MIB = 1 << 20
 
@@ -160,7 +160,7 @@ def test_a_value_is_made_again_where_it_is_read_next() -> None:
 
 @pytest.mark.parametrize(
     ("mesh", "name", "numerics"),
-    turns([(1,), (2,)], ["deep", "attending"], ["any-workers", "same-plan"]),
+    some(turns([(1,), (2,)], ["deep", "attending"], ["any-workers", "same-plan"]), of=3),
 )
 @pytest.mark.usefixtures("no_turns")
 def test_training_in_little_memory(name: str, mesh: tuple[int, ...], numerics: str) -> None:

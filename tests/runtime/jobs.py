@@ -340,9 +340,9 @@ def idle() -> None:
             session.wait()
         time.sleep(0.2)
         before = [sum(p.cpu_times()[:2]) for p in others]
-        time.sleep(3)
+        time.sleep(1.5)
         shares += [sum(p.cpu_times()[:2]) - b for p, b in zip(others, before, strict=True)]
-    say(share=[s / 3 for s in shares])
+    say(share=[s / 1.5 for s in shares])
 
 
 def killed() -> None:
