@@ -94,7 +94,7 @@ def _goes_on(indices: Indices, label: str, node: Node) -> bool:
     special = {*(a for a, _ in indices.reduce), *indices.chunked, *(a for a, _ in indices.parts)}
     if label in special or not all(label in d for d in indices.outs):
         return False
-    return any(label in d for d in indices.ins) or not OPS[node.op].placed
+    return any(label in d for d in indices.ins) or not OPS[node.op].run.placed
 
 
 def _rows(
@@ -131,7 +131,7 @@ def _touched(body: Graph, v: int, strides: Strides) -> float:
 
 def _picks(body: Graph, node: Node) -> bool:
     """Whether it reads or writes at one place along an axis of its first operand."""
-    return OPS[node.op].placed and "axis" in node.kw and body.specs[node.inputs[1]].size == 1
+    return OPS[node.op].run.placed and "axis" in node.kw and body.specs[node.inputs[1]].size == 1
 
 
 def _with_rows(body: Graph, axes: Mapping[int, int], rows: int) -> Graph | None:
