@@ -805,7 +805,17 @@ class _Binder:
             return self.device.looking_kernel(node, specs, scratch)
         threads = 1 if node.kw.get("way") == ONE_THREAD else self.threads
         often = self.record is not None
-        return self.device.kernel(node, specs, self.shape, arrays, threads, scratch, often)
+        at = self.one_place(graph, node)
+        return self.device.kernel(node, specs, self.shape, arrays, threads, scratch, often, at)
+
+    def one_place(self, graph: Graph, node: Node) -> Place | None:
+        """Where a native kernel works that asks for it; None where that differs from turn to turn."""
+        native = self.device.natives.get(node.op)
+        if native is None or not native.placed:
+            return None
+        turn, ranks = self.turns
+        places = {self.at(graph, node, rank) for rank in (ranks if turn else (None,))}
+        return places.pop() if len(places) == 1 else None
 
     def scratch(self, graph: Graph, node: Node) -> tuple[Sequence[Scratch], Sequence[Scratch]]:
         """What the op's own kernel needs here, and the device's."""

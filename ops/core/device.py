@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .graph import Graph, Node
-from .registry import OPS, Params, Scratch, Specs
+from .registry import OPS, Params, Place, Scratch, Specs
 from .spec import DType, Shape, Spec, bfloat16, float16, float32
 
 Function = Callable[..., None]  # of operands and results
@@ -46,6 +46,23 @@ class Native:
     # in its params: those of a class give the same bits; the rule's first
     by_threads: bool = False  # whether bits may depend on how many threads there are
     least: int = 0  # elements from which, outside of loops, it is worth making
+    placed: bool = False  # of a placed op, whether it takes `at`, too, and so works on parts
+
+    def made(
+        self,
+        node: Node,
+        arrays: Sequence[Any],
+        threads: int,
+        scratch: Sequence[Any],
+        at: Place | None,
+    ) -> Any:
+        """Its function of arrays that lie so; None where it has to know a place that it has not."""
+        params = node.kw
+        if self.placed:
+            if at is None:
+                return None
+            params = {**params, "at": at}
+        return self.make(arrays, threads, scratch=scratch, **params)
 
 
 class Repeated(NamedTuple):
@@ -274,10 +291,11 @@ class Device:
         threads: int,
         scratch: Sequence[Any],
         often: bool,
+        at: Place | None = None,
     ) -> Function | Keeping | InTurns | None:
         """A function of arrays that lie as these do in every run, its operands and results; None where
         the op's own kernel is as good. `shape` tells how much of an array is here. `often`: it is
-        called in a loop."""
+        called in a loop. `at`: where in the global arrays, for who asks (`Native.placed`)."""
         return None
 
     def copying_part(self, source: Any, target: Any, threads: int) -> Function | None:

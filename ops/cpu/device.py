@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from ostinato.ops.core.device import Device, Function, InTurns, Keeping, add, plain
 from ostinato.ops.core.graph import Node
-from ostinato.ops.core.registry import OPS, Specs
+from ostinato.ops.core.registry import OPS, Place, Specs
 from ostinato.ops.core.spec import DType, Shape, Spec, copied, in_line
 from ostinato.ops.cpu.limits import LIMITS
 from ostinato.ops.cpu.loops.flat import native_kernel
@@ -90,22 +90,22 @@ class Cpu(Device):
         threads: int,
         scratch: Sequence[Any],
         often: bool,
+        at: Place | None = None,
     ) -> Function | Keeping | InTurns | None:
         native, op = self.natives.get(node.op), OPS[node.op]
         if native is None and node.op in FUSED:
             return _generated(node, shape, arrays, threads)
-        if op.run.placed and any(x.shape != s.shape for x, s in zip(arrays, specs, strict=True)):
+        in_parts = op.run.placed and any(x.shape != s.shape for x, s in zip(arrays, specs, strict=True))
+        if in_parts and (native is None or not native.placed):
             return None  # such a function knows no places: everything has to be here
-        if op.moves.pieces is not None:
+        if op.moves.pieces is not None and not in_parts:
             parts = op.moves.pieces([x.shape for x in arrays[: len(node.inputs)]], **plain(node.kw))
             found = None if parts is None else in_pieces(parts, arrays, threads, often)
             if found is not None:
                 return found
         if native is None or (not often and max(x.size for x in arrays) < native.least):
             return None
-        made: Function | Keeping | InTurns | None = native.make(
-            arrays, threads, scratch=scratch, **node.kw
-        )
+        made: Function | Keeping | InTurns | None = native.made(node, arrays, threads, scratch, at)
         return made
 
 

@@ -30,7 +30,7 @@ from ostinato.ops.core.device import (
     later,
 )
 from ostinato.ops.core.graph import Graph, Node
-from ostinato.ops.core.registry import Params, Scratch, Specs
+from ostinato.ops.core.registry import Params, Place, Scratch, Specs
 from ostinato.ops.core.spec import (
     DType,
     Shape,
@@ -186,6 +186,7 @@ class Gpu(Device):
         threads: int,
         scratch: Sequence[Any],
         often: bool,
+        at: Place | None = None,
     ) -> Function | Keeping | None:
         if node.op == IN_STAGES:
             shapes, steps = [x.shape for x in arrays], [x.strides for x in arrays]
@@ -193,7 +194,7 @@ class Gpu(Device):
             return None if nest is None else self.launching(stages.kernel_of(nest))
         native = self.natives.get(node.op)
         if native is not None:
-            made: Function | None = native.make(arrays, threads, scratch=scratch, **node.kw)
+            made: Function | None = native.made(node, arrays, threads, scratch, at)
             return made
         if node.op not in FLAT:
             return None
