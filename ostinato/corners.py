@@ -162,7 +162,7 @@ def _of_parts(ref: Ref, box: Box, made: dict[Any, Array], depth: int) -> Array |
         if label is None or label in indices.chunked or label in dict(indices.parts):
             return None
         cut[label] = lo, hi
-    if any(isinstance(d, Window) and d.label in cut for dims in indices.ins for d in dims):
+    if any(isinstance(d, Window) and cut.keys() & d.labels for dims in indices.ins for d in dims):
         return None
     given = []
     for (t, j), dims in zip(term.inputs, indices.ins, strict=True):
