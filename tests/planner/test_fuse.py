@@ -408,3 +408,14 @@ def test_neighbours_are_one_kernel_per_step(step: Any) -> None:
     ops = [n.op for n in compiled.plan.program.graph.nodes]
     assert sum(op.startswith("fused") for op in ops) == 2
     assert not {"add", "subtract", "multiply", "divide"} & {*ops}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int64"])
+def test_products_of_elements_are_reduced_as_sums_are(dtype: str) -> None:
+    x = np.random.default_rng(0).integers(1, 9, (900, 130)).astype(dtype)
+    x = x if dtype == "int64" else x / 1000
+    for axis, kernel in ((1, "fused_rows"), (0, "fused_nest")):
+        f = ost.compile(lambda x: (x + 1).prod(axis))  # noqa: B023
+        with ost.connect(1):
+            np.testing.assert_allclose(np.asarray(f(x)), (x + 1).prod(axis), 1e-3)
+            assert [n.op for n in f.plan.program.graph.nodes] == [kernel]
