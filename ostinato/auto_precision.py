@@ -49,7 +49,7 @@ from .tracing import Traced
 AUTO, TOLERANCE = "auto", 1e-3
 SHARE = 0.7  # of the tolerance that what was chosen may take on the operands it was chosen for
 RUNS = 3  # of which the best counts
-MOST = 4  # results whose errors are told
+MAX_TOLD = 4  # results whose errors are told
 FLOOR = 2.0**-48  # relative; what float64 gives is not told from what is exact
 
 Values = list[np.ndarray[Any, Any]]
@@ -310,8 +310,8 @@ def _told_sums(found: Sequence[Sum], choice: Choice) -> list[str]:
 def _told_errors(off: Sequence[float], errors: Sequence[float]) -> str:
     order = sorted(range(len(errors)), key=lambda k: -errors[k])
     told = [f"{errors[k]:.2g} of result {k} (as written {off[k]:.2g})" for k in order if errors[k]]
-    if len(told) > MOST:
-        told[MOST:] = [f"less of {len(told) - MOST} others"]
+    if len(told) > MAX_TOLD:
+        told[MAX_TOLD:] = [f"less of {len(told) - MAX_TOLD} others"]
     return f"measured error beside float64: {', '.join(told) or 'none'}"
 
 

@@ -39,8 +39,10 @@ from .sessions import Session, current
 
 STREAM = tuple(1 << k for k in (16, 18, 20, 21, 22, 23, 24, 25, 26, 28))  # bytes per worker
 SIDES = (96, 256, 768)  # of products
-SMALL, LARGE = 1 << 8, 1 << 20  # elements of collectives
-SHORT = 5e-4  # seconds of one sample, at least: short ones are seldom disturbed by others
+FEW_ELEMENTS, MANY_ELEMENTS = 1 << 8, 1 << 20  # elements of collectives
+MIN_SAMPLE_SECONDS = (
+    5e-4  # seconds of one sample, at least: short ones are seldom disturbed by others
+)
 SAMPLES = 64
 QUICK = 1 << 21  # bytes that are looked at in less time than it takes to start a plan
 TURNS = 64
@@ -72,7 +74,7 @@ class Calibration:
         start = time.perf_counter()
         made(*operands)
         self.session.wait()
-        times = max(1, int(SHORT / max(time.perf_counter() - start, 1e-7)))
+        times = max(1, int(MIN_SAMPLE_SECONDS / max(time.perf_counter() - start, 1e-7)))
         best, end = math.inf, start + self.each
         for k in range(SAMPLES):
             start = time.perf_counter()
@@ -218,7 +220,7 @@ class Calibration:
         seen = []
         for kind, work in ways:
             points = []
-            for length in (SMALL, LARGE):
+            for length in (FEW_ELEMENTS, MANY_ELEMENTS):
                 sums = kind in REDUCING
                 took, plan = self.timed(work, begin(length, ROWS if sums else 1))
                 if kinds_of(plan) == [kind]:
@@ -246,7 +248,7 @@ class Calibration:
             return 1.0
         splits = (0,) * len(self.mesh) if len(self.mesh) > 1 else 0
         x, w = self.parts(384, 384), as_array(np.full((384, 384), 0.5, np.float32))
-        y = zeros((self.workers * ROWS, LARGE // 4), dtype=float32, split=splits)
+        y = zeros((self.workers * ROWS, MANY_ELEMENTS // 4), dtype=float32, split=splits)
         alone = self.took(lambda x, w: (x @ w) @ w, x, w), self.took(lambda y: y.sum(0), y)
         both = self.took(lambda x, w, y: ((x @ w) @ w, y.sum(0)), x, w, y)
         hidden = (sum(alone) - both) / max(min(alone) - self.run, 1e-9)

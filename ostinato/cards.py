@@ -18,8 +18,12 @@ from ostinato.planner.seeing.explain import CARD, amount, seconds
 
 COLOURS = ("#dcebfb", "#fde7c8", "#dff3dc", "#f3dff0", "#e3e0fa", "#fadcd9", "#d5f0ee", "#f1ecc9")
 EDGE = "#5b6b7b"
-WIDE, HIGH, LEAST = 220, 140, 26  # pixels of a drawing at the most, and of a side at the least
-MOST = 64  # workers whose parts are drawn
+MAX_WIDTH, MAX_HEIGHT, MIN_SIDE = (
+    220,
+    140,
+    26,
+)  # pixels of a drawing at the most, and of a side at the least
+MAX_WORKERS = 64  # workers whose parts are drawn
 PLANS = 12  # rows of a table
 CELL = "padding:2px 14px 2px 0;text-align:left;vertical-align:top"
 
@@ -139,10 +143,10 @@ def _two(shape: Shape, layout: Layout | None) -> tuple[int | None, int | None]:
 
 def _sides(rows: int, columns: int) -> tuple[int, int]:
     """Pixels: in proportion, as far as that can be seen."""
-    scale = min(WIDE / columns, HIGH / rows)
+    scale = min(MAX_WIDTH / columns, MAX_HEIGHT / rows)
     return (
-        round(min(WIDE, max(LEAST, columns * scale))),
-        round(min(HIGH, max(LEAST, rows * scale))),
+        round(min(MAX_WIDTH, max(MIN_SIDE, columns * scale))),
+        round(min(MAX_HEIGHT, max(MIN_SIDE, rows * scale))),
     )
 
 
@@ -152,7 +156,7 @@ def _shares(shape: Shape, layout: Layout | None) -> list[tuple[Box, list[int]]]:
         return [(tuple((0, n) for n in shape), [])]
     found: dict[Box, list[int]] = {}
     workers = math.prod(layout.mesh)
-    for rank in range(min(workers, MOST)):
+    for rank in range(min(workers, MAX_WORKERS)):
         box = layout.box(shape, rank)
         if all(lo < hi for lo, hi in box):
             found.setdefault(box, []).append(rank if workers > 1 else -1)
@@ -207,7 +211,7 @@ def _where(session: Any) -> str:
 
 def _mesh(mesh: Sequence[int]) -> str:
     """Small squares, one for each worker, if they are few."""
-    if not 1 < math.prod(mesh) <= MOST:
+    if not 1 < math.prod(mesh) <= MAX_WORKERS:
         return ""
     columns = mesh[-1]
     rows = math.prod(mesh) // columns

@@ -91,7 +91,7 @@ from .tracing import Traced, traced
 P = ParamSpec("P")
 R = TypeVar("R")
 
-MOST = 4096  # signatures of a function; then the oldest go
+MAX_SIGNATURES = 4096  # signatures of a function; then the oldest go
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
@@ -393,7 +393,7 @@ class CompiledFunction(Generic[P, R]):
         gone = functools.partial(_gone, weakref.ref(entry))
         entry.key = key
         entry.objects = [weakref.ref(x, gone) for x in leaves if is_itself(x)]
-        while len(self.entries) >= MOST:
+        while len(self.entries) >= MAX_SIGNATURES:
             self.drop(self.entries[next(iter(self.entries))])
         self.entries[key] = entry
         session.keep(self, entry, entry.plan)
@@ -497,7 +497,7 @@ class CompiledFunction(Generic[P, R]):
         if self.entries.get(entry.key) is not entry:  # dropped meanwhile
             return
         form, value = tuple(tokens), tuple([leaves[k] for k in values])
-        if len(self.quick) >= MOST or len(entry.quick) >= MOST:
+        if len(self.quick) >= MAX_SIGNATURES or len(entry.quick) >= MAX_SIGNATURES:
             self.quick = {}
             entry.quick.clear()
         known = self.quick.get(form)

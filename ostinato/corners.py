@@ -31,11 +31,11 @@ from ostinato.planner.simulation import simulate
 from .sessions import Session
 from .streaming import operands_of, over
 
-LARGE = 1 << 24  # bytes of an array of which only corners are made, and of what these may take
+MAX_BYTES = 1 << 24  # bytes of an array of which only corners are made, and of what these may take
 SOON = 0.02  # seconds that they may take, by the model of the machine
 ROWS = 256  # of random numbers, which are drawn one after the other
 DEEPEST = 100  # operations one behind another
-MOST = 5  # axes with a middle that is not shown
+MAX_AXES = 5  # axes with a middle that is not shown
 
 Box = tuple[tuple[int, int], ...]
 
@@ -44,7 +44,7 @@ def corners(x: Array, edge: int, session: Session) -> list[Any] | None:
     """The first and last places along each axis, and one more between them, as blocks of blocks; pending, and
     planned. None where that would take long."""
     cuts = [[(0, edge + 1), (n - edge, n)] if n > 2 * edge else [(0, n)] for n in x.shape]
-    if not 0 < sum(len(c) > 1 for c in cuts) <= MOST:
+    if not 0 < sum(len(c) > 1 for c in cuts) <= MAX_AXES:
         return None
     made: dict[Any, Array] = {}
     parts = [part(term_of(x), box, made) for box in itertools.product(*cuts)]
@@ -60,7 +60,7 @@ def corners(x: Array, edge: int, session: Session) -> list[Any] | None:
 
 def is_large(x: Array, session: Session) -> bool:
     """Whether no more of it is made than is shown."""
-    return x.nbytes > LARGE or takes_much(x.spec, session.target)
+    return x.nbytes > MAX_BYTES or takes_much(x.spec, session.target)
 
 
 def _is_little(parts: Sequence[Array], session: Session) -> bool:
@@ -73,7 +73,7 @@ def _is_little(parts: Sequence[Array], session: Session) -> bool:
         plan = make_plan(Key(graph, session.target), quick=True)  # which times nothing
     except MemoryLimitError:
         return False
-    if plan.peak_bytes - plan.operand_bytes > LARGE:
+    if plan.peak_bytes - plan.operand_bytes > MAX_BYTES:
         return False
     return simulate(plan.program, session.target.machine, session.target.mesh).seconds <= SOON
 

@@ -26,7 +26,7 @@ from .gradients import Numbers, value_and_grad
 
 __all__ = ["LossScale"]
 
-LEAST, MOST = 2.0**-14, 2.0**24
+MIN_SCALE, MAX_SCALE = 2.0**-14, 2.0**24
 
 
 def __dir__() -> list[str]:
@@ -66,12 +66,12 @@ class LossScale:
     @staticmethod
     def start(scale: float = 2.0**15, patience: int = 2000) -> LossScale:
         """The state before the first step."""
-        if not (isinstance(scale, (int, float)) and LEAST <= scale <= MOST):
+        if not (isinstance(scale, (int, float)) and MIN_SCALE <= scale <= MAX_SCALE):
             raise misfit(
                 ArgumentError,
                 "LossScale.start",
                 got=f"scale={scale!r:.60}",
-                needed=f"a number from 2**-14 to {MOST:.0f}",
+                needed=f"a number from 2**-14 to {MAX_SCALE:.0f}",
             )
         if type(patience) is not int or not 1 <= patience < 2**31:
             raise misfit(
@@ -129,9 +129,9 @@ class LossScale:
     def _after(self, fine: Array) -> LossScale:
         scale, good = as_array(self.scale), as_array(self.good) + 1
         grows = good >= self.patience
-        higher = where(grows, minimum(scale * 2, MOST), scale)
+        higher = where(grows, minimum(scale * 2, MAX_SCALE), scale)
         return LossScale(
-            where(fine, higher, maximum(scale / 2, LEAST)),
+            where(fine, higher, maximum(scale / 2, MIN_SCALE)),
             astype(where(logical_and(fine, ~grows), good, 0), int32),
             as_array(self.skipped) + where(fine, 0, 1).astype(int32),
             self.patience,

@@ -50,9 +50,11 @@ from .side_effects import (
     place_id,
 )
 
-FEW = 256  # elements of a container that are looked into; of larger ones each counts as it is
+MAX_ELEMENTS = (
+    256  # elements of a container that are looked into; of larger ones each counts as it is
+)
 DEEPEST = 8  # functions that know functions
-SMALL = 1 << 16  # bytes of a NumPy array whose numbers are compared at each hit
+COMPARED_BYTES = 1 << 16  # bytes of a NumPy array whose numbers are compared at each hit
 WRAPPERS: dict[type, tuple[str, ...]] = {  # where wrappers keep what they wrap
     functools.partial: ("func", "args", "keywords"),
     functools.partialmethod: ("func", "args", "keywords"),
@@ -476,7 +478,9 @@ class Reach:
     def _local(self, x: Any) -> None:
         if type(x) in _ATOMS or id(x) in self.seen or isinstance(x, (Array, type)):
             return
-        if not isinstance(x, np.ndarray) or x.nbytes <= SMALL:  # it is kept as long as the trace is
+        if (
+            not isinstance(x, np.ndarray) or x.nbytes <= COMPARED_BYTES
+        ):  # it is kept as long as the trace is
             self.locals[id(x)] = x
 
     # -- places ----------------------------------------------------------------------------
@@ -648,7 +652,7 @@ class Reach:
         self.snapshot.add_contents(x, path)
         if items is not None:
             inner = [(f"{path}[{k!r:.40}]", k, v) for k, v in items.items()]
-            plain = len(inner) <= FEW and all(type(k) in _ATOMS for k in items)
+            plain = len(inner) <= MAX_ELEMENTS and all(type(k) in _ATOMS for k in items)
             if plain and all(type(k) is str for k in items):
                 self._guard("keys", x, None, tuple(items), path)
             else:
@@ -659,12 +663,12 @@ class Reach:
             elements = tuple(x)
             inner = [(f"{path}[{k}]", k, v) for k, v in enumerate(elements)]
             fixed = isinstance(x, (tuple, frozenset))
-            plain = type(x) is list and len(elements) <= FEW
+            plain = type(x) is list and len(elements) <= MAX_ELEMENTS
             if plain:
                 self._guard("len", x, None, len(elements), path)
             elif not fixed:
                 self._guard("each", x, None, elements, path)
-        for name, key, value in inner if len(inner) <= FEW else ():
+        for name, key, value in inner if len(inner) <= MAX_ELEMENTS else ():
             if plain:
                 self._guard("item", x, key, value, name)
             self._descend(value, name)
@@ -672,7 +676,7 @@ class Reach:
     def _numbers(self, x: np.ndarray[Any, Any], path: str) -> None:
         if x.dtype.hasobject:
             return
-        if x.nbytes <= SMALL:
+        if x.nbytes <= COMPARED_BYTES:
             if x.flags.writeable:
                 self.snapshot.add_contents(x, path)
             self._guard("bytes", x, None, (x.dtype.str, x.shape, x.tobytes()), path)

@@ -18,7 +18,7 @@ from ostinato.planner.seeing.explain import amount
 from ostinato.runtime.engine import Launcher
 from ostinato.runtime.packed_weights import Habit
 
-SMALL, RARELY = 1 << 16, 100  # bytes; what is smaller must come that often to be worth a plan
+MIN_BYTES, RARELY = 1 << 16, 100  # bytes; what is smaller must come that often to be worth a plan
 
 
 class _Site:
@@ -26,7 +26,7 @@ class _Site:
 
     def __init__(self, gather: Gather) -> None:
         self.gather = gather
-        self.habit = Habit() if gather.bytes >= SMALL else Habit(RARELY)
+        self.habit = Habit() if gather.bytes >= MIN_BYTES else Habit(RARELY)
         self.came: Callable[[], Operand | None] = lambda: None
         self.replica: Operand | None = None
         self.was_kept = False  # of the one that comes

@@ -416,7 +416,7 @@ class Session:
 # -- which session is in use ---------------------------------------------------------------
 # The main thread's sessions are everybody's who has none of his own. One that another thread makes, or
 # an asyncio task enters, is of this thread or task, and of tasks that it starts.
-MOST = 16  # sessions that were made and not closed, to come back to
+MAX_REMEMBERED = 16  # sessions that were made and not closed, to come back to
 
 in_use: Session | None = (
     None  # everybody's, as long as nobody has one of his own: for who is in haste
@@ -466,7 +466,7 @@ def _look() -> None:
     """Who is in haste finds what is in use now."""
     global in_use
     with _lock:
-        _everybodys[:] = [s for s in _everybodys if not s.engine.closed][-MOST:]
+        _everybodys[:] = [s for s in _everybodys if not s.engine.closed][-MAX_REMEMBERED:]
         in_use = _everybodys[-1] if _is_shared and _everybodys else None
 
 
@@ -497,7 +497,7 @@ def _set_own(session: Session) -> None:
     global _is_shared
     _is_shared = False
     before = session._before = _own.get()
-    for _ in range(MOST):
+    for _ in range(MAX_REMEMBERED):
         before = before._before if before is not None else None
     if before is not None:
         before._before = None

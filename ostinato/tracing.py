@@ -45,7 +45,7 @@ from .side_effects import (
     Write,
     of_arguments,
 )
-from .unrolled import MANY, tell_of_loops
+from .unrolled import MIN_UNROLLED, tell_of_loops
 
 AGAIN = 8  # traces at the most while another thread changes what they read
 
@@ -189,7 +189,7 @@ def _run(
     if seed.base is not None:
         specs.append(seed.spec)
     found = collect(after_acts(made.refs, trace), specs, trace)
-    if len(found.terms) >= MANY:
+    if len(found.terms) >= MIN_UNROLLED:
         tell_of_loops(function.name, found.terms)
     captured = tuple(
         _captured(t, k, held, call.session, trace)

@@ -15,7 +15,7 @@ from ostinato.errors import TraceWarning
 from ostinato.ops.core.array import Term
 from ostinato.ops.core.user_line import short
 
-MANY = 4000  # operations of one line of the user's
+MIN_UNROLLED = 4000  # operations of one line of the user's
 _told: set[tuple[str, int]] = set()
 
 
@@ -23,7 +23,7 @@ def tell_of_loops(name: str, terms: Iterable[Term]) -> None:
     """Warn, once at each line, of a line that recorded so many operations of a function's trace."""
     count = Counter([t.line for t in terms])
     for line, n in count.most_common():
-        if n < MANY:
+        if n < MIN_UNROLLED:
             break
         path, number = place_of(line)
         if loop := loop_around(path, number):  # else one of our functions may have made them

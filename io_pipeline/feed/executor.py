@@ -33,7 +33,7 @@ from .running import Thread, run_times, running
 from .slots import Slots
 from .stats import Consumer, Costs
 
-LEAST, MOST = 2, 64  # batches that are made at a time, whatever they hold
+MIN_AHEAD, MAX_AHEAD = 2, 64  # batches that are made at a time, whatever they hold
 CHECKED = 0.05  # seconds between looks whether others failed, where there are any
 PATIENCE = 5.0  # seconds for threads to end with the sample that they work on
 
@@ -276,7 +276,7 @@ class Work:
     def room(self) -> int:
         """Batches that may be open: being made, or waiting to be taken."""
         size = self.batch_bytes
-        return min(max(self.ahead // size, LEAST), MOST) if size else LEAST
+        return min(max(self.ahead // size, MIN_AHEAD), MAX_AHEAD) if size else MIN_AHEAD
 
     def _open(self) -> None:
         """Find out what is in the next batch. One thread at a time."""
@@ -362,5 +362,5 @@ class Work:
         return (
             self.recipe.relaxed
             and bool(self.open)
-            and (self.portions.next - self.open[0].portion.number >= MOST)
+            and (self.portions.next - self.open[0].portion.number >= MAX_AHEAD)
         )

@@ -13,7 +13,7 @@ from ostinato.errors import SampleError
 RAISE, SKIP, REPLACE = POLICIES = ("raise", "skip", "replace")
 TRIES = 16  # samples that are tried in the place of one
 LISTED = 1000  # faults that are remembered one by one
-FEW = 1000  # samples: rates are of so many at least, since the first ones say little
+MIN_SAMPLES = 1000  # samples: rates are of so many at least, since the first ones say little
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Rate:
 
     def check(self, most: float) -> None:
         """Raise an error if more failed than may."""
-        if self.last is None or self.faults <= most * max(FEW, self.seen):
+        if self.last is None or self.faults <= most * max(MIN_SAMPLES, self.seen):
             return
         last = self.last
         raise SampleError.because(

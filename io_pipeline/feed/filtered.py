@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 from .batches import Batch, Recipe
 from .chain import Sample
 from .draws import Draws
-from .executor import LEAST, MOST, Work
-from .faults import FEW, Fault
+from .executor import MAX_AHEAD, MIN_AHEAD, Work
+from .faults import MIN_SAMPLES, Fault
 from .fields import Fields
 from .portions import Portion, Portions
 from .slots import Slots
@@ -60,10 +60,10 @@ class FilteredWork(Work):
     def _has_room(self) -> bool:
         waiting = len(self.open)
         if not self.ready:  # one batch can always be made
-            return waiting < max(LEAST, 2 * -(-self.size // self.portions.size))
+            return waiting < max(MIN_AHEAD, 2 * -(-self.size // self.portions.size))
         held = self.count + sum(batch.count for batch in self.ready)
         groups = held // self.portions.size + waiting + 1
-        return waiting < MOST and groups * self.batch_bytes <= self.ahead
+        return waiting < MAX_AHEAD and groups * self.batch_bytes <= self.ahead
 
     # -- batches ---------------------------------------------------------------------------------
     def _complete(self, batch: Batch, sample: Sample, costs: Costs) -> None:
@@ -122,7 +122,7 @@ class FilteredWork(Work):
         most = min(self.size, self.count)
         if most == self.size or (is_end and self.keeps and most and self.broken is None):
             return self._batch(most)
-        if self.broken is not None or self.said >= FEW or (is_end and self.said):
+        if self.broken is not None or self.said >= MIN_SAMPLES or (is_end and self.said):
             faults = [k.fault for k in self.kept if k.fault is not None]
             self.kept = deque(k for k in self.kept if k.fault is None)
             self.said = 0

@@ -15,7 +15,7 @@ Places = np.ndarray[Any, np.dtype[np.int64]]
 Words = np.ndarray[Any, np.dtype[np.uint64]]
 
 ROUNDS = 8
-SMALL = 1 << 12  # up to here numbers are sorted by a hash: few bits make a poor network
+MAX_SORTED = 1 << 12  # up to here numbers are sorted by a hash: few bits make a poor network
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 
@@ -54,7 +54,7 @@ class Bijection:
     def __init__(self, n: int, key: int) -> None:
         self.n = n
         self.table: Places | None = None
-        if n <= SMALL:
+        if n <= MAX_SORTED:
             hashes = _mixed(np.arange(n, dtype=np.uint64) ^ np.uint64(mix(key)))
             self.table = np.argsort(hashes, kind="stable")
             return

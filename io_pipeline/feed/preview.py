@@ -23,7 +23,7 @@ from .stage import Stage
 
 SIDE, GAP, LINE = 160, 6, 14  # pixels of a picture, between pairs, and of a line of text
 WHITE, MIXED = 255, 0.5  # the part that a mask's colours have
-FEW = 3  # weights of classes that are told
+MAX_CLASSES = 3  # weights of classes that are told
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 Box = tuple[float, ...]  # x0, y0, x1, y1, as parts of width and height
@@ -98,7 +98,7 @@ def _labelled(boxes: Sequence[Box], labels: Sequence[Any]) -> tuple[list[tuple[B
         if boxes and x.ndim == 1 and len(x) == len(boxes) and x.dtype.kind in "iu":
             own = [str(v) for v in x]
         elif x.ndim == 1 and x.size and x.dtype.kind not in "OSUiub":  # weights of classes
-            most = np.argsort(-x, kind="stable")[:FEW]
+            most = np.argsort(-x, kind="stable")[:MAX_CLASSES]
             others.append(", ".join(f"{k}: {x[k]:.2g}" for k in most if x[k] > 0))
         else:
             others.append(

@@ -20,7 +20,7 @@ from ostinato.ops.cpu.jit.routine import Routine
 from ostinato.ops.jit.values import Value, cast, where
 
 FIRST = 1 << 18  # bytes that are asked for at once,
-MOST = 1 << 22  # which grow up to here if files are longer
+MAX_GUESS_BYTES = 1 << 22  # which grow up to here if files are longer
 _FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 # Of Linux's struct statx, which is the same on all processors: size, and time of the last change
 _STATX, _SIZE, _SECONDS, _NANOSECONDS = 256, 40, 112, 120
@@ -74,7 +74,7 @@ def stamp_of(size: int, nanoseconds: int) -> int:
 
 def expect(size: int) -> None:
     """A file was this long; others may be, too."""
-    _Guess.size = max(_Guess.size, min(size + size // 4, MOST))
+    _Guess.size = max(_Guess.size, min(size + size // 4, MAX_GUESS_BYTES))
 
 
 @once

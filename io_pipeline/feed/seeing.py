@@ -16,11 +16,10 @@ HANDS = 1e-4  # and seconds: in less a batch that is there is handed over, on a 
 SHARE = 0.3  # of threads' time that something takes at least to be what binds them
 BUSY = 0.85  # of the cores that are at work where they bind
 IDLE = 0.5  # cores' worth of a process in which no thread waits for Python's lock
-TIMES, LONG = (
-    4,
-    500,
-)  # CPU times, and microseconds: a longer wait of a function is not for the lock;
-SHORT = 50  # in such a process one of more microseconds, and of its CPU time
+# A function's wait of more microseconds, and so many times its CPU time, is not for the lock; in a
+# process in which nobody waits for that, one of more microseconds than it computes.
+TIMES, MIN_WAIT_US = 4, 500
+MIN_IDLE_WAIT_US = 50
 
 CAUSES = {
     "step": "the step binds",
@@ -100,7 +99,7 @@ def _is_own(row: dict[str, Any], cores: float, delay: float) -> bool:
     a core: for the lock a thread waits while others compute, and not for long; how much threads wait
     for cores, the system knows."""
     cpu = row["cpu_us"]
-    least = max(cpu, SHORT) if cores < IDLE else max(TIMES * cpu, LONG)
+    least = max(cpu, MIN_IDLE_WAIT_US) if cores < IDLE else max(TIMES * cpu, MIN_WAIT_US)
     return bool(row["wait_us"] - delay * cpu > least)
 
 

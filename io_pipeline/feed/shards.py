@@ -35,7 +35,7 @@ BLOCK = 512  # bytes of a header, and what members are padded to
 MOST_NAME = 1 << 16  # bytes of an extended header
 MOST_MEMBER = 1 << 30  # bytes of a member, which is read whole
 OPEN = 64  # shards that are open at a time
-FILES, PAX, LONG, COMMON, FOLDER = (b"0", b"\0"), b"x", b"L", b"g", b"5"
+FILES, PAX, LONG_NAME, COMMON, FOLDER = (b"0", b"\0"), b"x", b"L", b"g", b"5"
 
 Where = tuple[int, int, int]  # shard, offset, bytes
 
@@ -63,7 +63,7 @@ def members(path: str) -> list[Member]:
                 return found
             size = _checked(path, header)
             kind, begin = header[156:157], at + BLOCK
-            if kind in (PAX, LONG, COMMON):
+            if kind in (PAX, LONG_NAME, COMMON):
                 if size > MOST_NAME:
                     raise trouble(path, f"a name of {size} bytes", f"at most {MOST_NAME}")
                 more |= _extended(kind, file.read(size))
@@ -106,7 +106,7 @@ def _name(header: bytes) -> str:
 
 def _extended(kind: bytes, data: bytes) -> dict[str, str]:
     """What the next member's header has no room for."""
-    if kind == LONG:
+    if kind == LONG_NAME:
         return {"path": data.rstrip(b"\0").decode("utf-8", "surrogateescape")}
     if kind == COMMON:
         return {}

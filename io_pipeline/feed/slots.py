@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 ALIGN = 64
-MOST = 64  # pieces of memory, and
+MAX_PIECES = 64  # pieces of memory, and
 ROOM = 256 << 20  # bytes that wait for the next batch, about
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
@@ -37,7 +37,7 @@ class Slots:
     """Pieces of memory, of a few sizes."""
 
     def __init__(self) -> None:
-        self._free: Free = deque(maxlen=MOST)
+        self._free: Free = deque(maxlen=MAX_PIECES)
 
     def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
         """An array with any content."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 FORGETS = 1 / 16  # part of an average that a new time decides
-SHORT = 2e-3  # seconds: shorter iterations are taken together, so that looking at them costs less than 1 %
+MIN_LAP_SECONDS = 2e-3  # shorter iterations are taken together: looking at them costs less than 1 %
 
 
 @dataclass
@@ -186,7 +186,7 @@ class Consumer:
         self._count += 1
         self._step += begin - before
         self._wait += end - begin
-        if self._step + self._wait >= SHORT:
+        if self._step + self._wait >= MIN_LAP_SECONDS:
             lap = Lap(self._count, self._step / self._count, self._wait / self._count)
             self._count, self._step, self._wait = 0, 0.0, 0.0
             self.step.add(lap.step, lap.count)

@@ -21,7 +21,10 @@ from .fields import Fields, fields_of
 from .folders import find
 from .samples import Samples, digest
 
-KEPT, FEW = 256 << 20, 2  # bytes of blocks that stay, and blocks that stay whatever they hold
+KEPT, MIN_BLOCKS = (
+    256 << 20,
+    2,
+)  # bytes of blocks that stay, and blocks that stay whatever they hold
 
 
 class Table(Samples):
@@ -33,7 +36,7 @@ class Table(Samples):
         columns: Sequence[str] | None = None,
         dtypes: Mapping[str, str] | None = None,
     ) -> None:
-        self.table = Blocks(paths, columns, dtypes, KEPT, FEW)
+        self.table = Blocks(paths, columns, dtypes, KEPT, MIN_BLOCKS)
         self.order = sorted(self.table.columns)  # that of leaves
         self.fields: Fields = fields_of(dict.fromkeys(self.table.columns, 0))[0]
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from ostinato import settings
 
-from ..feed.executor import LEAST, MOST, Work
+from ..feed.executor import MAX_AHEAD, MIN_AHEAD, Work
 from ..feed.stats import Lap
 from .model import Config, Space
 from .place import Known, own_cores, own_memory
@@ -104,7 +104,7 @@ class Drive:
     def _begin(self, work: Work) -> Tuner:
         """What may be chosen for this pipe here, and what was before."""
         recipe, size = work.recipe, work.batch_bytes
-        ahead = min(max(recipe.ahead // size, LEAST), MOST)
+        ahead = min(max(recipe.ahead // size, MIN_AHEAD), MAX_AHEAD)
         start = Config(work.active, ahead, work.chunk)
         read = work.costs[0].of[0] if work.costs else None
         sample = read.bytes / read.timed if read is not None and read.timed else 1
@@ -114,7 +114,7 @@ class Drive:
         most = max(most, work.active, known[0].threads if known is not None else 0)
         most = min(most, MOST_THREADS)
         memory = min(own_memory(), recipe.most_ahead or own_memory())
-        room = min(max(memory // size, ahead), MOST)
+        room = min(max(memory // size, ahead), MAX_AHEAD)
         space = Space(
             [start.threads] if "threads" in recipe.given else range(1, most + 1),
             [start.chunk]

@@ -20,7 +20,7 @@ import numpy as np
 
 PRIOR = 0.1  # how much less a first look counts that contradicts plain sharing
 ROUNDS = 6  # of fitting one factor, and then the other
-NEAR = 0.01  # of the best time within which the cheapest is taken
+TOLERANCE = 0.01  # of the best time within which the cheapest is taken
 
 Row = np.ndarray[Any, Any]
 
@@ -140,7 +140,7 @@ class Model:
     def best(self, space: Space, now: Config, without: Sequence[Config] = ()) -> Config:
         """The cheapest that takes about as little as any."""
         times = {c: self.time(c) for c in (*space, now) if c not in without or c == now}
-        most = min(times.values()) * (1 + NEAR)
+        most = min(times.values()) * (1 + TOLERANCE)
         return min((c for c, time in times.items() if time <= most), key=lambda c: cost(c, now))
 
 

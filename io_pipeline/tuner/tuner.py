@@ -33,7 +33,7 @@ GUARD = 16  # laps after a change
 CALM = 32  # laps from which drift is measured
 SPARE = 0.9  # of the step that a cheaper feed may need, where the step binds
 SLACK, ALARM = 0.5, 12.0  # of the CUSUM, in deviations,
-LEAST = 0.05  # which are at least so much of a lap
+MIN_SPREAD = 0.05  # which are at least so much of a lap
 STALE = 16  # laps that are let by after a change, for batches that were begun before it
 QUIET, LONGEST = 64, 8192  # laps after which it is tuned anew; twice as many each time that nothing
 # better is found, since it is others who make it faster and slower
@@ -310,10 +310,10 @@ class Tuner:
         has_moved = not 1 / MOVED < median(laps) / reference < MOVED
         middles, spreads = [], []
         for part in ([a.step for a in laps], [a.wait for a in laps]):
-            most = 4 * statistics.median(part) + LEAST * reference
+            most = 4 * statistics.median(part) + MIN_SPREAD * reference
             cut = [min(x, most) for x in part]
             middles.append(statistics.fmean(cut))
-            spreads.append(max(statistics.pstdev(cut), LEAST * reference))
+            spreads.append(max(statistics.pstdev(cut), MIN_SPREAD * reference))
         sums = [0.0] * 4
         calm = 0
         while calm < self._quiet or not (has_moved or max(sums) > ALARM):

@@ -36,7 +36,7 @@ from ostinato.errors import ShapeError
 from .matrices import adjoint, matrix, one_matrix
 from .tall_qr import thin_qr
 
-LEAST = 1024  # rows of a matrix that is worth several steps; more than a panel has columns
+MIN_ROWS = 1024  # rows of a matrix that is worth several steps; more than a panel has columns
 Bounds = tuple[int, ...]
 
 
@@ -226,7 +226,7 @@ def lstsq(ins: Specs, outs: Specs, p: Params) -> Sequence[Graph]:
 
 # -- square matrices ---------------------------------------------------------------------------
 def _square(x: Spec) -> bool:
-    return _in_parts(x) and min(x.shape) >= LEAST and max(x.shape) <= 4 * min(x.shape)
+    return _in_parts(x) and min(x.shape) >= MIN_ROWS and max(x.shape) <= 4 * min(x.shape)
 
 
 def _steps(x: Spec) -> list[tuple[int, int]]:

@@ -81,12 +81,12 @@ def each(x: Any, *others: Any) -> Iterator[tuple[Any, ...]]:
         yield tuple(None if y is None else y[at] for y in (x, *others))
 
 
-SMALL = 256  # rows and columns of matrices that NumPy's own functions are quicker for
+MAX_NUMPY_ROWS = 256  # rows and columns of matrices that NumPy's own functions are quicker for
 
 
 def at_once(x: Any) -> bool:
     """Whether to leave a stack of matrices to one call of xp.linalg."""
-    return max(x.shape[-2:]) <= SMALL
+    return max(x.shape[-2:]) <= MAX_NUMPY_ROWS
 
 
 def turned(x: Any) -> Any:

@@ -18,7 +18,9 @@ import numpy as np
 from ostinato.ops.core.device import device_of
 
 TURNS = 4
-NEAR = 0.1  # how far a Gram matrix may be from 1 for the next turn to be the last; theory: 5/64
+MAX_DEVIATION = (
+    0.1  # how far a Gram matrix may be from 1 for the next turn to be the last; theory: 5/64
+)
 CACHE = 1 << 20  # bytes of a block
 
 
@@ -60,7 +62,7 @@ def _by_gram(x: Any, q: Any) -> tuple[Any, Any] | None:
         upper = _cholesky(gram, x)
         if upper is None:
             return None
-        if turns and np.abs(gram - np.eye(n)).sum(0).max() < NEAR:
+        if turns and np.abs(gram - np.eye(n)).sum(0).max() < MAX_DEVIATION:
             return np.linalg.inv(upper).astype(x.dtype), (upper @ whole).astype(x.dtype)
         turns.append(upper.astype(x.dtype))
         whole = turns[-1] @ whole

@@ -19,7 +19,7 @@ from ostinato.planner.simulation import Simulation, link_name, simulate, worker_
 from ostinato.errors import OstinatoError
 
 TOLD = 0.02  # of the time that something twice as fast saves, from which it is told
-MOST = 4000  # nodes, beyond which `explain` does not look
+MAX_NODES = 4000  # nodes, beyond which `explain` does not look
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ def _sooner(link: Link) -> Link:
 
 def waits(plan: Plan, found: Simulation) -> list[str]:
     """For `explain`."""
-    if len(plan.program.graph.nodes) > MOST:
+    if len(plan.program.graph.nodes) > MAX_NODES:
         return []
     rows = limits(found)
     named = [f"{r.what} ({r.saves:.0%})" for r in rows]

@@ -41,7 +41,7 @@ KINDS = {
 LAYOUTS = ("#dcebfb", "#fde7c8", "#dff3dc", "#f3dff0", "#e3e0fa", "#fadcd9", "#d5f0ee", "#f1ecc9")
 WHOLE, ADDENDS = "#ffffff", "#f0f0f0"
 WIDTH, HEIGHT, GAP_X, GAP_Y, MARGIN = 216, 40, 18, 34, 24
-MOST = 600  # nodes that a picture may have and still be looked at
+MAX_PICTURE_NODES = 600  # nodes that a picture may have and still be looked at
 
 
 @export
@@ -159,7 +159,7 @@ def _graph(
         if slot.kind == "alias":
             source.extend(source[v] for v, _ in zip(node.inputs, node.specs, strict=False))
             continue
-        if slot.kind == "constant" or len(labels) >= MOST:
+        if slot.kind == "constant" or len(labels) >= MAX_PICTURE_NODES:
             source.extend([""] * len(node.specs))
             continue
         kind = collective_of(node.op, node.kw)

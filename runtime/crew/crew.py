@@ -62,7 +62,7 @@ from .orders import (
 )
 from .preload import unname_memory, watch
 
-SMALL = 512  # bytes of an order's first message
+FIRST_BYTES = 512  # bytes of an order's first message
 AWAKE = 0.005  # seconds of looking for the next order
 DOZE = 0.01  # seconds of sleep after which it looks all the same
 RING = 0.002  # seconds of silence after which others may sleep
@@ -115,7 +115,7 @@ class Crew:
         self.alive = True
         self.forked = False  # since, and this is the child
         self.fatal: CommunicatorError | None = None
-        self.saying = bytearray(SMALL)  # of the order that is on its way to those below
+        self.saying = bytearray(FIRST_BYTES)  # of the order that is on its way to those below
         self.ways: dict[int, list[Any]] = {}  # by an order's length, how it gets there
         self.sending: list[Any] = []  # messages on their way
         self.turn = threading.RLock()  # of what is known of failures
@@ -137,11 +137,11 @@ class Crew:
             return
         if self.sending:  # an interrupt came between
             self._taken()
-        head = data[:SMALL]
+        head = data[:FIRST_BYTES]
         self.saying[: len(head)] = head
         self._start(len(head))
-        if len(data) > SMALL:
-            rest = np.frombuffer(data, np.uint8)[SMALL:]
+        if len(data) > FIRST_BYTES:
+            rest = np.frombuffer(data, np.uint8)[FIRST_BYTES:]
             with self.undisturbed():
                 self.sending = self.sending + [
                     self.control.Isend((piece, self.communicator.byte), child)
@@ -271,7 +271,9 @@ class Lead(Crew):
         host = "127.0.0.1" if local else host or own_address()
         with socket.create_server((host, 0), backlog=self.size) as server:
             said = json.dumps([host, server.getsockname()[1], token]).encode()
-            comm.Bcast([np.frombuffer(said.ljust(SMALL), np.uint8), self.communicator.byte], LEAD)
+            comm.Bcast(
+                [np.frombuffer(said.ljust(FIRST_BYTES), np.uint8), self.communicator.byte], LEAD
+            )
             comes = callers(server, lambda line: _hello(line, token), time.monotonic() + JOIN)
             with contextlib.closing(comes):
                 for line, hello in itertools.islice(comes, self.size - 1):
@@ -407,7 +409,7 @@ class Lead(Crew):
         form, facts = laid_out(code, self.number, self.epoch & 255, plan, operands, freed, first)
         self.counts[code] += 1
         self.bytes[code] += form.size
-        if form.size > SMALL:
+        if form.size > FIRST_BYTES:
             self._send(form.pack(*facts))
             return
         self._ring()
@@ -550,7 +552,7 @@ class Hand(Crew):
 
     def __init__(self, comm: Any, threads: int | None = None, device: str = "cpu") -> None:
         super().__init__(comm, threads, device)
-        said = np.empty(SMALL, np.uint8)
+        said = np.empty(FIRST_BYTES, np.uint8)
         comm.Bcast([said, self.communicator.byte], LEAD)
         host, port, token = json.loads(said.tobytes())
         self.line = socket.create_connection((host, port), timeout=JOIN)
@@ -566,7 +568,7 @@ class Hand(Crew):
         self.failed = False
         self.undone = 0  # the first order that it did not do since it failed
         self.stopped = -1, 0  # the last epoch in which somebody failed, and in which order
-        self.first = bytearray(SMALL)  # of the next order
+        self.first = bytearray(FIRST_BYTES)  # of the next order
         self.coming = self.control.Recv_init((self.first, self.communicator.byte), self.parent)
         self.lock = threading.Lock()
         threading.Thread(target=self._watch, name="ostinato-lifeline", daemon=True).start()
@@ -663,8 +665,8 @@ class Hand(Crew):
         self._listen(self.coming)
         length = length_of(self.first)
         data = memoryview(self.first)[:length].tobytes()
-        if length > SMALL:
-            rest = np.empty(length - SMALL, np.uint8)
+        if length > FIRST_BYTES:
+            rest = np.empty(length - FIRST_BYTES, np.uint8)
             for piece in mpi._pieces(rest):
                 self._listen(self.control.Irecv((piece, self.communicator.byte), self.parent))
             data += rest.tobytes()
@@ -754,7 +756,7 @@ def _hello(line: socket.socket, token: str) -> dict[str, Any]:
     """What one of this crew says of itself."""
     until = time.monotonic() + GREET
     kind, length = _SAID.unpack(exactly(line, _SAID.size, until) or b"")
-    need(kind == b"h" and length <= SMALL, f"no greeting, but {kind!r} of {length} bytes")
+    need(kind == b"h" and length <= FIRST_BYTES, f"no greeting, but {kind!r} of {length} bytes")
     said = json.loads(exactly(line, length, until) or b"")
     need(hmac.compare_digest(str(said["token"]).encode(), token.encode()), "a wrong token")
     found: dict[str, Any] = said

@@ -34,7 +34,9 @@ from .feeding import Portion, layout_of, mapped, slab_of
 from .orders import LEAD, Order, described
 
 SESSION = 1 << 40  # handles of one session of a crew
-SHORT = 0.001  # seconds of a plan's run, which the lead may put off until the next order
+MAX_PUT_OFF_SECONDS = (
+    0.001  # seconds of a plan's run, which the lead may put off until the next order
+)
 AHEAD = 4  # boxes that were put together and wait to be written
 openers: dict[str, Callable[..., Any]] = {}  # of files, by what they are; the front door fills it
 _log = logging.getLogger("distributed.worker.ostinato")  # what Dask shows of its workers
@@ -83,7 +85,7 @@ class Member:
     def is_short(self, plan: bytes) -> bool:
         """Whether a run of it takes little time."""
         loaded = self.plans.get(plan)
-        return loaded is not None and loaded.best < SHORT
+        return loaded is not None and loaded.best < MAX_PUT_OFF_SECONDS
 
     def _load(self, order: Order, value: Any) -> None:
         if order.plan in self.plans:

@@ -16,7 +16,7 @@ RECENT = 5.0  # seconds of "now"
 SMOOTH = 2.0  # seconds of each point
 HISTORY = 240  # points of the past
 PIPES = 8  # that are shown, the last ones
-MOST = 256  # plans whose operations and pictures are kept, the last ones
+MAX_PLANS = 256  # plans whose operations and pictures are kept, the last ones
 
 
 @dataclass(slots=True)
@@ -122,7 +122,7 @@ class Ledger:
                 int(k): (each, talk) for k, (each, talk) in took.items()
             }
         for kept in (self.plans, self.steps):
-            for old in list(kept)[:-MOST]:
+            for old in list(kept)[:-MAX_PLANS]:
                 del kept[old]
         for plan, tally in batch.plans.items():
             total = worker.plans.setdefault(plan, Tally())

@@ -21,7 +21,7 @@ from ostinato.ops.core.spec import Spec
 
 from .communicator import Arrays, Communicator, Group, Request, Unpacked, fold
 
-SMALL = 1 << 16  # bytes of the largest message that is made ready
+MAX_READY_BYTES = 1 << 16  # bytes of the largest message that is made ready
 Start = Callable[[Arrays, Arrays], Request]
 Slices = tuple[slice, ...]
 
@@ -79,7 +79,7 @@ def _all_reduce(
     shapes = [s.layout.local_shape(s.shape, comm.rank) for s in specs if s.layout is not None]
     size = sum(math.prod(n) * s.dtype.itemsize for n, s in zip(shapes, specs, strict=True))
     others = [r for r in group if r != comm.rank]
-    if others and size * len(others) <= SMALL and not comm.on_device:
+    if others and size * len(others) <= MAX_READY_BYTES and not comm.on_device:
         places = [_memory(x, (), n, s) for x, n, s in zip(ins, shapes, specs, strict=True)]
         blocks = {
             r: [np.empty(n, s.dtype) for n, s in zip(shapes, specs, strict=True)] for r in others
@@ -138,7 +138,7 @@ def _exchange(comm: Communicator, spec: Spec, made: Spec, x: Any, out: Any) -> S
             [(r, outs[0][s]) for r, s in (*receives, *((rank, s) for s, _ in stays))],
         )
     largest = largest_piece(here, there, spec.shape) * spec.dtype.itemsize
-    if largest <= SMALL:
+    if largest <= MAX_READY_BYTES:
         given = [_memory(x, s, _extents(s), spec) for _, s in sends]
         taken = [_memory(out, s, _extents(s), spec) for _, s in receives]
         mail = comm.prepare(

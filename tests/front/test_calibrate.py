@@ -25,7 +25,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibration, "STREAM", (1 << 16, 1 << 22))
     monkeypatch.setattr(calibration, "SIDES", (32, 64))
     monkeypatch.setattr(calibration, "SAMPLES", 4)
-    monkeypatch.setattr(calibration, "LARGE", 1 << 12)
+    monkeypatch.setattr(calibration, "MANY_ELEMENTS", 1 << 12)
 
 
 @pytest.mark.parametrize("workers", [1, 2])

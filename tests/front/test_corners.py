@@ -102,7 +102,7 @@ def test_corners_are_shown_as_numpy_shows_them(
 ) -> None:
     shape, function = SHAPES[case]
     size = int(np.prod(shape))
-    monkeypatch.setattr(corners, "LARGE", 200_000)
+    monkeypatch.setattr(corners, "MAX_BYTES", 200_000)
     with use((workers,)):
         x = ost.arange(float(size)).reshape(shape)
         ost.evaluate(x)
@@ -124,7 +124,7 @@ def test_corners_are_shown_as_numpy_shows_them(
 def test_where_corners_need_everything_there_are_no_numbers(
     workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(corners, "LARGE", 200_000)
+    monkeypatch.setattr(corners, "MAX_BYTES", 200_000)
     with use((workers,)):
         z = ost.random.normal((300, 400), split=0)
         y = ost.sort(z, axis=0)

@@ -36,8 +36,8 @@ def line_of(text: str) -> int:
 
 
 def test_a_long_loop_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ostinato.tracing.MANY", 40)
-    monkeypatch.setattr(unrolled, "MANY", 40)
+    monkeypatch.setattr("ostinato.tracing.MIN_UNROLLED", 40)
+    monkeypatch.setattr(unrolled, "MIN_UNROLLED", 40)
 
     def running(x: Any, turns: int) -> Any:
         y = x.copy()
@@ -56,8 +56,8 @@ def test_a_long_loop_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_short_loops_and_our_own_algorithms_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ostinato.tracing.MANY", 20)
-    monkeypatch.setattr(unrolled, "MANY", 20)
+    monkeypatch.setattr("ostinato.tracing.MIN_UNROLLED", 20)
+    monkeypatch.setattr(unrolled, "MIN_UNROLLED", 20)
 
     def f(x: Any) -> Any:
         for _ in range(3):

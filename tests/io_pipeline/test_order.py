@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ostinato.io_pipeline.feed.draws import Draws
-from ostinato.io_pipeline.feed.order import SMALL, Bijection, Order, keyed
+from ostinato.io_pipeline.feed.order import MAX_SORTED, Bijection, Order, keyed
 
 
 def places(n: int) -> np.ndarray:
@@ -16,7 +16,7 @@ def places(n: int) -> np.ndarray:
 
 @settings(deadline=None, max_examples=30)
 @given(
-    n=st.one_of(st.integers(1, 300), st.integers(SMALL - 2, 4 * SMALL + 9)),
+    n=st.one_of(st.integers(1, 300), st.integers(MAX_SORTED - 2, 4 * MAX_SORTED + 9)),
     seed=st.integers(-(2**70), 2**70),
     epoch=st.integers(0, 2**40),
 )
@@ -37,7 +37,7 @@ def test_so_has_one_of_blocks(n: int, block: int, window: int, seed: int) -> Non
     np.testing.assert_array_equal(np.sort(order.samples(3, places(n))), places(n))
 
 
-@pytest.mark.parametrize("n", [1000, SMALL * 3 + 1])
+@pytest.mark.parametrize("n", [1000, MAX_SORTED * 3 + 1])
 def test_any_place_is_found_alone(n: int) -> None:
     for order in (Order(n, 5), Order(n, 5, block=16, window=2), Order(n, 5, passes=3), Order(n)):
         whole = order.samples(2, places(len(order)))
@@ -61,7 +61,7 @@ def test_every_pass_and_epoch_has_its_own_order() -> None:
         assert (first == other).mean() < 0.01
 
 
-@pytest.mark.parametrize("n", [8, SMALL + 1, 10 * SMALL])
+@pytest.mark.parametrize("n", [8, MAX_SORTED + 1, 10 * MAX_SORTED])
 def test_shuffles_are_even(n: int) -> None:
     """Where the first sample lands, over many keys; and how places that follow each other differ."""
     keys = 4000

@@ -50,7 +50,7 @@ def test_a_batch_that_takes_long_blocks_no_other() -> None:
 
 
 def test_no_more_than_so_many_overtake(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(executor, "MOST", 6)
+    monkeypatch.setattr(executor, "MAX_AHEAD", 6)
     slow = Slow(0)
     with pipe(slow).epoch(0) as epoch:
         found = [next(epoch) for _ in range(5)]

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from ostinato.io_pipeline.feed import folders, preview, seeing
 from ostinato.io_pipeline.feed.pipe import Pipe
-from ostinato.io_pipeline.feed.stats import SHORT, Consumer, Quantile
+from ostinato.io_pipeline.feed.stats import MIN_LAP_SECONDS, Consumer, Quantile
 
 import ostinato as ost
 from ostinato.errors import ArgumentError
@@ -48,10 +48,10 @@ def test_short_iterations_are_taken_together() -> None:
     consumer, laps = Consumer(), []
     consumer.watch = laps.append
     for k in range(1001):
-        consumer.took(k * SHORT / 10, (k + 0.5) * SHORT / 10)
+        consumer.took(k * MIN_LAP_SECONDS / 10, (k + 0.5) * MIN_LAP_SECONDS / 10)
     assert 90 <= len(laps) <= 100
     assert sum(lap.count for lap in laps) <= 1000
-    assert laps[0].step == pytest.approx(SHORT / 20)
+    assert laps[0].step == pytest.approx(MIN_LAP_SECONDS / 20)
 
 
 def numbers(n: int = 64) -> Pipe:

@@ -231,7 +231,7 @@ LARGE = ("cholesky", "solve_triangular", "solve", "qr", "svd", "pinv", "lstsq")
 @pytest.mark.parametrize("name", LARGE)
 def test_large_matrices_on_the_device(name, monkeypatch):
     """As matrices are worked on that are not left to one call of `xp.linalg`."""
-    monkeypatch.setattr(matrices, "SMALL", 0)
+    monkeypatch.setattr(matrices, "MAX_NUMPY_ROWS", 0)
     monkeypatch.setattr(factorizations, "HALVED", 1)
     for ran in nodes_of(name):
         found, _ = on_the_device(ran)

@@ -335,7 +335,7 @@ def slow_products(monkeypatch: pytest.MonkeyPatch) -> None:
     matrices."""
     slow = dataclasses.replace(machine.PROMPT, name="slow", products=(Rate("float32", 1e3),))
     monkeypatch.setitem(machine.MACHINES, settings.machine, slow)
-    monkeypatch.setattr(blocked, "LEAST", 150)
+    monkeypatch.setattr(blocked, "MIN_ROWS", 150)
 
 
 def definite(x: Any) -> Any:

@@ -21,7 +21,7 @@ from ostinato.ops.core.layout import Layout
 from ostinato.planner.seeing.explain import amount
 from ostinato.runtime.dashboard import panels
 from ostinato.runtime.dashboard.counts import Counts, axis_between
-from ostinato.runtime.dashboard.ledger import MOST, PIPES, RECENT, Ledger
+from ostinato.runtime.dashboard.ledger import MAX_PLANS, PIPES, RECENT, Ledger
 from ostinato.runtime.messages.communicator import Alone
 from ostinato.runtime.worker import Worker
 
@@ -378,13 +378,13 @@ def said(rank: int, span: float = 1.0, **more: Any) -> dict[str, Any]:
 
 def test_the_oldest_plans_go() -> None:
     ledger = Ledger()
-    for k in range(MOST + 3):
+    for k in range(MAX_PLANS + 3):
         described = [{"id": f"p{k}", "name": "f", "mesh": [1]}]
         ran = {f"p{k}": [1, 1, 0.1, 0.0, 0.1]}
         ledger.hear(
             "a", said(0, plans=ran, described=described, steps={f"p{k}": {"0": [0.1, 0.0]}})
         )
-    assert [*ledger.plans] == [*ledger.steps] == [f"p{k}" for k in range(3, MOST + 3)]
+    assert [*ledger.plans] == [*ledger.steps] == [f"p{k}" for k in range(3, MAX_PLANS + 3)]
     assert ledger.called("p0") == "p0"
 
 

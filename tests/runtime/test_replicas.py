@@ -179,7 +179,7 @@ def test_the_memory_counts() -> None:
 
 
 def test_what_is_sent_rounded_is_kept_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replicas, "SMALL", 0)
+    monkeypatch.setattr(replicas, "MIN_BYTES", 0)
     run = ost.compile(lambda x, w: ost.tanh(x @ w.T), precision="mixed_bf16")
     x, w = ost.asarray(X[:, :120] + 0, split=0), weights()
     found = [bytes_of(run, x, w) for _ in range(OFTEN + 2)]
