@@ -221,7 +221,7 @@ class Call:
 
     @property
     def names(self) -> list[str]:
-        """Of the leaves, as the user knows them."""
+        """Names of the leaves, as the user knows them."""
         found: list[str] = []
         for name, child in zip(self.function.parameters, self.structure.children, strict=True):
             found.extend(paths(child, str(name)))

@@ -134,7 +134,7 @@ class _Runs:
         return results(self.session, plan, given, self.session.launcher(plan)(given))
 
     def compared(self, plan: Plan, other: Plan) -> str:
-        """What one takes, and the other: the best of a few runs."""
+        """Time one and the other: the best of a few runs of each."""
         best = [math.inf, math.inf]
         for _ in range(RUNS):
             for k, each in enumerate((plan, other)):
@@ -149,7 +149,7 @@ class _Runs:
 def results(
     session: Session, plan: Plan, given: Sequence[Operand], made: Sequence[Operand]
 ) -> Values:
-    """Of each output of the source, the value."""
+    """The value of each output of the source."""
     found = [made[k] if where == "out" else given[k] for where, k in plan.results]
     return [session.engine.get(x) for x in found]
 
@@ -189,7 +189,7 @@ def tolerated(
         return Key(key.graph, replace(target, precision=letters.policy(tolerance)), key.donated)
 
     def fits(letters: Letters) -> tuple[Values, int, bool]:
-        """What a plan gives, its worst result, and whether that is close enough."""
+        """Return a plan's results, the worst of them, and whether that is close enough."""
         made = runs.values(runs.plan(policed(letters), called))
         over = [
             relative_error(x, y) / max(SHARE * t, o) if t < math.inf else 0.0
@@ -295,7 +295,7 @@ def _told(found: Sequence[Site], choice: Choice, off: Sequence[float]) -> list[s
 
 
 def _told_sums(found: Sequence[Sum], choice: Choice) -> list[str]:
-    """Of sums that would be faster if they were narrower, why they are not."""
+    """Say why sums that would be faster if they were narrower are not."""
     lines = []
     for each, letter, shares in zip(found, choice.letters, choice.shares, strict=True):
         if letter == "-" and each.letters != "-":

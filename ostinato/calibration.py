@@ -87,7 +87,7 @@ class Calibration:
         return best, made.plan
 
     def beyond(self, work: Callable[..., Any], *operands: Any) -> float:
-        """The same without what starts a plan and its kernel."""
+        """Seconds of work, without those that start a plan and its kernel."""
         return max(self.took(work, *operands) - self.run - self.call, 1e-9)
 
     # -- what is measured ------------------------------------------------------------------
@@ -98,7 +98,7 @@ class Calibration:
         return full((rows * self.workers, *more), 0.5, dtype=dtype, split=split)
 
     def overheads(self) -> float:
-        """Of a plan and of a kernel; what a kernel takes in a loop without Python."""
+        """Measure what starts a plan and a kernel; return seconds of a kernel in a loop without Python."""
         x = self.parts(8, 8)
 
         def chain(n: int) -> Callable[..., Any]:
@@ -193,7 +193,7 @@ class Calibration:
         return (*found[:-1], (0, found[-1][1]))
 
     def added(self, size: float) -> float:
-        """What it takes a worker to sum so many bytes."""
+        """Seconds in which a worker sums so many bytes."""
         known = replace(NOMINAL, stream=self.memory)
         return self.call + known.moving_seconds(size, size)
 

@@ -228,7 +228,7 @@ def _mesh(mesh: Sequence[int]) -> str:
 
 
 def _measured(plan: Any) -> Measured | None:
-    """What its runs have shown, unless its workers are gone."""
+    """Measurements of its runs, unless its workers are gone."""
     try:
         found: Measured | None = plan.measured
     except OstinatoError:
@@ -237,7 +237,7 @@ def _measured(plan: Any) -> Measured | None:
 
 
 def _plans(plans: Sequence[Any]) -> str:
-    """Those that were made or found last."""
+    """Plans that were made or found last."""
     rows = []
     for plan in reversed(plans[-PLANS:]):
         seen = _measured(plan)

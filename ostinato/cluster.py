@@ -383,7 +383,7 @@ def _dropped(client: Any, workers: int) -> None:
 
 
 def _address(file: Path) -> str | None:
-    """Of a scheduler, once it has written it."""
+    """Address of a scheduler, once it has written it."""
     try:
         return str(json.loads(file.read_text())["address"])
     except (FileNotFoundError, ValueError):

@@ -136,7 +136,7 @@ def _tune(script: str, arguments: Sequence[str], seconds: float) -> int:
 
 
 def _found(lines: Sequence[str], spent: float, most: float) -> str:
-    """What timing showed, for people."""
+    """Describe what timing showed."""
     from ostinato.ops.core import disk_cache
 
     there = disk_cache.at(settings.cache).where("tuned")

@@ -50,7 +50,7 @@ def _refused(why: str) -> int:
 
 
 def _plans() -> Any:
-    """What is kept of this version, and how to read it."""
+    """Plans that are kept of this version, and how to read them."""
     from ostinato.planner.cache import PlanCache
 
     return PlanCache(settings.cache)

@@ -123,7 +123,7 @@ HEADS = ("plan", "function", "runs", "a run")
 
 
 def cells(plans: Sequence[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
-    """Those that took longest first."""
+    """Cells of the table, those that took longest first."""
     for p in sorted(plans, key=lambda p: -p["runs"] * p["seconds"]):
         yield p["plan"][:12], p["name"], f"{p['runs']:,}", _time(p["seconds"])
 

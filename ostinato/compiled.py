@@ -601,7 +601,7 @@ class CompiledFunction(Generic[P, R]):
         operands: Sequence[Operand],
         made: Sequence[Operand],
     ) -> None:
-        """What it assigned to its arguments becomes theirs, as without compiling."""
+        """Give to arguments what the function assigned to them, as without compiling."""
         known = [*entry.outputs, *entry.assigned.values()]
         for k, (where, n) in entry.assigned.items():
             if where == "captured":
@@ -742,7 +742,7 @@ class CompiledFunction(Generic[P, R]):
     def _watched(
         self, plan: Plan, chosen: Tolerated, allowed: list[float], session: Session
     ) -> Launcher:
-        """What runs a plan, and chooses again when it is beyond the tolerance."""
+        """Make a launcher of a plan that chooses again when it is beyond the tolerance."""
         me = weakref.ref(self)
 
         def again(what: str, session: Session, operands: Sequence[Operand]) -> Launcher:

@@ -113,7 +113,7 @@ def _part(ref: Ref, box: Box, made: dict[Any, Array], depth: int) -> Array:
 
 
 def _joined(term: Term, axis: int, box: Box, made: dict[Any, Array], depth: int) -> Array:
-    """Of arrays one behind the other those that are seen."""
+    """Join those parts of a join's arrays that are seen."""
     first, seen = 0, []
     for t, j in term.inputs:
         n, (lo, hi) = t.specs[j].shape[axis], box[axis]

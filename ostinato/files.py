@@ -166,7 +166,7 @@ def save(path: str | os.PathLike[str], x: Operandish, /, *, dataset: str | None 
 
 
 def at_user(error: DataFileError) -> DataFileError:
-    """The same error, at the user's own line."""
+    """Return the same error at the user's own line."""
     made = misfit(DataFileError, str(error).removesuffix("."))
     assert isinstance(made, DataFileError)
     return made

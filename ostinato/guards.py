@@ -36,7 +36,7 @@ class Guard:
     expected: Iterable[str] = ()  # of "len": keys that would matter if they appeared
 
     def read(self, leaves: Sequence[Any] = ()) -> Any:
-        """What stands there now."""
+        """Read the value that stands there now."""
         of = leaves[self.of.number] if type(self.of) is Leaf else self.of
         try:
             return _READ[self.kind](of, self.key)
@@ -119,7 +119,7 @@ class Guards:
             self.hold = self.names["hold"]
 
     def change(self, leaves: Sequence[Any]) -> Change | None:
-        """What changed, if anything did; equal values of other objects take their places."""
+        """Return what changed, if anything did; equal values of other objects take their places."""
         for n, g in enumerate(self.items):
             now = g.read(leaves)
             if now is g.value:

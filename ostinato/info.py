@@ -192,7 +192,7 @@ def iinfo(type: Any, /) -> iinfo_object:
 
 # -- the library ---------------------------------------------------------------------------
 def info() -> dict[str, Any]:
-    """What this process computes with: workers, threads, and who does what.
+    """Describe what this process computes with: workers, threads, and who does what.
 
     >>> "workers" in str(ost.info())
     True
@@ -247,5 +247,5 @@ class Info:
 
 
 def __array_namespace_info__() -> Info:
-    """What this library can do, for code that is written for any."""
+    """Capabilities of this library, for code that is written for any."""
     return Info()

@@ -230,7 +230,7 @@ def vectorize(
 
 
 def _ranks(signature: str | None, many: int) -> list[int]:
-    """Of each operand the axes that the function itself sees."""
+    """Count the axes of each operand that the function itself sees."""
     if signature is None:
         return [0] * many
     operands = re.findall(r"\(([^()]*)\)", signature.partition("->")[0])

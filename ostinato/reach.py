@@ -408,7 +408,7 @@ class Reach:
         self._look_for_sources(code, known, frame)
 
     def _spaces_by_text(self, names: dict[str, Any], known: Facts) -> None:
-        """What code finds by texts: globals by `globals()`, modules by `sys.modules` and `import_module`."""
+        """Take what code finds by texts: globals by `globals()`, modules by `sys.modules`, `import_module`."""
         if "globals" in known.globals:
             asked = known.texts & names.keys()
             every = frozenset(n for n in names if not n.startswith("__"))
@@ -498,7 +498,7 @@ class Reach:
             self._descend(value, name)
 
     def _space(self, names: dict[str, Any], wanted: frozenset[str]) -> None:
-        """What a function takes from its module."""
+        """Take the names that a function reads of its module."""
         _, known = self.modules.setdefault(id(names), (names, set()))
         self.snapshot.add_names(names, "")
         for n in wanted - known:
@@ -747,7 +747,7 @@ class Reach:
         return frozenset[str]().union(*(k.stored for k in known)), any(k.mutates for k in known)
 
     def _writes(self) -> list[Write]:
-        """What was written so far, but to places that are inputs."""
+        """Writes so far, but for those to places that are inputs."""
         stored, mutates = self._known()
         if not stored and not mutates:
             return []
@@ -792,7 +792,7 @@ class Reach:
             self.add_classes(child)
 
     def wrote(self, is_traced: Callable[[Any], bool]) -> dict[PlaceId, tuple[str, Any]]:
-        """What was written so far, with what stands there."""
+        """Writes so far, with what stands there."""
         found = {
             w.place.id: (w.place.name, w.after)
             for w in self._writes()
@@ -874,7 +874,7 @@ class Reach:
                         self._descend(f, f.__name__)
 
     def changed(self) -> list[Guard]:
-        """What another thread changed during the trace; what the functions themselves wrote to is
+        """Find what another thread changed during the trace; what the functions themselves wrote to is
         taken as they left it."""
         found: list[Guard] = []
         stored, mutates = self._known()

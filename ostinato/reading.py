@@ -221,7 +221,7 @@ class _Reader:
         return np.block(_values(blocks))
 
     def html(self, x: Array) -> str:
-        """What a notebook shows: values, too, unless they lie in a file."""
+        """Render for a notebook: values, too, unless they lie in a file."""
         if x._is_traced:
             return of_array(x.spec, "not known while a function is traced", "")
         if isinstance(x._operand, File) or (x.spec.layout is not None and x.spec.layout.stored):
@@ -347,7 +347,7 @@ def _tell_of_numbers(x: Array, what: str, trace: CompileTrace) -> None:
 
 
 def _still(pending: Sequence[Array]) -> list[Ref]:
-    """Those that have no value yet. One that another thread has computed is told so."""
+    """Arrays that have no value yet. One that another thread has computed is told so."""
     roots: list[Ref] = []
     for x in pending:
         if x._operand is not None:
@@ -383,7 +383,7 @@ _STATIC = {
 
 
 def _history(x: Array) -> list[Term]:
-    """What an array is made of while a function is traced, itself included."""
+    """Arrays that one is made of while a function is traced, itself included."""
     found = [x._term] if x._term is not None else []
     seen = {id(t) for t in found}
     for term in found:

@@ -39,7 +39,7 @@ class _Site:
         return self.habit.again()
 
     def keep(self, operand: Operand, replica: Operand) -> None:
-        """What was gathered of it, until it is gone."""
+        """Keep what was gathered of it, until it is gone."""
         me = weakref.ref(self)
 
         def gone(_: Any) -> None:
@@ -86,7 +86,7 @@ class Replicas:
             raise
 
     def _launch(self, which: tuple[int, ...]) -> Launcher | None:
-        """What runs the plan to which these are given; None if there is none within the memory limit."""
+        """Launcher of the plan to which these are given; None if it exceeds the memory limit."""
         if which not in self.made:
             made = given(self.plan, which)
             limit = self.plan.target.memory_limit
@@ -107,7 +107,7 @@ class Replicas:
         return self.plan.names[at] if at < len(self.plan.names) else f"input {at}"
 
     def _maker(self, k: int) -> Launcher | None:
-        """What makes a replica; None if it would lie otherwise."""
+        """Launcher of the plan that makes a replica; None if it would lie otherwise."""
         if k not in self.makers:
             gather = self.sites[k].gather
             found = self.launches(gather_of(self.plan, gather))
@@ -132,5 +132,5 @@ class Replicas:
 
     @property
     def ids(self) -> list[str]:
-        """Of plans that ran in the place of this one."""
+        """Ids of plans that ran in the place of this one."""
         return [found[0].id for found in self.made.values() if found is not None]

@@ -221,7 +221,7 @@ class Session:
         return held
 
     def hold_leaf(self, term: Term, k: int, operand: Operand) -> Operand:
-        """The same for a leaf of a graph, that came to this operand."""
+        """Hold a leaf of a graph that came to this operand."""
         x = term.held(k)
         if x is not None and x._operand is operand:
             return self.hold_array(x)
@@ -447,7 +447,7 @@ def here() -> Session | None:
 
 
 def sessions_of(scheduler: str) -> list[Session]:
-    """Those of this process, not closed, whose workers are a Dask scheduler's, whoever connected."""
+    """Open sessions of this process whose workers are a Dask scheduler's, whoever connected."""
     return [s for s in _living if s.scheduler == scheduler != "" and not s.engine.closed]
 
 
@@ -735,7 +735,7 @@ def _mesh(
 
 
 def timed() -> list[str]:
-    """What timing showed in this process, a line for each choice."""
+    """Describe what timing showed in this process, a line for each choice."""
     kept = told([choice for _, choice, calm in _report if calm])
     busy = told([choice for _, choice, calm in _report if not calm])
     return [*kept, *(f"{line}; not kept: the machine was busy, time it again" for line in busy)]

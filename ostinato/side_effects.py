@@ -65,11 +65,11 @@ class Place:
 
     @property
     def id(self) -> PlaceId:
-        """The same as that of a guard of this place."""
+        """Identity of this place, as guards of it have."""
         return place_id("attr" if self.kind == "array" else self.kind, self.of, self.key)
 
     def read(self, leaves: Sequence[Any]) -> Any:
-        """What stands there now; UNSET if nothing does."""
+        """Read the value that stands there now; UNSET if nothing does."""
         of = leaves[self.of.number] if type(self.of) is Leaf else self.of
         if self.kind == "array":
             return of

@@ -96,7 +96,7 @@ _one = threading.Lock()  # save at a time
 
 
 def _settle() -> None:
-    """What is on its way is there before the workers go, or the threads that write it."""
+    """Wait for saves on their way before the workers go, or the threads that write."""
     if _last is not None:
         _last._end()
 
@@ -115,7 +115,7 @@ getattr(threading, "_register_atexit", atexit.register)(_settle)
 
 @atexit.register
 def _at_the_end() -> None:
-    """What went wrong in the background is not lost, if nobody waits."""
+    """Tell what went wrong in the background, if nobody waits."""
     if _last is not None:
         _last.wait()
 
@@ -232,7 +232,7 @@ def _whole(what: str, value: Any, least: int) -> int:
 def _taken(
     leaves: Sequence[Any], names: Sequence[str], session: Session
 ) -> tuple[list[Any], list[tuple[str, Operand]]]:
-    """What the manifest says of each leaf, and the arrays, with the names of their folders."""
+    """Split leaves into what the manifest says of each, and arrays with the names of their folders."""
     arrays = [_array(x, name) for x, name in zip(leaves, names, strict=True)]
     evaluate(arrays)
     told: list[Any] = []
@@ -333,7 +333,7 @@ def _decoded(value: Any) -> Any:
 
 
 def _word(structure: Structure) -> str:
-    """What JSON says of what is around leaves."""
+    """Describe what is around leaves, for JSON."""
     kind = structure.kind
     if kind is LEAF:
         return "leaf"
@@ -374,7 +374,7 @@ def _key(key: Any) -> Any:
 
 
 def _fields(structure: Structure) -> Sequence[str]:
-    """Of a dataclass or a named tuple."""
+    """Fields of a dataclass or a named tuple."""
     return structure.kind._fields if structure.extra is None else structure.extra
 
 
@@ -402,7 +402,7 @@ def _grown(node: Any, leaf: Callable[[str, Any], Any]) -> Any:
 
 
 def _matched(structure: Structure, node: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """What JSON has for each leaf of a tree like this."""
+    """Match each leaf of a tree like this with what JSON has."""
     kind, content = _node(node)
     wanted = _word(structure)
     if wanted == "leaf" and kind in ("array", "value"):

@@ -193,7 +193,7 @@ def over(graph: Graph, operands: Sequence[Operand]) -> Graph:
 
 
 def _reading(said: Read, files: Sequence[str]) -> Source:
-    """What the rest reads of the files that the steps so far made."""
+    """Files of the steps so far that the rest reads."""
     if said.how == "as_it_is":
         return NpySource(files[-1])
     about = said.spec.shape, said.spec.dtype, said.bounds, said.falls

@@ -72,7 +72,7 @@ class Traced:
     numbers: Numbers | None  # what stores take of numbers alone
 
     def differs(self, other: Traced) -> str:
-        """What another trace of the same call gives that this one does not; nothing if all is alike."""
+        """Describe how another trace of the same call differs; nothing if all is alike."""
         if self.graph != other.graph:
             return _difference(self.graph, other.graph)
         for a, b in zip(self.captured, other.captured, strict=True):
@@ -285,7 +285,7 @@ def _results(
     reach: Reach,
     seed: _Draws,
 ) -> tuple[Any, Snapshot]:
-    """What the function returns for placeholders, and the containers that it was given, as they were."""
+    """Results of the function for placeholders, and the containers that it was given, as they were."""
     outer_draw = seeds.draw
     seeds.draw = seed.draw
     try:

@@ -102,7 +102,7 @@ class Drive:
         work.run_with(config.threads, config.chunk, ahead)
 
     def _begin(self, work: Work) -> Tuner:
-        """What may be chosen for this pipe here, and what was before."""
+        """Space of choices for this pipe here, and what was chosen before."""
         recipe, size = work.recipe, work.batch_bytes
         ahead = min(max(recipe.ahead // size, MIN_AHEAD), MAX_AHEAD)
         start = Config(work.active, ahead, work.chunk)

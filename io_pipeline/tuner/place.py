@@ -61,7 +61,7 @@ def own_memory(ranks: int = 0) -> int:
 
 @lru_cache(1)
 def machine() -> str:
-    """What times depend on."""
+    """Key of what times depend on."""
     model = platform.processor()
     with contextlib.suppress(OSError, StopIteration):
         lines = Path("/proc/cpuinfo").read_text().splitlines()

@@ -170,7 +170,7 @@ class Tuner:
         return laps
 
     def _better(self, before: Config, is_later: bool) -> Config:
-        """What is better by the model; stages only move when nothing else is to be gained."""
+        """Find what is better by the model; stages only move when nothing else is to be gained."""
         for is_move in (False, True):
             places = [p for p in self.space.places if (p != before.place) == is_move]
             if places:
@@ -192,7 +192,7 @@ class Tuner:
         self.now = start
 
     def _open(self, start: Config) -> Config | None:
-        """What the model knows least about of what it has to decide."""
+        """Choose what the model knows least about of what it has to decide."""
         threads = sorted({c.threads for c in self.model.seen})
         chunks = sorted({c.chunk for c in self.model.seen})
         self.model.fit()
@@ -333,7 +333,7 @@ class Tuner:
 
 
 def median(*windows: Sequence[Measure]) -> float:
-    """Of laps' times, or of the means of a few that follow each other."""
+    """Median of laps' times, or of the means of a few that follow each other."""
     return statistics.median(
         statistics.fmean(lap.time for lap in laps[k : k + BURST])
         for laps in windows

@@ -197,7 +197,7 @@ def _whole_diagonal(x: Array, o: int, n: int, axis: int) -> Array:
 
 
 def _solved(name: str, diagonals: Sequence[Array], b: Array, lower: int, axis: int) -> Array:
-    """Of diagonals that broadcast with b, along an axis that is counted from the end."""
+    """Solve for diagonals that broadcast with b, along an axis that is counted from the end."""
     dtype = promote(*(x.dtype for x in (*diagonals, b)))
     n = b.shape[axis]
     for x in diagonals:

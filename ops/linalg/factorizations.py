@@ -67,7 +67,7 @@ INDEFINITE = "a matrix that is not positive definite"
 
 
 def _cholesky_kernel(xp: Any, out: Any, x: Any, *, upper: bool) -> None:
-    """Of the lower triangle; the upper factor is the adjoint of the lower."""
+    """Factor the lower triangle; the upper factor is the adjoint of the lower."""
     lapack = device_of(x).lapack
     if at_once(x) or lapack is None:
         try:

@@ -531,7 +531,7 @@ def vector_norm(
 
 
 def _largest(x: Array, *, axis: int | tuple[int, ...], keepdims: bool = False) -> Array:
-    """Of norms; that of nothing is 0."""
+    """Return the largest norm; that of nothing is 0."""
     none = any(x.shape[a] == 0 for a in axes_of(axis, x.ndim, "norm"))
     return (sum if none else max)(x, axis=axis, keepdims=keepdims)
 

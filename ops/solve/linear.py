@@ -404,7 +404,7 @@ def _dense(turned: Linear, g: Array) -> Array:
 def _again(
     method: str, turned: Linear, m: Linear | None, g: Array, rtol: float, most: int
 ) -> Array:
-    """The same method, for the transposed system, with the preconditioner transposed, too."""
+    """Apply the same method to the transposed system, with the preconditioner transposed, too."""
     x, _, _ = _run(method, turned, m or _same, g, None, rtol, 0.0, most, 20)
 
     def law(v: Array) -> list[Array]:

@@ -139,7 +139,7 @@ def _trajectory(
 
 
 def _sum(terms: Iterable[tuple[float, Array]]) -> Array:
-    """What numbers of Arrays add up to."""
+    """Sum all numbers of Arrays."""
     return reduce(lambda a, b: a + b, [w * x for w, x in terms if w])
 
 

@@ -29,7 +29,7 @@ UNTIL = ("while", ONE_KERNEL["while"])
 
 
 def way_seconds(machine: Machine, node: Node, ins: Sequence[Spec], way: Way) -> float:
-    """What a node takes that is run in a way, its operands being where it needs them."""
+    """Seconds of a node that is run in a way, its operands being where it needs them."""
     needs = [largest_part(s.at(n)) for s, n in zip(ins, way.needs, strict=True)]
     gives = [largest_part(s.at(g)) for s, g in zip(node.specs, way.gives, strict=True)]
     return kernel_seconds(machine, node, needs, gives)
@@ -58,12 +58,12 @@ def kernel_work(
 
 
 def graph_seconds(machine: Machine, graph: Graph) -> float:
-    """What a graph with layouts takes, one node after the other."""
+    """Seconds of a graph with layouts, one node after the other."""
     return sum([seconds for _, seconds in node_seconds(machine, graph)])
 
 
 def node_seconds(machine: Machine, graph: Graph, times: int = 1) -> Iterator[tuple[Node, float]]:
-    """What each node takes, those of bodies as often as they run; of a branch both sides count."""
+    """Seconds of each node, those of bodies as often as they run; of a branch both sides count."""
     for node in graph.nodes:
         ins = [graph.specs[v] for v in node.inputs]
         inner = [g for _, g in node.subgraphs()]
@@ -87,7 +87,7 @@ def repeats(node: Node) -> int:
 
 
 def together_seconds(machine: Machine, has: Sequence[Spec], needs: Sequence[Spec]) -> float:
-    """What it takes to bring several arrays to other layouts; addends that belong together, such as a
+    """Seconds to bring several arrays to other layouts; addends that belong together, such as a
     minimum and its place, are one message."""
     pairs = [(s, s.layout, t.layout) for s, t in zip(has, needs, strict=True)]
     total, sizes = 0.0, dict[tuple[tuple[int, ...], bool], int]()
@@ -120,7 +120,7 @@ def sum_seconds(
 def relayout_seconds(
     machine: Machine, shape: Shape, itemsize: int, has: Layout, needs: Layout
 ) -> float:
-    """What it takes to bring a value from one layout to another."""
+    """Seconds to bring a value from one layout to another."""
     if has is needs or (0 in shape and not has.partial_axes):
         return 0.0
     total = 0.0
@@ -156,7 +156,7 @@ def _has_copy(has: Layout, needs: Layout) -> bool:
 def move_legs(
     machine: Machine, shape: Shape, itemsize: int, has: Layout, needs: Layout
 ) -> tuple[tuple[int, float], ...]:
-    """What a collective takes that only moves parts, link by link: the level of each, and seconds."""
+    """Levels of the links that a collective uses which only moves parts, and seconds on each."""
     levels, wanted = machine.levels_of(has.mesh), _local(needs, shape)
     links = [machine.levels[k][1] for k in levels]
 

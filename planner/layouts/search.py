@@ -48,7 +48,7 @@ class Problem:
         return len(self.costs) - 1
 
     def pair(self, i: int, j: int, table: Table) -> None:
-        """What values of i (rows) and of j (columns) cost together."""
+        """Cost of values of i (rows) and of j (columns) together."""
         if i > j:
             i, j, table = j, i, self.turned(table)
         self.pairs.setdefault((i, j), []).append(table)
@@ -59,7 +59,7 @@ class Problem:
         return self.turns[id(table)][1]
 
     def cost(self, values: Sequence[int]) -> float:
-        """What a choice costs."""
+        """Cost of a choice."""
         total = sum([float(c[v]) for c, v in zip(self.costs, values, strict=True)])
         for (i, j), tables in self.pairs.items():
             total += sum([float(t[values[i], values[j]]) for t in tables])
@@ -489,7 +489,7 @@ def _eliminated(
     scope: tuple[int, ...],
     sizes: Sequence[int],
 ) -> Table:
-    """What the best value of a variable costs, for each choice of the others of its factors."""
+    """Cost of the best value of a variable, for each choice of the others of its factors."""
     if len(bucket) == 1 and own is not None:
         ((names, table),) = bucket
         if len(names) == 2:

@@ -124,7 +124,7 @@ def _widens(has: DType, gets: DType) -> bool:
 
 
 def labels_of(indices: Indices, node: Node, operands: Sequence[Spec], axis: int) -> set[str | None]:
-    """What a mesh axis is given to, as the layouts say: one label, or nothing; None for what cannot be
+    """Labels that a mesh axis is given to, as the layouts say: one label, or nothing; None for what cannot be
     cut, and several if the layouts do not agree."""
     found = set[str | None]()
     held: list[set[str | None]] = []

@@ -125,7 +125,7 @@ def summary(plan: Plan) -> str:
 
 
 def named(plan: Plan) -> list[str]:
-    """What the user calls the inputs; numbers where there are no names."""
+    """Names that the user gave the inputs; numbers where there are none."""
     names = list(plan.names)
     return names + [f"input {k}" for k in range(len(names), len(plan.traced.inputs))]
 
@@ -180,7 +180,7 @@ def rows(plan: Plan, machine: Machine, measured: Measured | None) -> list[tuple[
 
 
 def name_of(step: Step) -> str:
-    """What an operation is called in tables."""
+    """Name of an operation in tables."""
     node = step.node
     name = step.collective or title(node)
     if node.op == "start":
@@ -263,7 +263,7 @@ def _totals(plan: Plan, machine: Machine, measured: Measured | None) -> list[str
 
 
 def _into_memory(plan: Plan) -> Iterator[str]:
-    """What was done to stay within the limit, what each step freed and takes."""
+    """Describe the steps that stay within the limit: what each frees and takes."""
     limit = plan.target.memory_limit
     if limit is None or not plan.ladder:
         return
@@ -320,7 +320,7 @@ def told(choices: Sequence[Choice]) -> Iterator[str]:
 
 
 def _roundings(plan: Plan, machine: Machine) -> list[str]:
-    """What products read rounded, where that was chosen for them, and what it brings."""
+    """Describe roundings that were chosen for products, and what they bring."""
     policy = policy_of(plan.target.precision)
     if not isinstance(policy, Chosen):
         return []
@@ -359,7 +359,7 @@ def _sent(plan: Plan) -> list[str]:
 
 
 def _rounded(graph: Graph, times: int = 1) -> Iterator[tuple[Node, Spec, int]]:
-    """What rounds addends, what it rounds, and how often."""
+    """Describe what rounds addends, what it rounds, and how often."""
     for node in graph.nodes:
         if node.op == "round_addends":
             yield node, graph.specs[node.inputs[0]], times
@@ -376,7 +376,7 @@ def _rewritten(node: Node) -> str:
 
 
 def _algorithms(plan: Plan) -> list[str]:
-    """Of operations that have several ways to be spread over workers, which was taken."""
+    """Describe which of several ways to spread an operation over workers was taken."""
     if plan.target.workers == 1:
         return []
     made = plan.lowered

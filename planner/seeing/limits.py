@@ -32,7 +32,7 @@ class Limit:
 
 @export
 def limits(found: Simulation) -> tuple[Limit, ...]:
-    """What a run waits for most comes first."""
+    """Find what a run waits for; that of which it waits most comes first."""
     if found.program is None or not found.seconds:
         return ()
     rows, classes = [], worker_classes(found.program, found.mesh)
@@ -95,7 +95,7 @@ def waits(plan: Plan, found: Simulation) -> list[str]:
 
 
 def _larger(plan: Plan, found: Simulation) -> str:
-    """What twice the size along the first axis of the mesh brings, where that can be planned."""
+    """Describe the gain of twice the size along the mesh's first axis, where that can be planned."""
     if plan.again is None or not found.seconds:
         return ""
     try:

@@ -92,7 +92,7 @@ def _nest(node: Node) -> Nest:
 
 
 def _stages(node: Node) -> str:
-    """What each element of a value is, where its indices are known."""
+    """Write the stages that make each element, where its indices are known."""
     nest = _nest(node)
     body, rows = nest.body, ", ".join(_counter(x) for x in nest.rows)
     each = f"{nest.lanes} of {_counter(nest.lane)}" if nest.across else f"1 of {rows}"
@@ -236,7 +236,7 @@ def _listing(node: Node) -> str:
 
 
 def _operands(body: Graph) -> list[str]:
-    """What each is; numbers of elements are known from where these are."""
+    """Describe each operand; element numbers are known from where they are."""
     counted = numbers_in(body)
     return [
         f"# x{k}: {'numbers of elements, ' if k in counted else s.dtype.name}{list(_part(s))}"
@@ -245,7 +245,7 @@ def _operands(body: Graph) -> list[str]:
 
 
 def _product(node: Node) -> list[str]:
-    """What stands above the loops."""
+    """Describe the product, which stands above the loops."""
     body: Graph = node.kw["body"]
     (made,) = (n for n in body.nodes if OPS[n.op].product)
     a, b = ("x".join(map(str, _part(body.specs[v]))) for v in made.inputs)

@@ -101,7 +101,7 @@ def _graphs(graph: Graph) -> list[Graph]:
 
 
 def _cause(now: Spent, then: Spent) -> str:
-    """What takes most of what a layout takes more."""
+    """Find what takes most of what a layout takes more."""
     more = {key: took - now.get(key, 0.0) for key, took in then.items()}
     (what, line), extra = max(more.items(), key=lambda m: m[1], default=(("", ""), 0.0))
     if extra <= 0:

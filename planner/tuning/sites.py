@@ -171,7 +171,7 @@ def _is_look(node: Node) -> bool:
 
 
 def _kind(value: Any) -> Any:
-    """What timing depends on: operations and dtypes, classes of extents, no other numbers."""
+    """Key of what timing depends on: operations and dtypes, classes of extents, no other numbers."""
     if isinstance(value, Graph):
         nodes = [
             (n.op, n.inputs, _kind(n.params), [_kind(largest_part(s)) for s in n.specs])

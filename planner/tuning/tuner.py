@@ -84,7 +84,7 @@ def is_calm(rounds: Sequence[Sequence[float]]) -> bool:
 
 
 def machine(threads: int, device: Device) -> str:
-    """What times depend on, and choices with them: processor, threads, and everybody's versions."""
+    """Key of what times and choices depend on: processor, threads, and everybody's versions."""
     told = (
         f"{processor()}, {os.cpu_count()} cores; {threads} threads; NumPy {np.__version__}; "
         f"{in_words()}; {code_version()}"
@@ -114,7 +114,7 @@ class Known:
                 self.choices[str(found["kind"])] = str(found["way"]), times
 
     def get(self, site: Site) -> Choice | None:
-        """What is known of this kind, if it is still one of the ways."""
+        """Look up the choice for this kind, if it is still one of the ways."""
         found = self.choices.get(site.kind)
         if found is None or found[0] not in ("", *site.ways):
             return None

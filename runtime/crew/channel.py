@@ -514,7 +514,7 @@ class Channel:
         return self.number
 
     def tell(self, kind: str, **what: Any) -> None:
-        """What needs no answer, as runs do not."""
+        """Send what needs no answer, as runs do not."""
         self.check()
         if self.number - self.done >= IN_FLIGHT:
             self._until(lambda: self.number - self.done < IN_FLIGHT)

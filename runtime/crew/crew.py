@@ -151,7 +151,7 @@ class Crew:
         self._taken()
 
     def _start(self, length: int) -> None:
-        """What is to be said is on its way."""
+        """Start to send what is to be said."""
         ways = self.ways.get(length)
         if ways is None:
             said = memoryview(self.saying)[:length], self.communicator.byte
@@ -161,7 +161,7 @@ class Crew:
             request.Start()
 
     def _taken(self) -> None:
-        """Those below have what they were sent."""
+        """Wait until those below have what they were sent."""
         for request in self.sending:
             if not request.Test():
                 self._until(request.Test)
@@ -438,7 +438,7 @@ class Lead(Crew):
             raise self._own(error) from error.__cause__
 
     def tell(self, kind: str, **what: Any) -> None:
-        """What needs no answer."""
+        """Send what needs no answer."""
         self.order(kind, **what)
 
     def _count(self, kind: str, said: bytes) -> None:
@@ -458,7 +458,7 @@ class Lead(Crew):
                 self._say(rank, b"w")
 
     def _own(self, error: BaseException) -> BaseException:
-        """What the user is to see of an error at the lead, which may follow from another's."""
+        """Error that the user is to see for one at the lead, which may follow from another's."""
         with self.undisturbed():
             if self.fatal is not None:
                 return self.fatal
@@ -753,7 +753,7 @@ def callers(
 
 
 def _hello(line: socket.socket, token: str) -> dict[str, Any]:
-    """What one of this crew says of itself."""
+    """Receive the greeting of one of this crew."""
     until = time.monotonic() + GREET
     kind, length = _SAID.unpack(exactly(line, _SAID.size, until) or b"")
     need(kind == b"h" and length <= FIRST_BYTES, f"no greeting, but {kind!r} of {length} bytes")

@@ -42,7 +42,7 @@ _desks: dict[str, dict[str, Any]] = {}  # of crews that this process leads: wher
 
 # -- in a Dask worker ----------------------------------------------------------------------
 def version() -> str:
-    """Of the code that both sides of a channel must have in common."""
+    """Version of the code that both sides of a channel must have in common."""
     return f"{code_version()}-{zlib.crc32(' '.join(KINDS).encode()):08x}"
 
 

@@ -92,7 +92,7 @@ class CrewEngine:
 
     @property
     def threads(self) -> int:
-        """Of each worker."""
+        """Threads of each worker."""
         member = self.lead.member
         return member.worker.threads if member is not None else self.lead.threads  # type: ignore[union-attr]
 

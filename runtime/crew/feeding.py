@@ -41,10 +41,10 @@ class Share(Protocol):
     name: str  # of the pipe, for people
 
     def stats(self) -> dict[str, Any]:
-        """What it costs, and how many batches wait."""
+        """Costs of the feed, and how many batches wait."""
 
     def offers(self, host: str) -> list[Any]:
-        """What is kept here of samples, and where it is had."""
+        """Samples that are kept here, and where they are had."""
 
     def meet(self, rank: int, offers: Sequence[Any]) -> None:
         """What all workers keep."""
@@ -62,7 +62,7 @@ class Share(Protocol):
         """At the lead: an error if on all workers together more failed than may."""
 
     def told(self) -> Any:
-        """What iterations took here since this was asked last."""
+        """Seconds of iterations here since this was asked last."""
 
     def decide(self, told: Sequence[Any]) -> list[Any]:
         """At the lead, by what all told: how they go on, and whether it is tuned further."""
@@ -81,7 +81,7 @@ def mapped(layout: Layout, axes: Sequence[int], shape: Shape = ()) -> Layout:
 
 
 def slab_of(layout: Layout, rank: int, shape: Shape) -> Box:
-    """What a worker makes of volumes of this depth, height and width."""
+    """Slab that a worker makes of volumes of this depth, height and width."""
     shape = (1, *shape)
     return mapped(layout, range(len(shape)), shape).box(shape, rank)[1:]
 
@@ -201,7 +201,7 @@ def _padded(value: Any, extents: Shape, pad: float | None) -> Any:
 
 
 def _together(number: int, told: Sequence[Any], pads: bool) -> dict[str, Any]:
-    """What a batch is, of what all have of it."""
+    """Join a batch from what all have of it."""
     if not any(t["rows"] for t in told):  # which nobody is given
         return {"rows": [0] * len(told), "forms": [], "fields": None, "lists": []}
     have = [(rank, t) for rank, t in enumerate(told) if t["fields"] is not None]
@@ -251,7 +251,7 @@ def _unlike(number: int, rank: int, here: Any, whose: str, there: Any) -> Sample
 
 
 def _spread(comm: Any, value: Any) -> Any:
-    """What the lead says, at everybody."""
+    """Spread what the lead says to everybody."""
     everybody = tuple(range(comm.size))
     said = np.frombuffer(json.dumps(value).encode(), np.uint8) if comm.rank == LEAD else None
     length = np.array([0 if said is None else said.size])
@@ -325,7 +325,7 @@ class Feed:
         return Spec(shape, form[1], mapped(self.layout, form[2], shape))
 
     def ask(self, what: str) -> list[Any]:
-        """What each worker says of its part."""
+        """Ask each worker for its part."""
         found: list[Any] = self.engine.ask(what, self.handle)
         return found
 

@@ -156,7 +156,7 @@ def sweep(mark: str, folder: str) -> None:
 
 
 def sweep_beside(mark: str, folder: str) -> None:
-    """The same in a process of its own, that has no mark: who carries one ends before this is done."""
+    """Sweep in a process of its own, that has no mark: who carries one ends before this is done."""
     env = {name: text for name, text in os.environ.items() if name != MARK}
     command = [sys.executable, "-I", "-S", __file__, mark, folder]
     subprocess.Popen(command, env=env, start_new_session=True)
@@ -228,7 +228,7 @@ def _carries(pid: int, mark: str) -> bool:
 
 
 def _state(pid: int) -> list[str]:
-    """What the system says of a process: a letter for what it does, and facts; nothing if it has ended."""
+    """State of a process, by the system: a letter for what it does, and facts; nothing if it has ended."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

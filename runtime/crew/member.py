@@ -201,7 +201,7 @@ class Member:
                     wait(jobs[-AHEAD - 1 : -AHEAD])  # what is put together takes memory
 
     def _written(self, handle: int) -> Any:
-        """What the sink gave for each box, or why it did not; None while there is more to write."""
+        """Results of the sink for each box, or why it did not; None while there is more to write."""
         jobs = self.parts[handle]
         if not all(job.done() for job in jobs):
             return None
@@ -248,7 +248,7 @@ class Member:
         return self._box(self.parts[handle], spec, tuple((0, n) for n in spec.shape), LEAD)
 
     def _describe(self, order: Order, value: Any) -> Any:
-        """What each cannot open of a pipe, in words. The lead has it already, if the program is here."""
+        """Describe what each cannot open of a pipe. The lead has it already, if the program is here."""
         why = ""
         try:
             self.parts[order.first] = value if value is not None else openers["pipe"](order.text)
@@ -293,7 +293,7 @@ class Member:
             self.communicator.signal(LEAD)
 
     def _ask(self, order: Order, value: Any) -> Any:
-        """What each worker has to say, in the order of ranks, at the lead."""
+        """Gather what each worker says at the lead, in the order of ranks."""
         what, *more = listing(order.text, longest=2)
         if what == "state":
             said: Any = self.state()
@@ -316,7 +316,7 @@ class Member:
         return self.communicator.gather_text(said, LEAD)
 
     def _wrong(self) -> dict[str, Any] | None:
-        """What runs found that nobody knows yet."""
+        """Faults of runs that nobody knows yet."""
         try:
             self.worker.look()
         except OstinatoError as error:
@@ -324,7 +324,7 @@ class Member:
         return None
 
     def _recorded(self) -> dict[str, Any]:
-        """What ran here since that was to be written down, and what else took long."""
+        """Record of what ran here since that was asked for, and what else took long."""
         steps, self.steps = self.steps, Steps()
         steps.end()
         return self.worker.recorded() | steps.as_data()
@@ -348,7 +348,7 @@ class Member:
         }
 
     def measured(self, plan: str) -> list[Any] | None:
-        """What the runs of a plan have shown here."""
+        """Measurements of a plan's runs here."""
         loaded = self.worker.plans.get(plan)
         found = measured([loaded]) if loaded is not None else None
         if found is None:

@@ -22,7 +22,7 @@ LATE = (
 
 
 def environment() -> dict[str, str]:
-    """Of a job's processes that Dask starts."""
+    """Environment of a job's processes that Dask starts."""
     return {
         "DASK_DISTRIBUTED__WORKER__PRELOAD": __name__,
         "DASK_DISTRIBUTED__SCHEDULER__PRELOAD": __name__,

@@ -150,7 +150,7 @@ def axis_between(rank: int, peer: int, mesh: Mesh) -> str:
 
 
 def description(plan: Plan) -> dict[str, Any]:
-    """What people want to know of a plan, as plain data."""
+    """Describe a plan for people, as plain data."""
     machine = known(plan.target.device, plan.target.mesh, apart=True)
     rows = list[dict[str, Any]]()
     graph = plan.program.graph

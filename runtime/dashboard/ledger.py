@@ -48,7 +48,7 @@ class Tally:
 
     @property
     def talk(self) -> float:
-        """Of these, in communication."""
+        """Seconds of these in communication."""
         return self.talking / self.clocked if self.clocked else 0.0
 
 
@@ -164,7 +164,7 @@ class Ledger:
         return str(self.plans[plan]["name"]) if plan in self.plans else plan[:8]
 
     def total(self, plan: str) -> Tally:
-        """Of the worker that took longest."""
+        """Seconds of the worker that took longest."""
         found = [w.plans[plan] for w in self.crew if plan in w.plans]
         return max(found, key=lambda t: (t.runs, t.seconds), default=Tally())
 
@@ -211,7 +211,7 @@ class Ledger:
         return [_share(*what, least) for what in seen]
 
     def plan_shares(self, plan: str) -> Shares:
-        """Of a run of a plan, on average over workers."""
+        """Shares of a run of a plan, on average over workers."""
         tallies = [w.plans[plan] for w in self.crew if plan in w.plans and w.plans[plan].clocked]
         if not tallies:
             return Shares()
@@ -259,7 +259,7 @@ class Ledger:
 def _share(
     plans: dict[str, Tally], means: dict[str, Tally], span: float, least: dict[str, float]
 ) -> Shares:
-    """Of one worker: its runs, what one took, and what communication takes at least."""
+    """Runs of one worker, seconds of one, and of its communication at least."""
     share = Shares()
     for plan, tally in plans.items():
         mean, talk = means[plan], least.get(plan, 0.0)

@@ -88,7 +88,7 @@ class Office:
             _log.exception("ostinato: a worker's counts make no sense")
 
     def _show(self, state: Any, batch: Batch) -> None:
-        """What a worker did since it spoke last, in the task stream: a span per plan and part of it."""
+        """Show what a worker did since it spoke last in the task stream: a span per plan and part of it."""
         from distributed.diagnostics.task_stream import TaskStreamPlugin
 
         scheduler = self.scheduler()

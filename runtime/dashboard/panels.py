@@ -211,7 +211,7 @@ def memory(ledger: Ledger) -> str:
 
 
 def pipes(ledger: Ledger) -> str:
-    """What feeds the workers: how many batches wait on each, what the loop waits for, what stages cost."""
+    """Show what feeds the workers: how many batches wait on each, what the loop waits for, what stages cost."""
     found = []
     for name in ledger.pipes:
         told = [(w.name, w.feeds[name]) for w in ledger.crew if name in w.feeds]

@@ -53,7 +53,7 @@ def starter(
 
 
 def staged(start: Start, ins: Arrays, outs: Arrays, device: Device) -> Start:
-    """The same for arrays of another device: they are copied to and from these of the host."""
+    """Stage arrays of another device: they are copied to and from these of the host."""
 
     def begin(xs: Arrays, made: Arrays) -> Request:
         for place, x in zip(ins, xs, strict=True):

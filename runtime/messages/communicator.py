@@ -86,7 +86,7 @@ class Communicator(Protocol):
         gained by that. All of a group prepare it, and start it in the same order."""
 
     def start_broadcast(self, x: Any, out: Any, root: int, group: Group) -> Request:
-        """What the root has goes to everybody."""
+        """Start to send what the root has to everybody."""
 
     def send(self, x: Any, to: int) -> None:
         """One message; returns when x may be overwritten."""
@@ -98,7 +98,7 @@ class Communicator(Protocol):
         """Return when everybody has come here."""
 
     def agree(self, said: int) -> Sequence[int]:
-        """What everybody says, on the host."""
+        """Gather what everybody says, on the host."""
 
     def overlap(self, request: Request) -> Request:
         """A started operation that should go on while its worker computes."""
@@ -304,7 +304,7 @@ class ThreadCommunicator:
 
 
 def agreed(comm: Communicator, said: int) -> list[int]:
-    """What everybody says."""
+    """Gather what everybody says."""
     found = np.zeros((comm.size, 1), np.int64)
     found[comm.rank] = said
     others = [r for r in range(comm.size) if r != comm.rank]

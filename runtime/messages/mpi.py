@@ -452,7 +452,7 @@ class MpiCommunicator:
         self.start_all_reduce((token,), (token.copy(),), "max", everybody).wait()
 
     def gather_text(self, value: Any, root: int) -> list[Any] | None:
-        """What everybody says, at the root, in the order of ranks."""
+        """Gather what everybody says at the root, in the order of ranks."""
         said = np.frombuffer(json.dumps(value).encode(), np.uint8)
         if self.rank != root:
             self.send(np.array([said.size]), root)

@@ -129,7 +129,7 @@ class DeviceCommunicator:
             )
 
     def _told(self, said: bytes) -> list[bytes]:
-        """What everybody says, which is short."""
+        """Gather what everybody says, which is short."""
         found = [np.zeros(ADDRESS + 1, np.uint8) for _ in self.everybody]
         mine = found[self.rank]
         mine[0] = len(said)
@@ -141,7 +141,7 @@ class DeviceCommunicator:
         return [x[1 : 1 + int(x[0])].tobytes() for x in found]
 
     def _in_time(self, meet: Callable[[], Messenger]) -> Messenger:
-        """What waits for all others; an error if one of them fails meanwhile."""
+        """Wait for all others; an error if one of them fails meanwhile."""
         found: list[Any] = []
         ended = threading.Event()
 
