@@ -263,15 +263,19 @@ def _settled(path: Path, make: bool) -> Path | None:
             _tell(place, why)
             return None
         names = {*os.listdir(place)}
-        if MARKER in names:
+        # Another process may make the folder at this moment: its marker is there before all else, but for
+        # the marker's own beginning, so it is looked for after the names are listed.
+        is_marked = os.path.lexists(place / MARKER)
+        if is_marked:
             is_ours = (place / MARKER).read_bytes() == SAID
         else:
             known = all(_TOP.fullmatch(n) for n in names)
-            is_ours = known and (not names or _has_ours(place))
+            is_begun = all(n.startswith(f".{MARKER}.") for n in names)
+            is_ours = known and (is_begun or _has_ours(place))
         if is_ours:
             if not names and not make:
                 raise FileNotFoundError(place)
-            if MARKER not in names:
+            if not is_marked:
                 write_whole(place / MARKER, SAID, 0o600)
             return place if _is_safe(place) else None
     _tell(path / INSIDE, "a folder that is not a cache of Ostinato")

