@@ -36,6 +36,8 @@ def _method(
 
     @wraps(function)
     def method(self: Generator, /, *args: P.args, **kw: P.kwargs) -> Array:
+        if "seed" in kw:
+            raise TypeError(f"{function.__name__}() of a generator takes no seed")
         return function(*args, **{"dtype": dtype, **kw, "seed": self._next()})
 
     del method.__wrapped__

@@ -313,6 +313,12 @@ def test_generators_draw(name):
         assert many.tobytes() != again.tobytes()
 
 
+def test_generators_have_their_own_seed():
+    with pytest.raises(TypeError, match="takes no seed"):
+        R.default_rng(1).laplace(seed=3)
+    assert R.default_rng(1).laplace(size=2, dtype="float32").dtype == np.float32
+
+
 _SCALARS = {n: g for n, g in _GIVEN.items() if all(isinstance(x, (int, float)) for x in g)}
 
 
