@@ -70,6 +70,41 @@ def periodic(xp: Any, u: Any) -> Any:
     return (xp.roll(u, 1, 0) + xp.roll(u, -1, 0) + xp.roll(u, 1, 1) + xp.roll(u, -1, 1)) / 4
 
 
+# -- windows -------------------------------------------------------------------------------
+# What bounds the first three is multiplying and adding, of which a core of AVX-512 does two vectors at a
+# time; the last one reads its operand once.
+TAPS, LAGS, N = 200, 64, 1_000_000
+
+
+@work("200 taps along 1,000,000 numbers", (N,), (TAPS,), result=N, flops=2.0 * TAPS * N)
+def taps(xp: Any, x: Any, w: Any) -> Any:
+    return xp.convolve(x, w, "same")
+
+
+@work(
+    "64 lags of the autocorrelation of 1,000,000",
+    (N + LAGS - 1,),
+    result=LAGS,
+    flops=2.0 * LAGS * N,
+)
+def lags(xp: Any, x: Any) -> Any:
+    return xp.correlate(x, x[:N], "valid")
+
+
+@work(
+    "31 taps along both axes, 1024 x 1024", (1054, 1054), (31,), result=1024**2, flops=124.0 * 2**20
+)
+def separable(xp: Any, x: Any, w: Any) -> Any:
+    rows = sum(w[k] * x[k : k + 1024] for k in range(31))
+    return sum(w[k] * rows[:, k : k + 1024] for k in range(31))
+
+
+@work("the largest of 3 x 3, every other place of 2049 x 2049", (2049, 2049), result=1024**2)
+def max_pool(xp: Any, x: Any) -> Any:
+    rows = xp.maximum(xp.maximum(x[:-2:2], x[1:-1:2]), x[2::2])
+    return xp.maximum(xp.maximum(rows[:, :-2:2], rows[:, 1:-1:2]), rows[:, 2::2])
+
+
 # -- statistics ----------------------------------------------------------------------------
 @work("the mean squared step of 4,000,000 numbers", (4_000_000,), result=1)
 def steps(xp: Any, x: Any) -> Any:
