@@ -95,7 +95,9 @@ class Cpu(Device):
         native, op = self.natives.get(node.op), OPS[node.op]
         if native is None and node.op in FUSED:
             return _generated(node, shape, arrays, threads)
-        in_parts = op.run.placed and any(x.shape != s.shape for x, s in zip(arrays, specs, strict=True))
+        in_parts = op.run.placed and any(
+            x.shape != s.shape for x, s in zip(arrays, specs, strict=True)
+        )
         if in_parts and (native is None or not native.placed):
             return None  # such a function knows no places: everything has to be here
         if op.moves.pieces is not None and not in_parts:
