@@ -5,7 +5,7 @@ dtype that they meet."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from .core.build import Builder
@@ -169,30 +169,6 @@ def joined(builder: Builder, parts: Sequence[int], axis: int, spec: Spec, line: 
 def without_axis(builder: Builder, v: int, axis: int, spec: Spec, line: str = "") -> int:
     """Without an axis of one element."""
     return builder.add("squeeze", (v,), {"axes": (axis,)}, (spec,), line)[0]
-
-
-def wrapped(builder: Builder, v: int, around: Mapping[int, tuple[int, int]], line: str = "") -> int:
-    """A copy with elements of the other end around it: so many before and after along axes."""
-    for axis, edges in around.items():
-        v = _wrapped(builder, v, axis, *edges, line)
-    return v
-
-
-def _wrapped(builder: Builder, v: int, axis: int, before: int, after: int, line: str) -> int:
-    spec = builder.specs[v]
-    n = spec.shape[axis]
-
-    def resized(size: int) -> Spec:
-        shape = (*spec.shape[:axis], size, *spec.shape[axis + 1 :])
-        return Spec(shape, spec.dtype, spec.layout)
-
-    def part(size: int, start: int = 0) -> int:
-        starts = [start * (d == axis) for d in range(spec.ndim)]
-        return sliced(builder, v, starts, resized(size), line)
-
-    parts = [part(before, n - before)] if before else []
-    parts += [v, part(after)] if after else [v]
-    return joined(builder, parts, axis, resized(n + before + after), line)
 
 
 def cast(builder: Builder, value: int, spec: Spec, line: str = "") -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -13,7 +14,8 @@ from ostinato.ops.core.registry import OPS, Place, Specs
 from ostinato.ops.core.spec import DType, Shape, Spec, copied, in_line
 from ostinato.ops.cpu.limits import LIMITS
 from ostinato.ops.cpu.loops.flat import native_kernel
-from ostinato.ops.jit.loops import lies
+from ostinato.ops.jit.loops import space, strides_over
+from ostinato.ops.jit.moves import has_moves
 
 from . import natives
 from .fused import FUSED
@@ -21,6 +23,7 @@ from .jit.llvm import together
 from .kernels.gemm import in_order
 from .libraries import lapack
 from .libraries.onednn import can_widen, library
+from .loops.boxes import boxed_kernel
 from .loops.copies import copying, in_pieces, in_rows
 from .loops.record import Record
 
@@ -115,7 +118,10 @@ def _generated(
     node: Node, shape: Callable[[Spec], Shape], arrays: Sequence[Any], threads: int
 ) -> Function | None:
     """A loop over a body's elements."""
-    body, whole, strides, axes = lies(node, shape, arrays)
+    body, whole, axes = space(node, shape)
+    if has_moves(body):
+        return boxed_kernel(body, whole, arrays, threads, axes) if math.prod(whole) else None
+    strides = strides_over(body, whole, arrays, axes)
     kernel = native_kernel(body, whole, strides, threads, axes)
     return kernel or in_rows(body, whole, arrays, threads, axes)
 

@@ -17,6 +17,7 @@ from ostinato.ops.core.registry import ANY, OPS, Params, Place, Scratch, Specs, 
 from ostinato.ops.core.spec import Shape, Spec, int8
 from ostinato.ops.cpu.loops.schedule import BLOCKS, UNITS, analyse, analyse_in_order, lanes_of
 from ostinato.ops.jit.labels import combines
+from ostinato.ops.jit.moves import has_moves, shapes_of
 from ostinato.ops.jit.stages import label
 
 from .kernels.gemm_epilogue import shape_of
@@ -134,6 +135,8 @@ def _shapes(body: Graph, given: Sequence[Shape], labelled: Any) -> list[Shape]:
         assert nest is not None
         return [tuple(1 if x is None else nest.extents[x] for x in own) for own in nest.dims]
     found = list(given[: len(body.inputs)])
+    if has_moves(body):
+        return shapes_of(body, found)
     for node in body.nodes:
         if OPS[node.op].product:
             found.append(shape_of(*(found[v] for v in node.inputs)))
@@ -150,6 +153,10 @@ def _shapes(body: Graph, given: Sequence[Shape], labelled: Any) -> list[Shape]:
 
 
 op("fused", **_FACTS, kernel=_kernel, cost=_cost, overwrite=ANY, writes_parts=True)
+op("fused_joins", **_FACTS, kernel=_kernel, cost=_cost, writes_parts=True)  # reads elsewhere, too
+op(
+    "joined", **_FACTS, kernel=_kernel, cost=_cost
+)  # which kernels take in (planner/fusion/joins.py)
 op("fused_rows", **_FACTS, kernel=_kernel, cost=_cost)  # with reductions over the last axes
 for _name, _overwrite in (
     ("fused_matmul", tuple(range(2, 64))),  # a product, and what is behind: all but its matrices
@@ -170,5 +177,6 @@ op(  # in stages
     cost=_cost,
 )
 
-FUSED = tuple([name for name, made in OPS.items() if made.kernel is _kernel])
+JOINED = "joined"  # what kernels take in, and no kernel itself
+FUSED = tuple([name for name, made in OPS.items() if made.kernel is _kernel and name != JOINED])
 WITH_PRODUCT = tuple([name for name in FUSED if OPS[name].run.dense])

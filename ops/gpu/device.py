@@ -43,7 +43,8 @@ from ostinato.ops.core.spec import (
     no_memory,
 )
 from ostinato.ops.jit.behind import begin_of
-from ostinato.ops.jit.loops import Loops, lies, loops_of, strides_over
+from ostinato.ops.jit.loops import Loops, loops_of, space, strides_over
+from ostinato.ops.jit.moves import has_moves
 
 from . import conditions, products
 from .capture import Captures
@@ -52,6 +53,7 @@ from .epilogue import epilogue_of, in_one_call, with_epilogue
 from .libraries import cublaslt
 from .libraries.cublaslt import Library
 from .loops import flat, stages
+from .loops.moved import moved_kernel
 from .loops.schedule import THREADS, analyse, in_squares
 from .loops.text import OPTIONS, Kernel
 from .messages import Nccl
@@ -61,7 +63,7 @@ LAYOUTS = 32  # in which operands of one product lay, or addends, that are known
 FOLDED = 1 << 14  # elements from which what messages brought is combined by a kernel of its own
 BESIDE = 1 << 16  # bytes from which a batch is copied beside what is computed
 _here = threading.local()  # which of several this thread asks
-FLAT, IN_STAGES = ("fused", "fused_rows"), "fused_nest"
+FLAT, IN_STAGES = ("fused", "fused_joins", "fused_rows"), "fused_nest"
 
 
 class Gpu(Device):
@@ -198,9 +200,13 @@ class Gpu(Device):
             return made
         if node.op not in FLAT:
             return None
-        body, whole, strides, axes = lies(node, shape, arrays)
-        loops = loops_of(whole, strides, axes)
-        if loops is None or math.prod(whole) == 0:
+        body, whole, axes = space(node, shape)
+        if math.prod(whole) == 0:
+            return None
+        if has_moves(body):
+            return self.launching(moved_kernel(body, whole, arrays, axes))
+        loops = loops_of(whole, strides_over(body, whole, arrays, axes), axes)
+        if loops is None:
             return None
         return self._flat(body, loops, axes)
 

@@ -68,6 +68,13 @@ def element(
             values.append(number(lines, node, len(values), told))
         else:
             values.append(lower(node.op, ins, dtype))
+    return results(body, dict(enumerate(values)), known)
+
+
+def results(
+    body: Graph, values: Mapping[int, Value], known: Mapping[Part, str]
+) -> tuple[list[tuple[int, Value]], list[Reduction]]:
+    """The same of elements of its outputs, or of what reductions among these take."""
     made, sums = list[tuple[int, Value]](), list[Reduction]()
     for k, v in enumerate(body.outputs, len(body.inputs)):
         maker = body.nodes[body.producers[v]] if body.producers[v] >= 0 else None

@@ -67,16 +67,14 @@ def loops_of(shape: Shape, strides: Sequence[Sequence[int]], axes: int) -> Loops
     return loops
 
 
-def lies(
-    node: Node, shape: Callable[[Spec], Shape], arrays: Sequence[Any]
-) -> tuple[Graph, Shape, list[tuple[int, ...]], int]:
-    """Of a kernel as a node: its body, the elements that are here, the strides of operands and results
-    over these, and how many of the last axes are reduced."""
+def space(node: Node, shape: Callable[[Spec], Shape]) -> tuple[Graph, Shape, int]:
+    """Of a kernel as a node: its body, the elements that are here, and how many of the last axes are
+    reduced."""
     body: Graph = node.kw["body"]
     sums = [n for n in body.nodes if OPS[n.op].reduce]
     axes = len(combines(body, sums[0])[1]) if sums else 0
     whole = shape(body.specs[sums[0].inputs[0]] if sums else node.specs[0])
-    return body, whole, strides_over(body, whole, arrays, axes), axes
+    return body, whole, axes
 
 
 def strides_over(

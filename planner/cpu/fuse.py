@@ -31,12 +31,14 @@ from ostinato.planner.fusion.counting import count_in_kernels, differs_by_part
 from ostinato.planner.fusion.groups import (
     Group,
     Made,
+    fits,
     groups_of,
     is_elementwise,
     is_gemm,
     kernel_of,
     with_kernels,
 )
+from ostinato.planner.fusion.joins import gather_joins, spread_joins
 from ostinato.planner.fusion.narrow_operands import uncast
 from ostinato.planner.fusion.random import draw_in_kernels
 from ostinato.planner.fusion.stages import (
@@ -80,7 +82,6 @@ def fuse(graph: Graph, target: Target, larger: bool = True, turns: int = 1) -> G
         graph = draw_in_kernels(graph, target, turns)
         graph = count_in_kernels(graph, can_lower, turns, differs_by_part)
     nested: list[Nested] = []
-    alone = set[int]()
     if larger:
         graph = _round_late(graph, target)
         if target.numerics != "any-workers" and has_stages(graph, turns):
@@ -90,13 +91,14 @@ def fuse(graph: Graph, target: Target, larger: bool = True, turns: int = 1) -> G
                 nested = _worthy_nests(graph, target, freed, turns)
             if nested and not why_not():
                 graph = with_kernels(graph, target, nested, _kernel)
-    else:
-        alone = {k for k, n in enumerate(graph.nodes) if op_of(n.op).product}
     if not why_not():
         graph = count_in_kernels(graph, can_lower, turns)
+        graph = gather_joins(graph, partial(fits, graph, lowers=can_lower))
+    alone = set() if larger else {k for k, n in enumerate(graph.nodes) if op_of(n.op).product}
     groups = _worthy_groups(graph, target, alone, bool(nested), turns)
     if groups and not why_not():
         graph = with_kernels(graph, target, groups, _kernel)
+    graph = spread_joins(graph)
 
     def inside(node: Node) -> Node:
         return map_bodies(node, partial(fuse, target=target, turns=turns * turns_of(node)))

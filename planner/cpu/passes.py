@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from ostinato.planner.fusion.fold_products import fold_products
 from ostinato.planner.fusion.narrow_operands import narrow
-from ostinato.planner.fusion.rolls import slice_rolls
 from ostinato.planner.fusion.stacks import part_stacks
 from ostinato.planner.passes.order import order
 
@@ -18,7 +17,6 @@ from .turning import turn_late
 PASSES = (
     fold_products,
     narrow,
-    slice_rolls,
     part_stacks,
     slice_first,
     turn_late,

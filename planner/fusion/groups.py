@@ -15,15 +15,16 @@ from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.layout import Layout
 from ostinato.ops.core.registry import OPS, op_of
-from ostinato.ops.core.spec import DType, Shape
+from ostinato.ops.core.spec import DType, Shape, is_float
 from ostinato.ops.jit.labels import combines
 from ostinato.ops.jit.loops import COUNTED
 from ostinato.ops.jit.values import can_combine
 from ostinato.planner.passes.order import meetings, schedule
 from ostinato.planner.plan import Target
-from ostinato.planner.rewrite import in_order_of, reading
+from ostinato.planner.rewrite import in_order_of, inline, reading
 
 from .convex import LATER, NOW, Unit, Units
+from .joins import BOXES, JOINED, boxes, cuts_of, work_in
 
 NODES, OPERANDS = 128, 16  # of one kernel at the most
 G = TypeVar("G", bound=Unit)
@@ -41,6 +42,8 @@ class Group(Unit):
     product: bool = False  # whether it begins with a product
     behind: Container[int] | None = None  # what may follow a product; None: all that is elementwise
     work: int = 0  # operations
+    cuts: frozenset[tuple[int, int]] = frozenset()  # where joins in it are cut, along which axes
+    numbered: bool = False  # whether it asks for elements' numbers
 
 
 def groups_of(
@@ -56,7 +59,10 @@ def groups_of(
     Numbers of elements that only such operations read are made by each of their kernels."""
 
     def joins(k: int) -> bool:
-        return _fits(graph, k, lowers) and k not in late and k not in alone
+        return fits(graph, k, lowers) and k not in late and k not in alone
+
+    def counting(k: int) -> bool:
+        return joins(k) and graph.nodes[k].op != JOINED
 
     found: dict[Group, None] = {}
     latest: dict[Space, Group] = {}
@@ -66,7 +72,7 @@ def groups_of(
         product = k in products and k not in alone
         rows = 0 if product or k in alone else rows_of(graph, node, lowers)
         v = graph.starts[k]
-        counts = node.op == COUNTED and v not in graph.outputs and all(map(joins, graph.uses[v]))
+        counts = node.op == COUNTED and v not in graph.outputs and all(map(counting, graph.uses[v]))
         looks = _is_part(node) and _stays_view(graph, k, lowers)
         if counts or looks or not (product or joins(k)):
             units.alone(k)
@@ -74,15 +80,20 @@ def groups_of(
         spec = graph.specs[node.inputs[0]] if rows else node.specs[0]
         space = spec.shape, spec.layout
         read = [_behind_count(graph, v) for v in node.inputs if not _is_constant(graph, v)]
-        near = [home[v] for v in node.inputs if v in home and home[v].space == space]
+        moves = node.op == JOINED  # and so reads what is in memory
+        near = [home[v] for v in node.inputs if v in home and home[v].space == space and not moves]
         near += [latest[space]] if space in latest else []
         near = [g for g in near if not rows or g.rows in (0, rows)]
         near = [g for g in near if (rows <= 1 or not g.product) and not product]
         near = [g for g in near if g.behind is None or k in g.behind]
+        own = Group(space=space, product=product, behind=products.get(k), rows=rows)
+        own.cuts = cuts_of(node) if node.op == JOINED else frozenset()
+        own.numbered = _is_numbered(graph, node)
+        near = [g for g in near if _suit(graph, target, (node,), own, g)]
         near.sort(key=lambda g: g.behind is None)
-        group = _joined(read, near, home, units)
+        group = _joined(read, near, {} if moves else home, units)
         if group is None:
-            group = Group(space=space, product=product, behind=products.get(k))
+            group = own
             found[group] = None
             if not product:
                 latest[space] = group
@@ -93,16 +104,18 @@ def groups_of(
                 read[1:] = graph.nodes[rounded].inputs
             group.place = min(graph.uses[graph.starts[k]], default=k)  # where it is read first
         group.members.append(k)
+        group.cuts |= own.cuts
+        group.numbered |= own.numbered
         group.work += _work(graph, node)
         group.work += sum(_behind_count(graph, u) != u for u in node.inputs)
-        group.operands |= dict.fromkeys(v for v in read if home.get(v) is not group)
+        group.operands |= dict.fromkeys(v for v in read if moves or home.get(v) is not group)
         units.join(k, group)
         if rows:
             group.rows = rows
         else:
             home[graph.starts[k]] = group
         for other in dict.fromkeys(home[v] for v in node.inputs if v in home):
-            if other in found and _absorbs(graph, group, other, home, units):
+            if other in found and _absorbs(graph, target, group, other, home, units):
                 del found[other]
                 if latest[space] is other:
                     latest[space] = group
@@ -127,10 +140,17 @@ def _joined(
 
 
 def _absorbs(
-    graph: Graph, group: Group, other: Group, home: dict[int, Group], units: Units
+    graph: Graph,
+    target: Target,
+    group: Group,
+    other: Group,
+    home: dict[int, Group],
+    units: Units,
 ) -> bool:
     """Whether a group takes in another one that it reads."""
     if other is group or group.product or other.product or group.space != other.space:
+        return False
+    if not _suit(graph, target, [graph.nodes[k] for k in other.members], other, group):
         return False
     members = [*other.members, *group.members]
     operands = [v for v in (*other.operands, *group.operands) if home.get(v) is not other]
@@ -139,13 +159,41 @@ def _absorbs(
     if 0 < min(group.rows, other.rows) != max(group.rows, other.rows):
         return False
     values = {v for k in other.members for v in graph.outs(k)}
+    moved = (graph.nodes[k].inputs for k in group.members if graph.nodes[k].op == JOINED)
+    if not values.isdisjoint(v for ins in moved for v in ins):
+        return False
     if not values.isdisjoint(operands) or not units.merges(group, other):
         return False
     home.update((v, group) for v in values if home.get(v) is other)
     group.members, group.operands = sorted(members), dict.fromkeys(operands)
     group.work, group.rows = group.work + other.work, max(group.rows, other.rows)
+    group.cuts, group.numbered = group.cuts | other.cuts, group.numbered or other.numbered
     units.merge(group, group, other)
     return True
+
+
+def _suit(graph: Graph, target: Target, nodes: Sequence[Node], one: Group, other: Group) -> bool:
+    """Whether a kernel may have both, of which one has these nodes: what is cut into boxes knows no numbers
+    of elements and is behind no product, and its reductions leave terms that have to be as exact."""
+    cuts = one.cuts | other.cuts
+    if not cuts:
+        return True
+    if one.numbered or other.numbered or one.product or other.product or boxes(cuts) > BOXES:
+        return False
+    reduced = [*nodes, *(graph.nodes[k] for k in other.members)] if one.rows or other.rows else []
+    sums = [(n, r) for n in reduced if (r := OPS[n.op].reduce)]
+    differ = any(
+        _is_half(n.specs[0].dtype) or r.element != "{0}" or "axes" not in n.kw for n, r in sums
+    )
+    return not differ and not (reduced and target.numerics == "any-workers")
+
+
+def _is_half(dtype: DType) -> bool:
+    return is_float(dtype) and dtype.itemsize == 2
+
+
+def _is_numbered(graph: Graph, node: Node) -> bool:
+    return OPS[node.op].draws or any(_behind_count(graph, v) != v for v in node.inputs)
 
 
 def _is_constant(graph: Graph, v: int) -> bool:
@@ -174,6 +222,8 @@ def is_gemm(graph: Graph, node: Node, least: int) -> bool:
 
 
 def is_elementwise(graph: Graph, node: Node, lowers: Lowers) -> bool:
+    if node.op == JOINED:
+        return True
     if len(node.specs) != 1 or node.op not in OPS or not OPS[node.op].scalar:
         return False
     spec = node.specs[0]
@@ -182,7 +232,7 @@ def is_elementwise(graph: Graph, node: Node, lowers: Lowers) -> bool:
     return lowers(node.op, tuple(graph.specs[v].dtype for v in node.inputs), spec.dtype)
 
 
-def _fits(graph: Graph, k: int, lowers: Lowers) -> bool:
+def fits(graph: Graph, k: int, lowers: Lowers) -> bool:
     """Whether kernels can do it, if it is no product."""
     node = graph.nodes[k]
     return is_elementwise(graph, node, lowers) or rows_of(graph, node, lowers) > 0
@@ -192,6 +242,8 @@ def _work(graph: Graph, node: Node) -> int:
     """How many simple operations it is for an element."""
     if OPS[node.op].element.draws:
         return 10
+    if node.op == JOINED:
+        return work_in(node)
     pairs = any(graph.specs[v].dtype.kind == "c" for v in node.inputs)
     return 0 if _is_part(node) else 4 if pairs else 1
 
@@ -206,7 +258,7 @@ def _stays_view(graph: Graph, k: int, lowers: Lowers) -> bool:
     else of them, or do not read the part."""
 
     def able(j: int) -> bool:
-        return _fits(graph, j, lowers)
+        return fits(graph, j, lowers)
 
     (v,), (made,) = graph.nodes[k].inputs, graph.outs(k)
     maker = graph.producers[v]
@@ -284,6 +336,8 @@ def with_kernels(
 def kernel_of(graph: Graph, group: Group, read: Container[int]) -> Made:
     """Of one group."""
     kind = f"fused{'_matmul' * group.product}{'_rows' * (group.rows > 0)}"
+    joins = any(graph.nodes[k].op == JOINED for k in group.members)
+    kind = "fused_joins" if joins and not group.rows else kind
     return node_of(graph, group, read, kind)
 
 
@@ -308,7 +362,10 @@ def node_of(
                 ins = [known[u] for u in number.inputs]
                 known[v] = body.add(number.op, ins, number.params, number.specs)[0]
         ins = [known[u] for u in node.inputs]
-        outs = body.add(node.op, ins, node.params, node.specs, node.line)
+        if node.op == JOINED:
+            outs = tuple(inline(body, node.kw["body"], ins))
+        else:
+            outs = body.add(node.op, ins, node.params, node.specs, node.line)
         known.update(zip(graph.outs(k), outs, strict=True))
         if not op_of(node.op).rearranges:
             made += [v for v in graph.outs(k) if v in read]

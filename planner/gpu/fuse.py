@@ -24,7 +24,8 @@ from ostinato.ops.gpu.jit.lines import can_lower
 from ostinato.ops.gpu.loops.schedule import analyse_in_order
 from ostinato.ops.jit.scalar import has_own_bits
 from ostinato.planner.fusion.counting import count_in_kernels, differs_by_part
-from ostinato.planner.fusion.groups import groups_of, is_gemm, kernel_of, with_kernels
+from ostinato.planner.fusion.groups import fits, groups_of, is_gemm, kernel_of, with_kernels
+from ostinato.planner.fusion.joins import gather_joins, spread_joins
 from ostinato.planner.fusion.random import draw_in_kernels
 from ostinato.planner.fusion.stages import (
     PRODUCT,
@@ -55,10 +56,12 @@ def fuse(graph: Graph, target: Target, larger: bool = True) -> Graph:
                   if _is_worth(graph, g)]  # fmt: skip
         graph = with_kernels(graph, target, staged, nest_of) if staged else graph
     graph = count_in_kernels(graph, can_lower)
+    graph = gather_joins(graph, partial(fits, graph, lowers=can_lower))
     products = _products(graph, target) if larger else {}
     groups = groups_of(graph, target, _alone(graph, target), can_lower, products)
     groups = [g for g in groups if not g.product or len(g.members) > 1]
     graph = with_kernels(graph, target, groups, kernel_of) if groups else graph
+    graph = spread_joins(graph)
 
     def inside(node: Node) -> Node:
         return map_bodies(node, partial(fuse, target=target))

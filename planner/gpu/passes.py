@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from ostinato.planner.fusion.fold_products import fold_products
 from ostinato.planner.fusion.narrow_operands import narrow
-from ostinato.planner.fusion.rolls import slice_rolls
 from ostinato.planner.fusion.stacks import part_stacks
 from ostinato.planner.passes.order import order
 
 from .fuse import fuse
 from .tf32 import by_tf32
 
-PASSES = (fold_products, narrow, slice_rolls, part_stacks, by_tf32, fuse, order)
+PASSES = (fold_products, narrow, part_stacks, by_tf32, fuse, order)
 FUSE = fuse  # makes kernels that have several ways, of which timing takes one

@@ -53,6 +53,7 @@ LOWERED: dict[
 ] = {  # functions in whose program, on a CPU, the operation stands
     "fused": (lambda x, y: ost.exp(x) * y + 1, normal(200, 30), normal(200, 30)),
     "fused_rows": (lambda x: (ost.exp(x) * 2).sum(1), normal(200, 30)),
+    "fused_joins": (lambda x: 2 * ost.roll(x, 1, 0) + x, normal(200, 300)),
     "fused_nest": (
         lambda x, c: ost.argmin(((x[:, None] - c) ** 2).sum(-1), axis=1),
         *(normal(2000, 8), normal(5, 8)),
@@ -141,6 +142,7 @@ NOT_RUN = {
     "eig": "CuPy has none for all versions of CUDA",
     **dict.fromkeys(("first_number", "numbers", "bits32", "bits64", "normal32"), MACHINE_CODE),
     "counted": MACHINE_CODE,
+    "joined": "taken into kernels, or taken apart",
     "normal64": MACHINE_CODE,
     **dict.fromkeys(("read", "write", *STORED), FILES),
     **{n: NO_KERNEL for n, op in OPS.items() if not (op.kernel or op.run.ufunc or op.view)},

@@ -791,6 +791,20 @@ def _told(
     loops = loops_of(shape, strides, axes)
     if loops is None:
         return None
+    return _text_and_facts(body, loops, threads, axes, share)
+
+
+def loops_kernel(
+    body: Graph, loops: Loops, threads: int, axes: int, share: int = SHARE
+) -> Callable[..., None]:
+    """The kernel for such loops."""
+    text, meta = _text_and_facts(body, loops, threads, axes, share)
+    return function_of(text, np.array(meta, np.int64))
+
+
+def _text_and_facts(
+    body: Graph, loops: Loops, threads: int, axes: int, share: int
+) -> tuple[str, list[int]]:
     if not axes and not numbers_in(body):
         loops = all_beside(loops)
     if not axes and not loops.beside:

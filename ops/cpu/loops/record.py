@@ -10,6 +10,7 @@ from ostinato.ops.core.device import Recorder, Repeated
 from ostinato.ops.cpu.jit.llvm import is_kernel
 from ostinato.ops.cpu.jit.sequence import SETS, Call, Spot, sequence
 
+from .boxes import Boxes
 from .copies import Pieces
 
 Spots = Sequence[Spot]
@@ -39,6 +40,14 @@ class Record(Recorder):
         if is_kernel(function):
             self.known += 1
             self.calls.append((function, spots))
+        elif isinstance(function, Boxes):
+            self.known += 1
+            self.held.append(function.held)
+            for kernel, given in function.calls:
+                places = [
+                    [s] * SETS if s.array < 0 else moved(spots[s.array], s.offset) for s in given
+                ]
+                self.calls.append((kernel, places))
         elif isinstance(function, Pieces):
             self.known += 1
             for part, piece in function.parts:

@@ -18,6 +18,7 @@ from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import bool_, int64
 from ostinato.ops.jit.combining import Reduction, element
 from ostinato.ops.jit.loops import Loops
+from ostinato.ops.jit.moves import has_moves
 from ostinato.ops.jit.random_bits import numbers_in
 from ostinato.ops.jit.scalar import numbers
 from ostinato.ops.jit.values import Value, cast
@@ -33,7 +34,7 @@ MOST_ROWS = 65535  # of blocks, in their second index
 WIDE = 128  # elements of a row from which rows are blocks' second index
 
 
-class _Writer:
+class ElementWriter:
     """One kernel's text."""
 
     def __init__(self, body: Graph, loops: Loops) -> None:
@@ -121,13 +122,21 @@ def _lines_after(lines: CudaLines) -> CudaLines:
 def kernel_of(body: Graph, loops: Loops) -> Kernel:
     """The kernel of a body whose operands and results lie so; `loops.extents[-1]` are the terms of a row
     where it has reductions."""
-    reduces = any(OPS[n.op].reduce for n in body.nodes)
-    writer = _Writer(body, loops)
+    return kernel_by(ElementWriter(body, loops))
+
+
+def kernel_by(writer: ElementWriter) -> Kernel:
+    """The same by who writes its elements."""
+    reduces = any(OPS[n.op].reduce for n in writer.body.nodes)
     return _reducing(writer) if reduces else _mapping(writer)
 
 
 def _kernel(
-    writer: _Writer, code: Sequence[str], declared: set[str], grid: tuple[int, int], room: int = 0
+    writer: ElementWriter,
+    code: Sequence[str],
+    declared: set[str],
+    grid: tuple[int, int],
+    room: int = 0,
 ) -> Kernel:
     given = writer.parameters() + ["u8* room"] * (room > 0)
     code = [*known_numbers(writer.body, writer.known), *code]
@@ -135,7 +144,7 @@ def _kernel(
 
 
 # -- without reductions --------------------------------------------------------------------------
-def _mapping(writer: _Writer) -> Kernel:
+def _mapping(writer: ElementWriter) -> Kernel:
     *outer, inner = writer.loops.extents
     rows = math.prod(outer)
     each = _beside(writer)
@@ -179,8 +188,10 @@ def _mapping(writer: _Writer) -> Kernel:
     return _kernel(writer, code, lines.declared, grid=grid)
 
 
-def _beside(writer: _Writer) -> int:
+def _beside(writer: ElementWriter) -> int:
     """Elements that a thread makes: as many as are one vector in memory, if all lie side by side."""
+    if has_moves(writer.body):
+        return 1
     lies = [
         (step, dtype.itemsize)
         for k, (step, dtype) in enumerate(zip(writer.steps, writer.dtypes, strict=True))
@@ -193,7 +204,7 @@ def _beside(writer: _Writer) -> int:
     return max(1, VECTOR // max(size for _, size in lies))
 
 
-def _vectors(writer: _Writer, lines: CudaLines, each: int) -> None:
+def _vectors(writer: ElementWriter, lines: CudaLines, each: int) -> None:
     """All of a few neighbours."""
     many = len(writer.body.inputs)
     for k in range(many):
@@ -242,7 +253,7 @@ def blocks_of(terms: int, rows: int) -> int:
     return max(1, min(MOST_BLOCKS, terms // (THREADS * EACH)))
 
 
-def _reducing(writer: _Writer) -> Kernel:
+def _reducing(writer: ElementWriter) -> Kernel:
     *outer, terms = writer.loops.extents
     rows = math.prod(outer)
     team, blocks = team_of(terms), blocks_of(terms, rows)
@@ -320,7 +331,7 @@ def _shared_by_blocks(lines: CudaLines, totals: Sequence[Total]) -> list[str]:
 
 
 def _finished(
-    lines: CudaLines, writer: _Writer, totals: Sequence[Total], sums: Sequence[Reduction]
+    lines: CudaLines, writer: ElementWriter, totals: Sequence[Total], sums: Sequence[Reduction]
 ) -> list[str]:
     """The last block's total; its memory is as it was."""
     code = in_pairs(lines, totals) + by_block(lines, totals, again=True)
@@ -329,7 +340,7 @@ def _finished(
 
 
 def _results(
-    lines: CudaLines, writer: _Writer, totals: Sequence[Total], sums: Sequence[Reduction]
+    lines: CudaLines, writer: ElementWriter, totals: Sequence[Total], sums: Sequence[Reduction]
 ) -> list[str]:
     made = _lines_after(lines)
     for total, s in zip(totals, sums, strict=True):
