@@ -19,15 +19,21 @@ WORKLOADS: list[Workload] = []
 
 
 def work(
-    about: str, *shapes: tuple[int, ...], result: int, flops: float = 0
+    about: str, *shapes: tuple[int, ...], result: int, flops: float = 0, steps: int = 1
 ) -> Callable[[Function], Function]:
-    """Adds a function to the suite; `result`: how many elements it gives."""
-    traffic = 4 * (sum(map(math.prod, shapes)) + result)
+    """Adds a function to the suite; `result`: how many elements it gives, in each of its `steps`."""
+    traffic = 4 * steps * (sum(map(math.prod, shapes)) + result)
 
     def add(function: Function) -> Function:
         WORKLOADS.append(
             workload(
-                function.__name__, about, function, numbers(*shapes), traffic, flops, seconds=4.0
+                function.__name__,
+                about,
+                function,
+                numbers(*shapes),
+                traffic,
+                flops,
+                seconds=4.0,
             )
         )
         return function
@@ -103,6 +109,74 @@ def separable(xp: Any, x: Any, w: Any) -> Any:
 def max_pool(xp: Any, x: Any) -> Any:
     rows = xp.maximum(xp.maximum(x[:-2:2], x[1:-1:2]), x[2::2])
     return xp.maximum(xp.maximum(rows[:, :-2:2], rows[:, 1:-1:2]), rows[:, 2::2])
+
+
+@work("eight steps of a five-point stencil by concat, 2048 x 2048", (2048, 2048),
+      result=2048**2, steps=8)  # fmt: skip
+def joined_steps(xp: Any, u: Any) -> Any:
+    for _ in range(8):
+        inside = 0.25 * (u[2:, 1:-1] + u[:-2, 1:-1] + u[1:-1, 2:] + u[1:-1, :-2])
+        rows = xp.concatenate([u[1:-1, :1], inside, u[1:-1, -1:]], axis=1)
+        u = xp.concatenate([u[:1], rows, u[-1:]], axis=0)
+    return u
+
+
+@work("eight steps of a five-point stencil by roll, 2048 x 2048", (2048, 2048),
+      result=2048**2, steps=8)  # fmt: skip
+def rolled_steps(xp: Any, u: Any) -> Any:
+    for _ in range(8):
+        u = 0.25 * (xp.roll(u, 1, 0) + xp.roll(u, -1, 0) + xp.roll(u, 1, 1) + xp.roll(u, -1, 1))
+    return u
+
+
+@work("a 27-point stencil in two steps, 200 x 200 x 200", (200,) * 3, result=200**3, steps=2)
+def cubes(xp: Any, v: Any) -> Any:
+    n, m, k = v.shape
+    places = [(a, b, c) for a in range(3) for b in range(3) for c in range(3)]
+    for _ in range(2):
+        p = xp.pad(v, 1)
+        v = sum(p[a : a + n, b : b + m, c : c + k] for a, b, c in places) / 27
+    return v
+
+
+@work("Sobel's edges with their maximum and mean, 2048 x 2048", (2048, 2048), result=1)
+def sobel(xp: Any, u: Any) -> Any:
+    p = xp.pad(u, 1, mode="edge")
+    left, right = p[:, :-2], p[:, 2:]
+    across = right[:-2] + 2 * right[1:-1] + right[2:] - left[:-2] - 2 * left[1:-1] - left[2:]
+    above, below = p[:-2], p[2:]
+    down = below[:, :-2] + 2 * below[:, 1:-1] + below[:, 2:]
+    down = down - above[:, :-2] - 2 * above[:, 1:-1] - above[:, 2:]
+    size = xp.sqrt(across * across + down * down)
+    return size.max() + size.mean()
+
+
+@work("an unsharp mask of five by five, 2048 x 2048", (2048, 2048), result=2048**2)
+def unsharp(xp: Any, u: Any) -> Any:
+    p, (n, m), w = xp.pad(u, 2, mode="edge"), u.shape, (1, 4, 6, 4, 1)
+    along = sum(w[i] * p[:, i : i + m] for i in range(5)) / 16
+    blurred = sum(w[i] * along[i : i + n] for i in range(5)) / 16
+    return xp.clip(u + 0.7 * (u - blurred), 0, 1)
+
+
+@work("the largest drawdown of 20,000 random walks of 250 steps", (20_000, 250), result=20_000)
+def drawdown(xp: Any, x: Any) -> Any:
+    walk = xp.cumsum(x, axis=1)
+    return (xp.maximum.accumulate(walk, axis=1) - walk).max(1)
+
+
+@work("a turn of the game of life on int32, 2048 x 2048", (2048, 2048), result=2048**2)
+def life(xp: Any, u: Any) -> Any:
+    u = (u > 0).astype("int32")
+    places = [(i, j) for i in (-1, 0, 1) for j in (-1, 0, 1) if i or j]
+    near = sum(xp.roll(u, place, (0, 1)) for place in places)
+    return ((near == 3) | ((u == 1) & (near == 2))).astype("int32")
+
+
+@work("a resonance curve's largest and mean power, 4,000,000", (4_000_000,), result=2)
+def resonance(xp: Any, f: Any) -> Any:
+    power = xp.abs(1 / (1 - f * f + 0.05j * f)) ** 2
+    return power.max() + power.mean()
 
 
 # -- statistics ----------------------------------------------------------------------------
