@@ -46,14 +46,14 @@ Dims = tuple[Along, ...]  # of an operand, over the dimensions of a result
 # -- which operations move -------------------------------------------------------------------
 def is_join(node: Node) -> bool:
     """Whether it puts its result together of pieces at known places."""
-    return OPS[node.op].pieces is not None and bool(OPS[node.op].placed)
+    return OPS[node.op].moves.pieces is not None and bool(OPS[node.op].run.placed)
 
 
 def is_move(node: Node) -> bool:
     """Whether each element of its result is one of its operands', or a number, or several at one place
     combined, and where they lie is known."""
     op = OPS[node.op]
-    looks = op.selects == "slices" or op.renames_axes or op.turns_axes or op.repeats
+    looks = op.moves.selects == "slices" or op.renames_axes or op.turns_axes or op.moves.repeats
     return len(node.specs) == 1 and ((op.only_looks and looks) or is_join(node))
 
 
@@ -86,7 +86,7 @@ def _along(dim: str | Window | None, n: int, places: dict[str, int]) -> Along | 
 
 def pieces_of(node: Node, ins: Sequence[Shape]) -> Sequence[Piece] | None:
     """What a join is put together of, later ones over earlier ones; None if it is not known where."""
-    found = OPS[node.op].pieces
+    found = OPS[node.op].moves.pieces
     pieces = found(ins, **plain(node.kw)) if found is not None else None
     if pieces is None or any(p.places or p.picks for p in pieces):
         return None
@@ -115,7 +115,7 @@ def _local(body: Graph, k: int, ins: Sequence[Shape]) -> Shape:
         shape = np.broadcast_shapes(*ins) if ins else spec.shape
         _, axes = combines(body, node)
         return tuple(n for d, n in enumerate(shape) if d not in axes)
-    if OPS[node.op].selects:  # along what it does not cut it has what is here
+    if OPS[node.op].moves.selects:  # along what it does not cut it has what is here
         before, kw = body.specs[node.inputs[0]].shape, node.kw
         cut = zip(ins[0], before, kw["starts"], kw["sizes"], kw["steps"], strict=True)
         return tuple(here if (a, n, s) == (0, m, 1) else n for here, m, a, n, s in cut)

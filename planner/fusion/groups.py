@@ -193,7 +193,7 @@ def _is_half(dtype: DType) -> bool:
 
 
 def _is_numbered(graph: Graph, node: Node) -> bool:
-    return OPS[node.op].draws or any(_behind_count(graph, v) != v for v in node.inputs)
+    return OPS[node.op].element.draws or any(_behind_count(graph, v) != v for v in node.inputs)
 
 
 def _is_constant(graph: Graph, v: int) -> bool:

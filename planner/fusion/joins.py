@@ -133,7 +133,7 @@ class _Found:
     def _stays(self, k: int) -> bool:
         """Whether it changes a small part of what is in memory, which can stay there."""
         graph, node = self.graph, self.graph.nodes[k]
-        if OPS[node.op].overwrite != (0,) or self._source(node.inputs[0]) < 0:
+        if OPS[node.op].run.overwrite != (0,) or self._source(node.inputs[0]) < 0:
             return False
         before, value = (graph.specs[v] for v in node.inputs)
         read = all(j not in self.moves and self.able(j) for j in graph.uses[graph.starts[k]])
@@ -183,7 +183,9 @@ class _Found:
             for v in node.inputs
         )
         op = OPS[node.op]
-        ok = bool(op.scalar and op.aligns) and not (op.draws or op.placed or op.view or counts)
+        ok = bool(op.scalar and op.aligns) and not (
+            op.element.draws or op.run.placed or op.view or counts
+        )
         return ok and node.op != COUNTED and self.able(k)
 
     def roots(self) -> list[int]:
@@ -248,7 +250,7 @@ def _is_known(graph: Graph, k: int) -> bool:
         if pieces is None or any(p.combine and p.operand < 0 for p in pieces):
             return False
         cut = {d for d, _ in edges(pieces, spec.shape)}
-    elif OPS[node.op].selects:
+    elif OPS[node.op].moves.selects:
         kw, n = node.kw, specs[0].shape
         cut = {d for d in range(spec.ndim) if (kw["starts"][d], kw["sizes"][d], kw["steps"][d])
                != (0, n[d], 1)}  # fmt: skip
