@@ -14,7 +14,6 @@ import numpy as np
 
 from ostinato.errors import ArgumentError, BoundsError, LayoutError, OstinatoError, ShapeError
 
-from . import joined_rows
 from .core.array import (
     Array,
     Operandish,
@@ -882,7 +881,6 @@ op(
     indices=_pad_indices,
     kernel=_pad_kernel,
     pieces=_pad_pieces,
-    as_joined=joined_rows.padded,
     grad=_pad_grad,
     cost=MOVE,
     placed=True,
@@ -1030,7 +1028,6 @@ op(
     indices=_update_indices,
     kernel=update_box,
     pieces=_update_pieces,
-    as_joined=joined_rows.updated,
     grad=_update_grad,
     cost=MOVE,
     placed=True,

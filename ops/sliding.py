@@ -27,7 +27,6 @@ from .shape import MOVE, add_up, add_zeros, axis_of, flip, listed, permute_dims,
 __all__ = ["sliding_window_view"]
 
 NEW = -1  # along an axis of its own, at the end
-SLICES = 32  # places of a window of a file's rows
 BESIDE = Kind(
     "for each of the axes another one of the first operand, or -1 for a new one",
     lambda v, ins: (
@@ -114,23 +113,6 @@ def _grad(g: Array, y: Array, x: Array, **p: Any) -> Sequence[Array]:
     return (add_up(found, new),)
 
 
-def _joined(x: Expression, **p: Any) -> Expression | None:
-    """Short windows of rows as slices that are joined, each of which goes block by block."""
-    if (p["axes"][:1], p["beside"][:1]) != ((0,), (NEW,)) or p["sizes"][0] > SLICES:
-        return None
-    (size, step, dilation), rest = (
-        (p[name][0] for name in ("sizes", "steps", "dilations")),
-        x.shape[1:],
-    )
-    count = (x.shape[0] - dilation * (size - 1) - 1) // step + 1
-    whole = [(0, n, 1) for n in rest]
-    parts = [x.slice([(dilation * r, count, step), *whole]) for r in range(size)]
-    parts = [part.expand_dims(len(x.shape)) for part in parts]
-    x = parts[0].call("concat", *parts[1:], axis=len(x.shape)) if size > 1 else parts[0]
-    others = {name: own[1:] for name, own in p.items()}
-    return x.call("slide", **others) if others["axes"] else x
-
-
 op(
     "slide",
     infer=_rule,
@@ -139,7 +121,6 @@ op(
     view=_view,
     grad=_grad,
     cost=MOVE,
-    as_joined=_joined,
 )
 
 
@@ -212,25 +193,17 @@ def _correlation_batched(size: int, *xs: Mapped, before: int, after: int) -> Seq
     return [(correlation(x, w, before, after), True)]
 
 
-def spelled(x: Expression, w: Expression, files: bool, *, before: int, after: int) -> Expression:
-    """A correlation as a sum of products of windows; of rows in files, of slices, which go block by block."""
-    last, size = len(x.shape) - 1, w.shape[-1]
+def spelled(x: Expression, w: Expression, *, before: int, after: int) -> Expression:
+    """A correlation as a sum of products of windows."""
+    last = len(x.shape) - 1
     if before or after:
         x = x.call("pad", widths=(*((0, 0),) * last, (before, after)), value=0)
     dtype = promote(x.dtype, w.dtype)
-    w = w.astype(dtype)
-    if files and last == 0 and w.shape == (size,) and size <= SLICES:
-        count = x.shape[0] - size + 1
-        terms = [
-            x.slice([(r, count, 1)]).astype(dtype) * w.slice([(r, 1, 1)]).reshape()
-            for r in range(size)
-        ]
-        return sum(terms[1:], terms[0])
     ones, batch = (1,), LETTERS[: max(last, len(w.shape) - 1)]
     params = {"axes": (last,), "sizes": w.shape[-1:], "steps": ones, "dilations": ones}
     windows = x.astype(dtype).call("slide", **params, beside=(NEW,))
     left, right = batch if last else "", batch if len(w.shape) > 1 else ""
-    return windows.call("einsum", w, text=f"{left}yz,{right}z->{batch}y")
+    return windows.call("einsum", w.astype(dtype), text=f"{left}yz,{right}z->{batch}y")
 
 
 op(

@@ -15,7 +15,7 @@ or twice more, and never once for each block of the result."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass
 from typing import Literal
 
@@ -23,14 +23,16 @@ import numpy as np
 from ostinato.ops.collective import STRETCH
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph, Node
+from ostinato.ops.core.index import Window
 from ostinato.ops.core.layout import Layout, every_bounds
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Shape, Spec, int64, is_inexact, uint32, uint64
 from ostinato.ops.expressions import Expression, where
 
+from .layouts.ways import is_rigid
 from .machine import memory
+from .passes.blocking import named
 from .passes.file_blocks import turns_of
-from .passes.file_joins import with_joins
 from .passes.reads import read_files
 from .plan import Target
 from .rewrite import inline
@@ -77,7 +79,7 @@ def in_steps(graph: Graph, target: Target) -> tuple[list[Step], Graph]:
     """What a graph would have to sort as a whole, step by step, and the rest, which has one operand more
     for each: runs that fit into memory are put in order and written to a file, of which the rest reads
     any places of the order (io_pipeline/merging.py)."""
-    steps, graph = list[Step](), as_joined(graph, target)
+    steps = list[Step]()
     while True:
         taken, ordered = _first_to_take(graph, target), _first_to_sort(graph, target)
         if taken is not None and (ordered is None or not _follows(graph, taken, ordered)):
@@ -208,13 +210,6 @@ def _without(graph: Graph, k: int, made: Spec, read: Callable[[Builder, int], in
     return builder.graph([values[v] for v in graph.outputs])
 
 
-def as_joined(graph: Graph, target: Target | None = None) -> Graph:
-    """The graph with what is put around values of files, or in place of their rows, as others that are
-    joined to them; with a target, where that is large."""
-    files = {v for v, spec in enumerate(graph.inputs) if is_stored(spec)}
-    return with_joins(graph, files, 0 if target is None else memory_of(target) // SHARE)
-
-
 # -- what is made to be joined, or to be read in another place ---------------------------------
 def _first_to_keep(graph: Graph, target: Target) -> int | None:
     """A value that lies in no file, and of which rows are joined with others to what memory has no room
@@ -224,15 +219,47 @@ def _first_to_keep(graph: Graph, target: Target) -> int | None:
         return None
     ready = read_files(graph, target)
     made = _made(ready, target)
+    known = _in_windows(ready, made)
     for node in ready.nodes:
         if made.isdisjoint(node.inputs) or not node.specs or is_stored(node.specs[0]):
             continue
-        joins = OPS[node.op].moves.joins and node.kw["axis"] == 0
-        if joined is not None and joins and _is_beyond(node.specs[0], target):
+        moved = _moved(ready, node)
+        if known.issuperset(made.intersection(moved or node.inputs)):
+            continue
+        if joined is not None and moved and _is_beyond(node.specs[0], target):
             return joined
         if cut is not None and _cuts_rows(ready, node) and _is_beyond_file(ready, node, target):
             return cut
     return None
+
+
+def _in_windows(graph: Graph, made: Set[int]) -> set[int]:
+    """Values of which any rows can be made of some rows of files, so that a cut in time makes those that
+    windows on them show."""
+    rows = {v: 0 for v, spec in enumerate(graph.inputs) if is_stored(spec)}
+    for k, node in enumerate(graph.nodes):
+        outs = graph.outs(k)
+        if node.op == "read" or is_stored(node.specs[0]):
+            rows.update(dict.fromkeys(outs, 0))
+            continue
+        if made.isdisjoint(node.inputs) or any(node.subgraphs()):
+            continue
+        ins = tuple(graph.specs[v] for v in node.inputs)
+        indices = OPS[node.op].indices(ins, node.specs, node.kw)
+        most = max(graph.specs[v].nbytes for v in (*node.inputs, *outs))
+        operands = [
+            (v, d)
+            for v, d in zip(node.inputs, indices.ins, strict=True)
+            if v in made and graph.specs[v].nbytes * 2 > most
+        ]
+        if not all(v in rows for v, _ in operands):
+            continue
+        labels = {named(d[rows[v]]) for v, d in operands}
+        labels = labels or {*indices.outs[0][:1]}  # what is repeated is small
+        label = labels.pop() if len(labels) == 1 else None
+        if label is not None and label in indices.outs[0] and not is_rigid(indices, node, label):
+            rows.update({v: d.index(label) for v, d in zip(outs, indices.outs, strict=True)})
+    return set(rows)
 
 
 def _first_to_cut(graph: Graph, target: Target) -> int | None:
@@ -268,15 +295,27 @@ def _first_to_join(graph: Graph, target: Target) -> int | None:
     for k, node in enumerate(graph.nodes):
         if not node.specs or graph.starts[k] in in_parts:
             continue
-        spec, joins = node.specs[0], OPS[node.op].moves.joins and node.kw["axis"] == 0
-        if not joins or made.isdisjoint(node.inputs) or not _is_beyond(spec, target):
+        moved = _moved(graph, node)
+        if made.isdisjoint(moved) or not _is_beyond(node.specs[0], target):
             continue
-        for v in node.inputs:
+        for v in moved:
             while v >= len(graph.inputs) and graph.nodes[graph.producers[v]].op == "slice":
                 (v,) = graph.nodes[graph.producers[v]].inputs
             if v >= len(graph.inputs) and not _joins(graph, v):
                 return v
     return None
+
+
+def _moved(graph: Graph, node: Node) -> list[int]:
+    """The operands of a node whose rows stand in other places of its result: what is joined, padded, or
+    put into others."""
+    op, ins = OPS[node.op], tuple(graph.specs[v] for v in node.inputs)
+    if op.moves.selects or len(node.specs) != 1 or not node.specs[0].ndim or any(node.subgraphs()):
+        return []
+    indices = op.indices(ins, node.specs, node.kw)
+    label = indices.outs[0][0] if indices.outs[0] else None
+    reads = zip(node.inputs, indices.ins, strict=True)
+    return [v for v, dims in reads if any(isinstance(c, Window) and c.label == label for c in dims)]
 
 
 def _in_parts(graph: Graph) -> dict[int, float]:

@@ -143,12 +143,3 @@ def is_windowed(graph: Graph, node: Node) -> bool:
     specs = tuple([graph.specs[v] for v in node.inputs])
     dims = OPS[node.op].indices(specs, node.specs, node.kw).ins[0]
     return any(isinstance(d, Window) and d.over is not None for d in dims)
-
-
-def made_of(graph: Graph, files: Collection[int]) -> set[int]:
-    """Files, and values that are made of them."""
-    found = set(files)
-    for k, node in enumerate(graph.nodes):
-        if not found.isdisjoint(node.inputs):
-            found.update(graph.outs(k))
-    return found

@@ -22,7 +22,7 @@ from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Spec, int64
 from ostinato.ops.expressions import Expression
 
-from .external import as_joined, is_stored
+from .external import is_stored
 from .passes.file_joins import SHARE
 from .passes.file_views import groups
 from .plan import Target
@@ -34,7 +34,6 @@ MOST = 64  # pieces
 
 def writing(graph: Graph, target: Target) -> Graph:
     """The graph with a `write` of its result at the end; the file's number is its last input."""
-    graph = as_joined(graph)
     builder = Builder([*graph.inputs, Spec((), int64)])
     (value,) = inline(builder, graph, list(range(len(graph.inputs))))
     (line,) = [*graph.lines()][-1:] or [""]

@@ -127,9 +127,6 @@ class Moves:
     keeps_order: bool = False  # as a view it leaves contiguous data contiguous
     converts: bool = False  # to another dtype, and nothing else
     joins: bool = False  # its operands one behind the other along `axis`
-    # (*operands, **params), as Expressions -> the same, made by joining; None where that is
-    # nothing else
-    as_joined: Callable[..., Any] | None = None
     # Of its operand the "slices" that `starts`, `sizes` and `steps` say, or the "places" along
     # `axis` that its second operand says.
     selects: str = ""

@@ -25,13 +25,13 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from ostinato.ops.collective import COLLECTIVES, STORED
+from ostinato.ops.collective import COLLECTIVES, MOVING, STORED
 from ostinato.ops.control import CONTROL
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.device import described
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.index import Dim, Indices, Window
-from ostinato.ops.core.layout import BLOCKS, Layout, Overlap, Partial, extents
+from ostinato.ops.core.layout import BLOCKS, Layout, Overlap, Partial, Placement, extents
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Shape, Spec
 from ostinato.ops.reproducible import FIXED
@@ -60,6 +60,7 @@ PARTS = 8  # that one graph is split into
 NEARLY = 1.1  # times what there is
 FEW = 3  # parts that are cut to see what that brings, where it is to be found quickly
 TURN_BYTES = 20_000  # what could be moved while one node starts
+MOVES = (*MOVING, "narrow")  # what moves: what is made of files alone needs not
 _ALONE = (
     *COLLECTIVES,
     *CONTROL,
@@ -360,6 +361,9 @@ def split_along(
     for _ in range(PARTS):
         part = grow(graph, target, value, dim, turns)
         made = emit(graph, part, keep, value) if part is not None else None
+        if part is not None and made is None and part.moved:
+            part = grow(graph, target, value, dim, turns, moves=False)
+            made = emit(graph, part, keep, value) if part is not None else None
         if part is None or made is None or made[0] == graph:
             break
         price += part.price(keep)
@@ -381,6 +385,7 @@ class Part:
     cut: dict[int, int] = field(default_factory=dict)  # of values made here: the axis that is cut
     after: set[int] = field(default_factory=set)  # values that need the end of the last turn
     rigid: set[int] = field(default_factory=set)  # values of which no blocks may overlap
+    moved: dict[int, int] = field(default_factory=dict)  # what need not move: values, as they were
 
     @property
     def later(self) -> set[int]:
@@ -430,7 +435,8 @@ class Part:
         """Bytes that turns make again, since their blocks overlap with others."""
         graph, results = self.graph, self.results(keep)
         total = 0
-        for k, ways in _made(self, results).nodes.items() if results else ():
+        made = _made(self, results) if results else None
+        for k, ways in made.nodes.items() if made is not None else ():
             for n, v in enumerate(graph.outs(k)):
                 if v in self.cut:
                     spec = graph.specs[v]
@@ -440,8 +446,11 @@ class Part:
         return total
 
 
-def grow(graph: Graph, target: Target, value: int, dim: int, turns: int) -> Part | None:
-    """The part around a value, cut along one of its axes; None if nothing can run so."""
+def grow(
+    graph: Graph, target: Target, value: int, dim: int, turns: int, moves: bool = True
+) -> Part | None:
+    """The part around a value, cut along one of its axes; None if nothing can run so. `moves`: what is
+    made of files alone is made where it would come to, and does not move."""
     part = Part(graph, target, turns)
     seed = graph.producers[value]
     label = _out_label(graph, seed, value, dim) if seed >= 0 else None
@@ -450,6 +459,11 @@ def grow(graph: Graph, target: Target, value: int, dim: int, turns: int) -> Part
         if any(v in part.after for v in node.inputs):
             part.after.update(graph.outs(k))
             continue
+        if moves and node.op in MOVES:
+            (v,) = node.inputs
+            at = part.cut.get(v, dim if v == value and not start else -1)
+            if at >= 0 and _move(part, k, at):
+                continue
         if start and k == seed:
             wanted = label
         else:
@@ -461,9 +475,9 @@ def grow(graph: Graph, target: Target, value: int, dim: int, turns: int) -> Part
             part.after.update(graph.outs(k))
     if not part.ways:
         return None
-    _pull(part)
+    _pull(part, moves)
     if _beside(part):
-        _pull(part)
+        _pull(part, moves)
     return part
 
 
@@ -489,7 +503,7 @@ def _beside(part: Part) -> bool:
         if not cut or node.op in _ALONE or not _is_last(part, k):
             continue
         ins = zip(node.inputs, _indices(graph, k).ins, strict=True)
-        labels = {_named(dims[cut[v]]) for v, dims in ins if v in cut}
+        labels = {named(dims[cut[v]]) for v, dims in ins if v in cut}
         label = labels.pop() if len(labels) == 1 else None
         fits = _fit(part, k, label) if label is not None else None
         if fits is not None and all(
@@ -512,6 +526,54 @@ def _is_last(part: Part, k: int) -> bool:
                 if u not in seen:
                     seen.add(u)
                     todo.append(u)
+    return True
+
+
+def _move(part: Part, k: int, dim: int) -> bool:
+    """Take in a node that moves what is made of files alone, if it does."""
+    graph, node = part.graph, part.graph.nodes[k]
+    (v,), (spec,) = node.inputs, node.specs
+    here, there = graph.specs[v].layout, spec.layout
+    assert here is not None
+    assert there is not None
+    if not _is_of_files(graph, v, dim) or there.partial_axes:
+        return False
+    ends = [w.in_turns(part.turns, dim) for w in (here, there)]
+    part.ways[k] = Way(("",) * len(ends[0].mesh), (ends[0],), (ends[1],))
+    part.cut[graph.starts[k]] = dim
+    part.moved[graph.starts[k]] = v
+    return True
+
+
+def _is_of_files(graph: Graph, v: int, dim: int) -> bool:
+    """Whether any part of a value along an axis can be made of parts of files, and of what all have."""
+    todo, seen = [(v, dim)], {(v, dim)}
+    while todo:
+        v, dim = todo.pop()
+        k = graph.producers[v]
+        node = graph.nodes[k] if k >= 0 else None
+        if node is None or (node.op in _ALONE and node.op not in ("read", *MOVES)):
+            return False
+        if node.op == "read":
+            continue
+        found = [(node.inputs[0], dim)] if node.op in MOVES else []
+        if node.op not in MOVES:
+            indices = _indices(graph, k)
+            label = _out_label(graph, k, v, dim)
+            if label is None or is_rigid(indices, node, label):
+                return False
+            for u, dims in zip(node.inputs, indices.ins, strict=True):
+                lies = graph.specs[u].layout
+                at = [
+                    d
+                    for d, c in enumerate(dims)
+                    if label in (c.labels if isinstance(c, Window) else (c,))
+                ]
+                found += [(u, d) for d in at]
+                if not at and (lies is None or not lies.is_whole):
+                    return False
+        todo += [f for f in found if f not in seen]
+        seen.update(found)
     return True
 
 
@@ -555,21 +617,21 @@ def _label(part: Part, k: int, seed: tuple[int, int] | None) -> str | None:
         return None
     ins = _indices(part.graph, k).ins
     operands = list(zip(node.inputs, ins, strict=True))
-    labels = {_named(dims[part.cut[v]]) for v, dims in operands if v in part.cut}
+    labels = {named(dims[part.cut[v]]) for v, dims in operands if v in part.cut}
     if not labels and seed is not None:
-        found = {_named(dims[seed[1]]) for v, dims in operands if v == seed[0]}
+        found = {named(dims[seed[1]]) for v, dims in operands if v == seed[0]}
         labels = set(sorted(x for x in found if x is not None)[:1])
     return labels.pop() if len(labels) == 1 else None
 
 
-def _named(dim: Dim) -> str | None:
+def named(dim: Dim) -> str | None:
     """The index of outputs that a dimension carries."""
     return dim.label if isinstance(dim, Window) else dim
 
 
-def _fit(part: Part, k: int, label: str) -> Way | None:
+def _fit(part: Part, k: int, label: str, short: bool = False) -> Way | None:
     """The way to run a node in turns along an index, its parts as they lie; None if there is
-    none."""
+    none. `short`: there may be less of it than turns."""
     graph, target = part.graph, part.target
     node = graph.nodes[k]
     if node.op in _ALONE:
@@ -585,11 +647,17 @@ def _fit(part: Part, k: int, label: str) -> Way | None:
         for v, dims in zip(node.inputs, indices.ins, strict=True)
         if any(isinstance(d, Window) and label in d.labels for d in dims)
     ]
-    if any(v in part.rigid or (label in space and v in part.cut) for v in reaches):
+    if not part.rigid.isdisjoint(reaches):
         return None
     mesh = (*target.mesh, part.turns)
     extents = extents_of(indices, ins, node.specs)
-    way = way_of(indices, extents, ins, node, (*space, label), mesh, blocks)
+    seen = {
+        c: w
+        for dims, spec in zip(indices.outs, node.specs, strict=True)
+        for d, w in (spec.layout.windows if spec.layout is not None else ())
+        if (c := dims[d]) is not None
+    }
+    way = way_of(indices, extents, ins, node, (*space, label), mesh, blocks, seen)
     if way is None:
         return None
     cuts = [w.splits[-1] for w in way.gives]
@@ -613,15 +681,16 @@ def _fit(part: Part, k: int, label: str) -> Way | None:
         return None
     arrays = zip((*ins, *node.specs), (*way.needs, *way.gives), strict=True)
     sizes = [shortest(s, d) for s, w in arrays if isinstance(d := w.splits[-1], int) and s.size]
-    return way if reaches or min(sizes, default=0) >= part.turns else None
+    return way if reaches or short or min(sizes, default=0) >= part.turns else None
 
 
 def holds(spec: Spec, need: Layout) -> bool:
-    """Whether what lies somewhere has what is needed of it; more than that where it is windows."""
+    """Whether each worker has what is needed of a value, or more than that."""
     lies = spec.layout
     assert lies is not None
-    more = bool(need.windows) and lies.splits == need.splits and lies.has_copy(need, spec.shape)
-    return lies is need or more
+    return lies is need or (
+        not lies.partial_axes and not need.partial_axes and lies.has_copy(need, spec.shape)
+    )
 
 
 def _is_read(graph: Graph, v: int) -> bool:
@@ -641,7 +710,7 @@ def _space(
     return tuple(chosen)
 
 
-def _pull(part: Part) -> None:
+def _pull(part: Part, moves: bool) -> None:
     """Take in what is only read in blocks, from the last to the first."""
     graph = part.graph
     wanted: dict[int, set[int | None]] = {}
@@ -649,13 +718,14 @@ def _pull(part: Part) -> None:
 
     def want(k: int) -> None:
         label, outs = part.ways[k].labels[-1], graph.outs(k)
+        moved = {graph.producers[v] for v in part.moved}
         operands = zip(
             graph.nodes[k].inputs, part.ways[k].needs, _indices(graph, k).ins, strict=True
         )
         for v, need, dims in operands:
             split = need.splits[-1]
             wanted.setdefault(v, set()).add(split if isinstance(split, int) else None)
-            if need.windows or (label in dims and not overlaps.isdisjoint(outs)):
+            if need.windows or k in moved or (label in dims and not overlaps.isdisjoint(outs)):
                 overlaps.add(v)
 
     for k in reversed(range(len(graph.nodes))):
@@ -666,9 +736,15 @@ def _pull(part: Part) -> None:
         if k in part.ways or len(cuts) != 1 or any(v in part.after for v in outs):
             continue
         (dim,) = cuts
+        if dim is not None and moves and graph.nodes[k].op in MOVES and _move(part, k, dim):
+            want(k)
+            continue
         value = next(v for v in outs if v in wanted)
         label = _out_label(graph, k, value, dim) if dim is not None else None
-        way = _fit(part, k, label) if label is not None else None
+        short = bool(part.moved) and not overlaps.isdisjoint(
+            outs
+        )  # else workers have no edges of it
+        way = _fit(part, k, label, short) if label is not None else None
         if way is None or any(w.splits[-1] not in (dim, None) for w in way.gives):
             continue
         if _is_rigid(part, k, way) and not overlaps.isdisjoint(outs):
@@ -687,7 +763,10 @@ def emit(graph: Graph, part: Part, keep: float, value: int) -> tuple[Graph, int]
         results = part.results(min(left, default=0))
     if not results:
         return None
-    taken, body = _body(part, results)
+    found = _body(part, results)
+    if found is None:
+        return None
+    taken, body = found
     later = part.later
     builder = Builder(graph.inputs)
     own = list(range(len(graph.inputs))) + [-1] * (len(graph.specs) - len(graph.inputs))
@@ -739,39 +818,64 @@ class _Made:
     numbers: set[int]
 
 
-def _made(part: Part, results: Sequence[int]) -> _Made:
+def _made(part: Part, results: Sequence[int]) -> _Made | None:
     """What has to be made for the results, the last node first: each reader asks for windows on what it
-    reads."""
+    reads. None where workers do not have these."""
     graph = part.graph
     asked: dict[int, list[Layout]] = {}
+
+    def ask(v: int, need: Layout) -> bool:
+        source = _source(part, v)
+        known = asked.setdefault(source, [])
+        if need not in known:
+            known.append(need)
+        whole = any(s is None for s in need.splits[:-1])
+        return source == v or not whole or need.at_once.splits == _splits(graph, source)
+
     for v in results:
         k = graph.producers[v]
-        asked.setdefault(v, []).append(part.ways[k].gives[v - graph.starts[k]])
+        if not ask(v, part.ways[k].gives[v - graph.starts[k]]):
+            return None
     found, numbers = dict[int, list[Way]](), set[int]()
     for k in sorted(part.ways, reverse=True):
         outs = [v for v in graph.outs(k) if v in asked]
         for v in outs:
-            dim = part.cut.get(v, -1)
-            for layout in _merged(asked[v], graph.specs[v], dim):
-                way = _with_window(part, k, layout.window(dim))
+            for layout in _merged(asked[v], graph.specs[v], part.cut.get(v, -1)):
+                way = _way_to(part, k, v, layout)
+                if way is None:
+                    return None
                 if way not in found.setdefault(k, []):
                     found[k].append(way)
         for way in found.get(k, ()):
             for v, need in zip(graph.nodes[k].inputs, way.needs, strict=True):
                 if graph.producers[v] >= 0 and graph.nodes[graph.producers[v]].op == "constant":
                     numbers.add(v)
-                elif need not in asked.setdefault(v, []):
-                    asked[v].append(need)
+                elif not ask(v, need):
+                    return None  # all workers would make all of it
     inputs = []
     for v, layouts in asked.items():
         k = graph.producers[v]
         if k not in part.ways:
-            is_file = k >= 0 and graph.nodes[k].op == "read"
-            inputs += [
-                (v, need)
-                for need in (_file_blocks(layouts, graph.specs[v]) if is_file else layouts)
-            ]
+            is_file, spec = k >= 0 and graph.nodes[k].op == "read", graph.specs[v]
+            layouts = _file_blocks(layouts, spec) if is_file else layouts
+            inputs += [(v, need) for need in layouts]
+            for need in layouts:
+                if not (is_file and need.splits[-1] is not None) and not holds(spec, need.at_once):
+                    return None
     return _Made(dict(sorted(found.items())), inputs, numbers)
+
+
+def _splits(graph: Graph, v: int) -> tuple[Placement, ...]:
+    layout = graph.specs[v].layout
+    assert layout is not None
+    return layout.splits
+
+
+def _source(part: Part, v: int) -> int:
+    """What a value was before it moved."""
+    while v in part.moved:
+        v = part.moved[v]
+    return v
 
 
 def _file_blocks(layouts: Sequence[Layout], spec: Spec) -> list[Layout]:
@@ -787,18 +891,17 @@ def _merged(layouts: Sequence[Layout], spec: Spec, dim: int) -> list[Layout]:
     """The same blocks, those as one that overlap or follow each other."""
     if dim < 0 or len(layouts) < 2:
         return list(layouts)
-    first, plain = layouts[0], Overlap(spec.shape[dim], 0, 1, 1)
-    turns = first.mesh[-1]
-    groups: dict[tuple[int, int, int], list[Overlap]] = {}
-    windows = {w.window(dim) or plain for w in layouts}
-    for w in sorted(windows, key=lambda w: (w.count, w.stride, w.offset, w.reach)):
-        same = groups.setdefault((w.count, w.stride, w.every), [])
-        step = abs(w.stride) * (w.count // turns)  # from one turn to the next
+    plain = Overlap(spec.shape[dim], 0, 1, 1)
+    groups: dict[tuple[Layout, int, int, int], list[Overlap]] = {}
+    windows = [(_windowed(w, dim, plain, spec), w.window(dim) or plain) for w in layouts]
+    for first, w in sorted(windows, key=lambda w: (w[1].offset, w[1].reach)):
+        same = groups.setdefault((first, w.count, w.stride, w.every), [])
+        step = abs(w.stride) * (w.count // first.mesh[-1])  # from one turn to the next
         if same and w.offset <= same[-1].offset + same[-1].reach + step:
             same[-1] = same[-1].around(w)
         else:
             same.append(w)
-    return [_windowed(first, dim, w, spec) for same in groups.values() for w in same]
+    return [_windowed(f, dim, w, spec) for (f, *_), same in groups.items() for w in same]
 
 
 def _windowed(layout: Layout, dim: int, window: Overlap, spec: Spec) -> Layout:
@@ -812,33 +915,28 @@ def _windowed(layout: Layout, dim: int, window: Overlap, spec: Spec) -> Layout:
     )
 
 
-def _with_window(part: Part, k: int, window: Overlap | None) -> Way:
-    """The way to run a node in turns that make these windows."""
+def _way_to(part: Part, k: int, v: int, layout: Layout) -> Way | None:
+    """The way to run a node in turns that make a value in a layout."""
     way, graph = part.ways[k], part.graph
-    node = graph.nodes[k]
-    if window is None:
+    node, n = graph.nodes[k], v - graph.starts[k]
+    if layout is way.gives[n]:
         return way
-    ins, indices = [graph.specs[v] for v in node.inputs], _indices(graph, k)
-    label = way.labels[-1]
-    assert label is not None
-    made = way_of(
-        indices,
-        extents_of(indices, ins, node.specs),
-        ins,
-        node,
-        way.labels,
-        way.needs[0].mesh if way.needs else way.gives[0].mesh,
-        part.target.numerics == "any-workers",
-        {label: window},
-    )
-    assert made is not None, "what is rigid is not asked for windows"
-    return made
+    ins, indices = [graph.specs[u] for u in node.inputs], _indices(graph, k)
+    dims = indices.outs[n]
+    labels = tuple([dims[s] if isinstance(s, int) else None for s in layout.splits])
+    seen = {c: w for d, w in layout.windows if (c := dims[d]) is not None}
+    blocks = part.target.numerics == "any-workers"
+    extents = extents_of(indices, ins, node.specs)
+    made = way_of(indices, extents, ins, node, labels, layout.mesh, blocks, seen)
+    return made if made is not None and made.gives[n] is layout else None
 
 
-def _body(part: Part, results: Sequence[int]) -> tuple[list[int], Graph]:
+def _body(part: Part, results: Sequence[int]) -> tuple[list[int], Graph] | None:
     """What the turns read from outside, and what one of them does."""
     graph, turns = part.graph, part.turns
     made = _made(part, results)
+    if made is None:
+        return None
     builder = Builder([graph.specs[v].at(need) for v, need in made.inputs])
     own: dict[int, dict[Layout, int]] = {}
     for n, (v, need) in enumerate(made.inputs):
@@ -851,6 +949,7 @@ def _body(part: Part, results: Sequence[int]) -> tuple[list[int], Graph]:
         own[v] = {there: builder.add("constant", (), node.params, [spec.at(there)])[0]}
 
     def read(v: int, need: Layout, dim: Dim, line: str) -> int:
+        v = _source(part, v)
         if v in made.numbers:
             return next(iter(own[v].values()))
         if need in own[v]:

@@ -13,11 +13,10 @@ from collections.abc import Collection, Sequence
 
 from ostinato.ops.collective import STORED
 from ostinato.ops.core.build import Builder
-from ostinato.ops.core.graph import Graph, Node
+from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Shape, Spec, int64
 from ostinato.ops.expressions import Expression, constant
-from ostinato.planner.rewrite import made_of, rebuild
 
 from .file_views import Part
 
@@ -59,21 +58,6 @@ def together(graph: Graph, most: int) -> Graph:
         small = {k: box for k, box in boxes.items() if k not in hulls}
         hulls.update(_small(small, spec.dtype.itemsize, most))
     return _read_as_one(graph, hulls) if hulls else graph
-
-
-def with_joins(graph: Graph, files: Collection[int], most: int) -> Graph:
-    """The graph with what is put around values of files, or in place of rows of these, as others that are
-    joined to them, where the result has more than `most` bytes."""
-    made = made_of(graph, files)
-
-    def rule(builder: Builder, node: Node, inputs: Sequence[int]) -> Sequence[int] | None:
-        as_joined = OPS[node.op].moves.as_joined
-        if as_joined is None or node.specs[0].nbytes <= most or node.inputs[0] not in made:
-            return None
-        found = as_joined(*(Expression(builder, v, node.line) for v in inputs), **node.kw)
-        return None if found is None else [found.value]
-
-    return rebuild(graph, rule) if files else graph
 
 
 def joined(graph: Graph, files: Collection[int], most: int) -> Graph:

@@ -211,13 +211,7 @@ class _Parts:
                 return self._elements(node, output, view)
             if op.moves.joins:
                 return self._through_concat(node, view)
-        moves = (
-            op.scalar
-            or op.moves.joins
-            or op.moves.as_joined
-            or op.moves.repeats
-            or op.moves.same_elements
-        )
+        moves = op.scalar or op.moves.joins or op.moves.repeats or op.moves.same_elements
         bits = self.target.numerics != "any-workers"
         rows = bits and op.kernel is not None and not op.run.placed and not any(node.subgraphs())
         return self._rows(node, output, view) if moves or rows else None

@@ -24,10 +24,9 @@ from ostinato.ops.expressions import Expression
 from ostinato.planner.plan import Target
 from ostinato.planner.rewrite import inline
 
-from .file_joins import LONG, joined, with_joins, written_once
+from .file_joins import LONG, joined, written_once
 from .file_joins import SHARE as JOINED
 from .file_parts import read_parts
-from .file_pieces import in_one
 from .file_rows import in_one_row, interleaved
 
 LARGE = 1 << 22  # bytes that are not read at once for a loop that wants them row by row,
@@ -63,13 +62,10 @@ def _with_reads(graph: Graph, files: Iterable[int], target: Target) -> Graph:
         return graph
     limit = target.memory_limit
     most = LONG if limit is None else min(LONG, limit // JOINED)
-    graph = read_parts(with_joins(graph, given, most), given, target)
+    graph = read_parts(graph, given, target)
     graph = joined(written_once(graph), given, most)
     graph = interleaved(graph, given | _stored(graph))
     graph = in_one_row(graph, given | _stored(graph))
-    before = None
-    while graph is not before:  # one that is joined may be a piece of another
-        before, graph = graph, in_one(graph, given | _stored(graph), target, most)
     files = given | _stored(graph)
     rows = _rows(graph, files)
     builder = Builder(graph.inputs)

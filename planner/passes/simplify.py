@@ -123,8 +123,7 @@ def _call(s: _State, node: Node) -> Sequence[int] | None:
 @on("correlation")
 def _products_of_windows(s: _State, node: Node) -> Sequence[int] | None:
     x, w = (Expression(s.builder, v, node.line) for v in node.inputs)
-    files = any(spec.layout is not None and spec.layout.stored for spec in s.builder.inputs)
-    return (spelled(x, w, files, **node.kw).value,)
+    return (spelled(x, w, **node.kw).value,)
 
 
 # -- moving elements -----------------------------------------------------------------------

@@ -16,7 +16,7 @@ from ostinato.io_pipeline import files, source
 from ostinato.ops import collective
 from ostinato.ops.core import exchange
 from ostinato.planner import external
-from ostinato.planner.passes import file_parts, file_pieces, reads
+from ostinato.planner.passes import file_parts, reads
 
 import ostinato as ost
 from tests.front.test_streaming import loaded, moved, small_blocks
@@ -271,6 +271,12 @@ JOINS: dict[str, tuple[Any, float, float]] = {  # how often all is read, and the
     "in rows": (lambda m, x: m.stack([x, x * 2], axis=1).reshape(10_000, 8), 1, 1),
     "repeat": (lambda m, x: m.repeat(x[:9973], 3, axis=0), 1, 1),
     "repeat of what was made": (lambda m, x: m.repeat(x[:9973] * 2, 3, axis=0) + 1, 1, 1),
+    "a padded running sum": (lambda m, x: m.pad(m.cumsum(x, axis=0), ((30, 5), (0, 0))), 2, 2),
+    "a running sum put into others": (
+        lambda m, x: put(x * 2, np.s_[50:], m.cumsum(x, axis=0)[:-50]),
+        3,
+        2,
+    ),
     "in one row": (lambda m, x: (x[:9973] * 2).reshape(-1), 1, 1),
     "stack": (lambda m, x: m.stack([x, x * 2]), 1, 1),
     "stack of columns": (lambda m, x: m.stack([x * 3, x * 2], axis=-1), 1, 1),
@@ -355,7 +361,6 @@ def test_sums_of_joined_rows(
     """All is read once, and nothing is written on the way."""
     monkeypatch.setattr(reads, "LONG", 4096)
     monkeypatch.setattr(file_parts, "JOINED", 4096)
-    monkeypatch.setattr(file_pieces, "NEAR", 1024)
     with use(memory_limit=limit) as session:
         y = (SUMS[name](ost, file(tmp_path / "x.npy")) ** 2).sum(axis=0)
         moved.clear()
