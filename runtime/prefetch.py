@@ -6,6 +6,7 @@ rest is copied, from what others have in the same turn and had in the one before
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Sequence
@@ -36,7 +37,7 @@ class ReadAhead:
     def __init__(self, steps: Sequence[Step], sources: Sequence[Any]) -> None:
         self.steps = steps
         self.sources = sources
-        self.shared = _shared(sources)
+        self.shared = [shown or _overlaps(steps, k) for k, shown in enumerate(_shared(sources))]
         self.in_turn = any(s.in_turn for s, k in zip(sources, self.shared, strict=True) if k)
         self.pieces: list[Piece] = []  # of the turn before
         self.free = threading.Semaphore(BUFFERS)
@@ -111,6 +112,12 @@ def _shared(sources: Sequence[Any]) -> list[bool]:
     keys = [{key for key, *_ in s.whose_rows(0, s.shape[0])} if s.shape else set() for s in sources]
     count = Counter(key for each in keys for key in each)
     return [any(count[key] > 1 for key in each) for each in keys]
+
+
+def _overlaps(steps: Sequence[Step], k: int) -> bool:
+    """Whether blocks of one file begin with rows of the blocks before."""
+    boxes = [step[k][1] for step in steps]
+    return any(a and b[0][0] < a[0][1] and b[0] != a[0] for a, b in itertools.pairwise(boxes))
 
 
 def _copied(piece: Piece, known: Sequence[Piece]) -> list[tuple[int, int]]:

@@ -3,8 +3,10 @@ between; the values are NumPy's, memory stays in its limit, and a file is read o
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +19,7 @@ from ostinato.planner.preparing import prepared
 
 import ostinato as ost
 from ostinato.errors import MemoryLimitError
-from tests.planner.test_blocking import flat, turns
+from tests.planner.test_blocking import MIB, flat, turns
 from tests.planner.test_memory import check_memory
 from tests.sessions import forget_plans, use
 from tests.thorough import some
@@ -222,6 +224,50 @@ def test_chains_by_chance(first: int) -> None:
         for a, b in zip(found, numpys if isinstance(numpys, tuple) else (numpys,), strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-9, err_msg=str(seed))
     assert split >= 3, "most chains can be cut"
+
+
+# -- files -------------------------------------------------------------------------------------
+def heat(xp: Any, u: Any) -> Any:
+    for _ in range(4):
+        u = xp.concat([u[:1], blurred(u), u[-1:]])
+    return u.sum(0)
+
+
+FILES: dict[str, Program] = {
+    "a stencil": lambda xp, u: blurred(xp.exp(u)).sum(0),
+    "a stencil of a stencil": lambda xp, u: blurred(
+        blurred(xp.exp(u) + u.mean(1, keepdims=True))
+    ).sum(0),
+    "steps with edges": heat,
+    "sobel": sobel,
+    "padded": lambda xp, u: padded(xp, xp.exp(u), (3, 2)).max(1).mean(),
+    "put into others": lambda xp, u: rolled(xp, u).sum(),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_is_read_once(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever overlaps: what a block has in common with the one before is copied from there."""
+    x = np.random.default_rng(0).standard_normal((30_000, 16))
+    np.save(tmp_path / "x.npy", x)
+    read, preadv = [0], os.preadv
+
+    def counting(handle: int, buffers: Any, at: int) -> int:
+        read[0] += (size := preadv(handle, buffers, at))
+        return size
+
+    monkeypatch.setattr(os, "preadv", counting)
+    with use(memory_limit=MIB):
+        f = ost.compile(lambda u: FILES[name](ost, u))
+        u = ost.load(tmp_path / "x.npy", resident=False)
+        read[0] = 0
+        found = flat(f(u))
+        assert read[0] <= x.nbytes + 5_000
+        assert turns(f.plan)
+        assert f.plan.peak_bytes <= MIB
+    numpys = FILES[name](np, x)
+    for a, b in zip(found, numpys if isinstance(numpys, tuple) else (numpys,), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-9)
 
 
 # -- what is made twice --------------------------------------------------------------------------
