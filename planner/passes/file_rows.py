@@ -2,10 +2,9 @@
 the one that follows it.
 
 before                                              after
-%1 = slice(%0; starts=(0, 0), steps=(2, 1), ...)    %1 = split_file(%0; rows=2) : float32[5,2,4]
-%2 = slice(%0; starts=(1, 0), steps=(2, 1), ...)    %2 = read(%1) : float32[5,2,4]
-                                                    %3 = slice(%2; starts=(0, 0, 0), ...)
-                                                    %4 = slice(%2; starts=(0, 1, 0), ...)
+%1 = slice(%0; starts=(0, 0), steps=(2, 1), ...)    %1 = read(%0) : float32[10,4]
+%2 = slice(%0; starts=(1, 0), steps=(2, 1), ...)    %2 = slice(%1; starts=(0, 0), steps=(2, 1), ...)
+                                                    %3 = slice(%1; starts=(1, 0), steps=(2, 1), ...)
 
 So is read once what each of several operations would read for itself, and blocks need not begin where
 rows do."""
@@ -14,7 +13,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from typing import Any
 
 from ostinato.ops.collective import STORED
 from ostinato.ops.core.build import Builder
@@ -23,8 +21,8 @@ from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Spec
 from ostinato.ops.expressions import Expression
 
-from .file_joins import CLOSE, all_parts
-from .file_views import Part, groups
+from .file_joins import CLOSE
+from .file_views import groups
 
 NEIGHBOURS = 16  # rows that are read together, of which each is wanted by somebody
 
@@ -42,57 +40,42 @@ def interleaved(graph: Graph, files: Collection[int]) -> Graph:
         stays = any(n.op in STORED or any(n.subgraphs()) for n in readers)
         if 1 < step <= NEIGHBOURS and row * (step - 1) <= CLOSE and not stays:
             alike.setdefault((node.inputs[0], step), []).append(k)
-    bases: dict[int, int] = {}
-    for (v, step), ks in alike.items():
-        base = min(graph.nodes[k].kw["starts"][0] for k in ks)
-        most = (graph.specs[v].shape[0] - base) // step
-        ends = {k: _end_of(graph.nodes[k], base) for k in ks}
-        fit = [k for k in ks if ends[k] <= most]
-        bases.update(dict.fromkeys(fit if len(fit) > 1 else (), base))
-    if not bases:
+    hulls: dict[int, tuple[int, int]] = {}
+    for ks in alike.values():
+        rows = [_rows_of(graph.nodes[k]) for k in ks if graph.specs[graph.starts[k]].size]
+        if len(rows) > 1:
+            hulls.update(dict.fromkeys(ks, (min(a for a, _ in rows), max(b for _, b in rows))))
+    if not hulls:
         return graph
     builder, values = Builder(graph.inputs), list(range(len(graph.inputs)))
     for k, node in enumerate(graph.nodes):
         inputs = [values[v] for v in node.inputs]
-        if k in bases:
-            values.append(_of_groups(builder, inputs[0], node, bases[k]))
+        if k in hulls:
+            values.append(_of_all(builder, inputs[0], node, *hulls[k]))
         else:
             values.extend(builder.add(node.op, inputs, node.params, node.specs, node.line))
     return builder.graph([values[v] for v in graph.outputs])
 
 
-def _end_of(node: Node, base: int) -> int:
-    kw = node.kw
-    return int((kw["starts"][0] - base) // kw["steps"][0] + kw["sizes"][0])
+def _rows_of(node: Node) -> tuple[int, int]:
+    """The range of rows in which those of a slice are."""
+    start, count, step = (node.kw[name][0] for name in ("starts", "sizes", "steps"))
+    return start, start + step * (count - 1) + 1
 
 
-def _of_groups(builder: Builder, file: int, node: Node, base: int) -> int:
-    """One row of each group of rows of a file."""
-    kw, spec = node.kw, builder.specs[file]
-    (start, *starts), (count, *sizes), (step, *steps) = kw["starts"], kw["sizes"], kw["steps"]
-    rows, whole = (spec.shape[0] - base) // step * step, [(0, n, 1) for n in spec.shape[1:]]
-
-    def stored(op: str, value: int, params: dict[str, Any]) -> int:
-        made = OPS[op].infer(builder.specs[value].bare, **params)
-        assert isinstance(made, Spec)
-        lies = Spec(made.shape, made.dtype, spec.layout)
-        return builder.add(op, (value,), params, (lies,), node.line)[0]
-
-    def part(value: int, parts: Sequence[Part]) -> int:
-        if tuple(parts) == all_parts(builder.specs[value].shape):
-            return value
+def _of_all(builder: Builder, file: int, node: Node, first: int, end: int) -> int:
+    """A slice of a range of a file's rows that is read."""
+    spec, kw = builder.specs[file], node.kw
+    if (first, end) != (0, spec.shape[0]):
+        parts = [(first, end - first, 1), *((0, n, 1) for n in spec.shape[1:])]
         names = ("starts", "sizes", "steps")
-        return stored(
-            "slice_file", value, {n: tuple(p[j] for p in parts) for j, n in enumerate(names)}
-        )
-
-    grouped = stored("split_file", part(file, [(base, rows, 1), *whole]), {"rows": step})
-    first, at = divmod(start - base, step)
-    value = part(grouped, [(first, count, 1), (0, step, 1), *whole])
-    (value,) = builder.add("read", (value,), (), (builder.specs[value].bare,), node.line)
-    inner = zip(starts, sizes, steps, strict=True)
-    found = Expression(builder, value, node.line).slice([(0, count, 1), (at, 1, 1), *inner])
-    return found.reshape(count, *sizes).value
+        params = {name: tuple(p[j] for p in parts) for j, name in enumerate(names)}
+        made = Spec((end - first, *spec.shape[1:]), spec.dtype, spec.layout)
+        (file,) = builder.add("slice_file", (file,), params, (made,), node.line)
+    (value,) = builder.add("read", (file,), (), (builder.specs[file].bare,), node.line)
+    starts = kw["starts"][0] - first, *kw["starts"][1:]
+    cut = [*zip(starts, kw["sizes"], kw["steps"], strict=True)]
+    return Expression(builder, value, node.line).slice(cut).value
 
 
 def in_one_row(graph: Graph, files: Collection[int]) -> Graph:
