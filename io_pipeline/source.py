@@ -103,15 +103,6 @@ class Source:
         """The same with others behind it along the first axis."""
         return Joined([self, *others])
 
-    def padded(self, before: int, after: int) -> Source:
-        """The same with zeros before and after its rows."""
-        ends = [Zeros(self, n) for n in (before, after)]
-        return Joined([s for s in (ends[0], self, ends[1]) if s.shape[0]])
-
-    def split(self, rows: int) -> Source:
-        """The same with so many rows each beside each other, on an axis of their own."""
-        return Split(self, rows)
-
     def whose_rows(self, lo: int, hi: int) -> Iterator[Rows]:
         """Where rows lie: equal keys and numbers are the same rows, whoever shows them."""
         yield (id(self), 1, tuple(map(range, self.shape[1:]))), lo, hi
@@ -470,40 +461,6 @@ class Part(Source):
         # a plan keeps the memory of the last places only
         axes = [a.copy() if isinstance(a, np.ndarray) else a for a in self.axes]
         return Part(self.source, [*axes[:axis], wanted, *axes[axis + 1 :]], self.row)
-
-
-class Split(Source):
-    """Some rows of another array beside each other, then the next ones, and so on."""
-
-    def __init__(self, source: Source, rows: int) -> None:
-        self.source, self.rows = source, rows
-        self.path, self.dataset, self.dtype = source.path, source.dataset, source.dtype
-        self.shape = (source.shape[0] // rows, rows, *source.shape[1:])
-        self.in_turn = source.in_turn
-
-    def read(self, out: np.ndarray[Any, Any], box: Box) -> None:
-        (begin, end), (lo, hi), *rest = box
-        whole = out
-        if (lo, hi) != (0, self.rows):
-            whole = np.empty((end - begin, self.rows, *out.shape[2:]), out.dtype)
-        flat = whole.reshape((end - begin) * self.rows, *out.shape[2:])
-        self.source.read(flat, ((begin * self.rows, end * self.rows), *rest))
-        if whole is not out:
-            out[...] = whole[:, lo:hi]
-
-
-class Zeros(Source):
-    """Rows of zeros beside another array's, which lie nowhere."""
-
-    def __init__(self, beside: Source, count: int) -> None:
-        self.path, self.dataset, self.dtype = beside.path, beside.dataset, beside.dtype
-        self.shape = (count, *beside.shape[1:])
-
-    def read(self, out: np.ndarray[Any, Any], box: Box) -> None:
-        out.fill(0)
-
-    def whose_rows(self, lo: int, hi: int) -> Iterator[Rows]:
-        yield (object(),), lo, hi  # nobody's else: they cost nothing
 
 
 class Joined(Source):

@@ -22,8 +22,6 @@ a wider `dtype`.
     slice_file        what lies in a file -> a slice of it, of which nothing is read yet
     take_file         the same for places along an axis, which stay as they are until it is read
     merge_file        the same with its first axes in one row, followed by axes of 1
-    pad_file          the same with zeros before and after its rows
-    split_file        the same with so many rows each beside each other, on an axis of their own
 """
 
 from __future__ import annotations
@@ -255,8 +253,6 @@ STORED = (  # whose results lie in files, too
     "take_file",
     "merge_file",
     "join_files",
-    "pad_file",
-    "split_file",
 )
 
 
@@ -345,32 +341,4 @@ _file_op(
     "join_files",  # one behind the other along the first axis
     infer=lambda *xs: lookup("concat").infer(*xs, axis=0),
     view=lambda *xs: xs[0].joined(xs[1:]),
-)
-
-
-def _pad_file_rule(x: Spec, *, before: int, after: int) -> Spec:
-    if not x.ndim:
-        raise unfit("pad_file", (x,), "an axis of rows")
-    return Spec((before + x.shape[0] + after, *x.shape[1:]), x.dtype)
-
-
-_file_op(
-    "pad_file",
-    infer=_pad_file_rule,
-    takes={"before": whole(0), "after": whole(0)},
-    view=lambda x, *, before, after: x.padded(before, after),
-)
-
-
-def _split_file_rule(x: Spec, *, rows: int) -> Spec:
-    if not x.ndim or x.shape[0] % rows:
-        raise unfit("split_file", (x,), f"{rows} rows, or twice as many, and so on")
-    return Spec((x.shape[0] // rows, rows, *x.shape[1:]), x.dtype)
-
-
-_file_op(
-    "split_file",
-    infer=_split_file_rule,
-    takes={"rows": whole(1)},
-    view=lambda x, *, rows: x.split(rows),
 )

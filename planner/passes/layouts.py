@@ -419,7 +419,7 @@ class _Search:
         match node.op:
             case "read":
                 return [self.read(node, refs[0].layouts[0].resident, weight)]
-            case "slice_file" | "merge_file" | "pad_file" | "split_file":
+            case "slice_file" | "merge_file":
                 return [_Ref(-1, refs[0].layouts)]
             case "join_files":
                 return [_Ref(-1, refs[-1].layouts)]
