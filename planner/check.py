@@ -27,7 +27,7 @@ from ostinato.ops.reproducible import FIXED
 
 from .layouts.ways import SUM, extents_of, labels_of, way_of
 from .machine import NOMINAL
-from .passes.blocking import holds
+from .passes.in_turns import holds
 from .passes.layouts import choose_layouts
 from .passes.simplify import simplify
 from .plan import Target

@@ -31,8 +31,8 @@ from ostinato.ops.expressions import Expression, where
 
 from .layouts.ways import is_rigid
 from .machine import memory
-from .passes.blocking import named
 from .passes.file_blocks import turns_of
+from .passes.in_turns import named
 from .passes.reads import read_files
 from .plan import Target
 from .rewrite import inline

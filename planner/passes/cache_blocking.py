@@ -20,7 +20,8 @@ from ostinato.ops.core.spec import Spec
 from ostinato.planner.lowering import as_run, rules
 from ostinato.planner.plan import Target, local_bytes
 
-from .blocking import MOST_TURNS, shortest, split_along
+from .blocking import MOST_TURNS, split_along
+from .in_turns import shortest
 from .overlap import overlap
 
 LARGE = 1 << 25  # bytes of a value that is worth it

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from ostinato.ops.core.layout import Overlap
 from ostinato.planner.file import _prove
-from ostinato.planner.passes import blocking
+from ostinato.planner.passes import in_turns
 from ostinato.planner.passes.layouts import choose_layouts
 from ostinato.planner.preparing import prepared
 
@@ -271,13 +271,13 @@ def test_a_file_is_read_once(name: str, tmp_path: Path, monkeypatch: pytest.Monk
 
 
 # -- what is made twice --------------------------------------------------------------------------
-def rows_in_turns(program: Program, count: int) -> blocking.Part:
+def rows_in_turns(program: Program, count: int) -> in_turns.Part:
     """The part of a program that goes through its rows in so many turns."""
     with use() as session:
         f = ost.compile(lambda u: program(ost, u))
         f(array())
         graph = choose_layouts(prepared(f.plan.key.graph, session.target), session.target)
-        part = blocking.grow(graph, session.target, 0, 0, count)
+        part = in_turns.grow(graph, session.target, 0, 0, count)
         assert part is not None
         return part
 
@@ -285,7 +285,7 @@ def rows_in_turns(program: Program, count: int) -> blocking.Part:
 def test_what_overlaps_is_made_once_in_each_turn() -> None:
     """Three windows on one value are one block of it with a row more on both sides."""
     part = rows_in_turns(twice, 8)
-    found = blocking._body(part, part.results(0))
+    found = in_turns._body(part, part.results(0))
     assert found is not None
     body = found[1]
     assert sum(n.op == "exp" for n in body.nodes) == 1
@@ -303,16 +303,16 @@ def test_blocks_that_overlap_are_counted() -> None:
 # -- seen to fail ----------------------------------------------------------------------------------
 @pytest.mark.usefixtures("no_stages")
 def test_blocks_without_their_edges_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    merged = blocking._merged
+    merged = in_turns._merged
 
     def narrower(layouts: Any, spec: Any, dim: int) -> Any:
         return [
-            blocking._windowed(w, dim, Overlap(v.count, v.offset, v.stride, 1), spec)
+            in_turns._windowed(w, dim, Overlap(v.count, v.offset, v.stride, 1), spec)
             if (v := w.window(dim)) is not None
             else w
             for w in merged(layouts, spec, dim)
         ]
 
-    monkeypatch.setattr(blocking, "_merged", narrower)
+    monkeypatch.setattr(in_turns, "_merged", narrower)
     with pytest.raises((AssertionError, ValueError, TypeError)):
         in_less_memory(twice, (1,), None)
