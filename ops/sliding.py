@@ -57,7 +57,7 @@ def _rule(
 
 
 def _labels(ndim: int, beside: Shape) -> list[int]:
-    """Of the result's axes those that run through windows."""
+    """Axes of the result that run through windows."""
     new = iter(range(ndim, ndim + len(beside)))
     return [next(new) if b == NEW else b for b in beside]
 
@@ -177,7 +177,7 @@ def _correlation_kernel(
 def _correlation_grad(
     g: Array, y: Array, x: Array, w: Array, *, before: int, after: int
 ) -> Sequence[Array]:
-    """Of what slid the products of slopes with all of `w` backwards; of `w` those of windows with slopes."""
+    """Slopes correlated with `w` backwards, and what slid correlated with slopes."""
     n, around = x.shape[-1], [w.shape[-1] - 1 - k for k in (before, after)]
     back = correlation(g, flip(w, axis=-1), max(around[0], 0), max(around[1], 0))
     last = back.ndim - 1

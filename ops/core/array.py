@@ -1325,7 +1325,7 @@ def _specs(inferred: Spec | tuple[Spec, ...]) -> tuple[Spec, ...]:
 
 @lru_cache(4096)
 def _inferred(rule: Callable[..., Any], given: tuple[Spec, ...]) -> tuple[Spec, ...]:
-    """What an operation without parameters gives: programs do the same to the same shapes again and again."""
+    """The results of an operation without parameters: programs repeat them for the same shapes."""
     return _specs(rule(*given))
 
 

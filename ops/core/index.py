@@ -61,13 +61,13 @@ class Window:
 
     @staticmethod
     def placing(label: str, start: int, step: int) -> Window:
-        """Of an array whose element `k` goes to place `start + step*k`: a slice's adjoint."""
+        """The dimension of an array whose element `k` goes to place `start + step*k`: a slice's adjoint."""
         if step > 0:
             return Window(label, -start, every=step)
         return Window(label, start, -1, every=-step)
 
     def overlap(self, label: str, extents: Mapping[str, int]) -> Overlap:
-        """What those need who have a part of one of the two labels each, and all of the other."""
+        """The parts that workers need which have a part of one of the two labels, and all of the other."""
         step, other, count = self.stride, self.dilation, self.size
         if label != self.label:
             step, other, count = other, step, extents[self.label]
@@ -75,7 +75,7 @@ class Window:
         return Overlap(extents[label], self.offset + min(0, far), step, abs(far) + 1, self.every)
 
     def tap(self, r: int, outs: Range, ins: Range) -> tuple[slice, slice]:
-        """Of the outputs `outs` those whose window's element `r` is among the positions `ins`, and
+        """Outputs among `outs` whose window's element `r` is among the positions `ins`, and
         these positions; both are counted from where the ranges begin, so that a kernel on parts may
         write `out[ours] += x[theirs]`."""
         start, common = self.offset + self.dilation * r, math.gcd(self.stride, self.every)

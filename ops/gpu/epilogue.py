@@ -25,7 +25,7 @@ from ostinato.ops.jit.behind import begin_of, rest_of
 from ostinato.ops.jit.stacks import stacked
 
 from .libraries.cublaslt import BGRAD, DRELU, GELU, RELU, RELU_AUX, Library
-from .products import WITH_EPILOGUES, Run, as_lies, form_of, product
+from .products import WITH_EPILOGUES, ProductRun, as_lies, form_of, product
 
 _GELU = math.sqrt(2 / math.pi), 0.044715
 _CLOSE = 1e-6  # numbers that were rounded to float32
@@ -329,7 +329,7 @@ def _whole(
     way: str,
     body: Graph,
     found: Epilogue,
-) -> Run | None:
+) -> ProductRun | None:
     """All of it in one call, if it is no more than that and the matrices can be read as they lie."""
     count = len(body.inputs)
     out = arrays[count]
@@ -366,7 +366,7 @@ def _whole(
         in_order = bias.size == 1 or bias.strides[-1] == bias.dtype.itemsize
         if not form.biases or bias.size != out.shape[-1] or not in_order:
             return None
-    return Run(library, form, scratch, way)
+    return ProductRun(library, form, scratch, way)
 
 
 def in_one_call(library: Library, body: Graph, arrays: Sequence[Any]) -> bool:

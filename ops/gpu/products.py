@@ -145,7 +145,7 @@ def _biases(problem: Problem) -> tuple[Problem, ...]:
 
 
 # -- functions ---------------------------------------------------------------------------------
-class Run:
+class ProductRun:
     """Multiplies arrays that lie in one way; tells whether the library did."""
 
     def __init__(self, library: Library, form: Form, scratch: Sequence[Any], way: str) -> None:
@@ -223,7 +223,7 @@ def product(
         if form is not None:
             break
     assert form is not None
-    run = Run(library, form, scratch, way)
+    run = ProductRun(library, form, scratch, way)
     copies_a, copies_b, copies_out = copied
 
     def multiply(a: Any, b: Any, out: Any) -> None:

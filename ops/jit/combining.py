@@ -74,7 +74,7 @@ def element(
 def results(
     body: Graph, values: Mapping[int, Value], known: Mapping[Part, str]
 ) -> tuple[list[tuple[int, Value]], list[Reduction]]:
-    """The same of elements of its outputs, or of what reductions among these take."""
+    """Values and reductions of a body's outputs, element by element."""
     made, sums = list[tuple[int, Value]](), list[Reduction]()
     for k, v in enumerate(body.outputs, len(body.inputs)):
         maker = body.nodes[body.producers[v]] if body.producers[v] >= 0 else None

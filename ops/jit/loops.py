@@ -68,8 +68,7 @@ def loops_of(shape: Shape, strides: Sequence[Sequence[int]], axes: int) -> Loops
 
 
 def space(node: Node, shape: Callable[[Spec], Shape]) -> tuple[Graph, Shape, int]:
-    """Of a kernel as a node: its body, the elements that are here, and how many of the last axes are
-    reduced."""
+    """The body of a kernel's node, the elements that are here, and how many of the last axes are reduced."""
     body: Graph = node.kw["body"]
     sums = [n for n in body.nodes if OPS[n.op].reduce]
     axes = len(combines(body, sums[0])[1]) if sums else 0

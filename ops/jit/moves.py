@@ -35,7 +35,7 @@ class Along(NamedTuple):
     offset: int
     step: int
 
-    def at(self, i: int) -> int:
+    def position(self, i: int) -> int:
         return self.offset + self.step * i
 
 
@@ -58,7 +58,7 @@ def is_move(node: Node) -> bool:
 
 
 def dims_of(node: Node, ins: Sequence[Spec], out: Spec) -> tuple[Dims, ...] | None:
-    """Of each operand; None if some dimension is not affine in one of the result."""
+    """Dimensions of each operand; None if some dimension is not affine in one of the result."""
     try:
         indices = OPS[node.op].indices(tuple(ins), (out,), node.kw)
     except (IndexError, ValueError):
@@ -85,7 +85,7 @@ def _along(dim: str | Window | None, n: int, places: dict[str, int]) -> Along | 
 
 
 def pieces_of(node: Node, ins: Sequence[Shape]) -> Sequence[Piece] | None:
-    """What a join is put together of, later ones over earlier ones; None if it is not known where."""
+    """The pieces of a join, later ones over earlier ones; None if it is not known where."""
     found = OPS[node.op].moves.pieces
     pieces = found(ins, **plain(node.kw)) if found is not None else None
     if pieces is None or any(p.places or p.picks for p in pieces):
@@ -143,14 +143,14 @@ class Part:
     reads: tuple[tuple[int | Cell, Look], ...]
 
     def lies(self, read: int, steps: Sequence[int]) -> tuple[int, tuple[int, ...]]:
-        """Of what is read: how far from its operand's first element it begins, and its strides over the
+        """How far from its operand's first element a read begins, and its strides over the
         loops, where the operand has such steps."""
         _, look = self.reads[read]
         strides = [0] * len(self.box)
         offset = 0
         for along, step in zip(look, steps, strict=True):
             lo = self.box[along.axis][0] if along.axis >= 0 else 0
-            offset += step * along.at(lo)
+            offset += step * along.position(lo)
             if along.axis >= 0:
                 strides[along.axis] += step * along.step
         return offset, tuple(strides)
@@ -238,7 +238,7 @@ class _Inside:
         if k < 0:
             return self.read(v, look)
         node, dtype = body.nodes[k], body.specs[v].dtype
-        if node.op in ("constant", "full"):
+        if OPS[node.op].element.source == "value":
             return self.add("constant", (), (("dtype", dtype), ("value", node.kw["value"])), dtype)
         if not is_move(node):
             ins = tuple([self.value(u, look) for u in node.inputs])

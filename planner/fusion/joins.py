@@ -66,7 +66,7 @@ def spread_joins(graph: Graph) -> Graph:
 def work_in(node: Node) -> int:
     """Operations on an element of one of these nodes."""
     body: Graph = node.kw["body"]
-    return sum(n.op not in ("constant", "full") and not is_move(n) for n in body.nodes)
+    return sum(OPS[n.op].element.source != "value" and not is_move(n) for n in body.nodes)
 
 
 def cuts_of(node: Node) -> frozenset[tuple[int, int]]:
@@ -113,7 +113,7 @@ class _Found:
                 self._weigh(k)
 
     def _weigh(self, k: int) -> None:
-        """What it takes to make a node's value wherever it is read, and whether that is done."""
+        """Price a node's value that is made wherever it is read, and decide whether it is."""
         graph, node, v = self.graph, self.graph.nodes[k], self.graph.starts[k]
         before = [u for u in node.inputs if u in self.inside]
         works = [self.work[u] for u in before] or [0]  # of a join each element has one of them
@@ -159,10 +159,10 @@ class _Found:
         return len({*map(self._source, node.inputs)}) > 1 or any(p.operand < 0 for p in pieces)
 
     def _source(self, v: int) -> int:
-        """What a piece of a join is a part of; -1 for numbers."""
+        """The value that a piece of a join is a part of; -1 for numbers."""
         while (k := self.graph.producers[v]) in self.moves and not is_join(self.graph.nodes[k]):
             (v,) = self.graph.nodes[k].inputs
-        return -1 if k >= 0 and self.graph.nodes[k].op in ("constant", "full") else v
+        return -1 if k >= 0 and OPS[self.graph.nodes[k].op].element.source == "value" else v
 
     def _head(self, k: int) -> int:
         """The join that a move is a piece of, or that move."""
@@ -176,7 +176,7 @@ class _Found:
     def _is_made(self, k: int) -> bool:
         """Whether it makes elements that can be made anywhere."""
         node = self.graph.nodes[k]
-        if node.op in ("constant", "full"):
+        if OPS[node.op].element.source == "value":
             return True
         counts = any(
             (m := self.graph.producers[v]) >= 0 and self.graph.nodes[m].op == COUNTED
@@ -231,7 +231,7 @@ class _Found:
 
 def _work(node: Node) -> int:
     simple, functions = OPS[node.op].work
-    return 0 if node.op in ("constant", "full") else math.ceil(simple + DEAR * functions)
+    return 0 if OPS[node.op].element.source == "value" else math.ceil(simple + DEAR * functions)
 
 
 def _is_known(graph: Graph, k: int) -> bool:

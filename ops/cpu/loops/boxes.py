@@ -156,7 +156,7 @@ def _terms(body: Graph, shape: Shape, columns: int) -> dict[int, Any]:
 
 
 def _of_rows(body: Graph) -> Graph:
-    """Of what a box reduces its rows' sums, not yet divided."""
+    """The body with sums of its rows that are not yet divided."""
     nodes = [_undivided(body, n) for n in body.nodes]
     return Graph(body.inputs, tuple(nodes), body.outputs)
 

@@ -36,7 +36,7 @@ from ostinato.ops.cpu.jit.parallel import CALLS, TABLES
 from ostinato.ops.jit.values import Unsupported, Value
 
 from .loop_operations import LOOKS, Operations
-from .loop_tiles import Tiles, spec_of, tiles
+from .loop_tiles import TiledLoop, spec_of, tiles
 from .loop_values import Carried, Frame, Index, Lies, Room, Seen, Strides, is_whole
 from .loop_writer import SCOPES
 
@@ -414,7 +414,7 @@ class Kernel(Operations):
             if cut is None:
                 carried = self.counting(node, kw["body"], given, lies, begin, end)
             else:
-                carried = self.in_tiles(node, cut, given, lies, begin, end)
+                carried = self.run_tiles(node, cut, given, lies, begin, end)
             for c, out in zip(carried, lies[count:], strict=False):
                 if c.room is None:
                     code.store(code.get(c.cell, c.spec.dtype), out.at)
@@ -437,7 +437,7 @@ class Kernel(Operations):
             else:
                 self.brought(c, out)
 
-    def in_memory_or_known(self, spec: Spec, lies: Lies) -> Seen:
+    def place_operand(self, spec: Spec, lies: Lies) -> Seen:
         """An operand, of which a number is read at once."""
         x = self.in_memory(spec, lies)
         return self.known(self.number(x), spec.shape) if spec.size == 1 else x
@@ -447,7 +447,7 @@ class Kernel(Operations):
     ) -> tuple[list[Seen], list[Carried], list[Seen]]:
         """Constants, the state, and what a loop goes through, of operands and results that lie so."""
         (nc, ns), count, code = node.kw["counts"][:2], len(node.inputs), self.code
-        consts = [self.in_memory_or_known(given[n][0], lies[n]) for n in range(nc)]
+        consts = [self.place_operand(given[n][0], lies[n]) for n in range(nc)]
         items = [self.in_memory(given[n][0], lies[n]) for n in range(nc + ns, count)]
         carried = []
         for j in range(ns):
@@ -481,16 +481,16 @@ class Kernel(Operations):
                 self.brought(c, out)
         return carried
 
-    def in_tiles(
+    def run_tiles(
         self,
         node: Node,
-        cut: Tiles,
+        cut: TiledLoop,
         given: Sequence[tuple[Spec, Strides]],
         lies: Sequence[Lies],
         begin: str,
         end: str,
     ) -> list[Carried]:
-        """The same of some rows after the other."""
+        """Run all turns for some rows, then for the next ones."""
         self.is_tiled, before = True, self.instructions
         sizes = [(spec_of(s.bare, a, cut.rows), steps)
                  for (s, steps), a in zip(given, cut.axes, strict=True)]  # fmt: skip

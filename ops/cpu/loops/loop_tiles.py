@@ -20,17 +20,17 @@ from ostinato.ops.core.graph import Graph, Items, Node
 from ostinato.ops.core.index import Indices
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Shape, Spec
+from ostinato.ops.cpu.limits import LIMITS
 
 from .loop_values import MAX_LOOP_ELEMENTS, Strides
 
-LINE_BYTES = 64  # bytes that memory gives at once
 CACHED_BYTES = 1 << 17  # of a turn, which the next one finds in the cache
 TILE_BYTES = 1 << 15  # of a turn over a tile
 MIN_TILE_ELEMENTS = 32  # of a loop inside, for vectors
 MAX_TURN_ELEMENTS = 4 * MAX_LOOP_ELEMENTS  # of more, threads are worth their calls
 
 
-class Tiles(NamedTuple):
+class TiledLoop(NamedTuple):
     many: int
     rows: int  # of a tile
     axes: tuple[int | None, ...]  # of operands and results, along which they are cut
@@ -38,7 +38,7 @@ class Tiles(NamedTuple):
 
 
 @lru_cache(256)
-def tiles(node: Node, specs: tuple[Spec, ...], strides: tuple[Strides, ...]) -> Tiles | None:
+def tiles(node: Node, specs: tuple[Spec, ...], strides: tuple[Strides, ...]) -> TiledLoop | None:
     """How the turns of a loop over such operands and results may be cut, if that is worth it."""
     body, (nc, ns, _) = node.kw["body"], node.kw["counts"]
     states = [s for s in specs[nc : nc + ns] if s.size > 1]
@@ -59,7 +59,7 @@ def tiles(node: Node, specs: tuple[Spec, ...], strides: tuple[Strides, ...]) -> 
             cuts = [*inputs, *(found.get(v) for v in body.outputs)]
             through = {*range(nc + ns, len(inputs)), *range(len(inputs) + ns, len(cuts))}
             axes = [a if a is None or k not in through else a + 1 for k, a in enumerate(cuts)]
-            return Tiles(extent // rows, rows, tuple(axes), made)
+            return TiledLoop(extent // rows, rows, tuple(axes), made)
     return None
 
 
@@ -124,9 +124,9 @@ def _touched(body: Graph, v: int, strides: Strides) -> float:
     if len(picked) < len(users) or not picked:
         return float(spec.nbytes)
     steps = [abs(strides[a]) for a in picked]
-    if max(steps) >= LINE_BYTES:
+    if max(steps) >= LIMITS.line:
         return 0.0
-    return min(1.0, LINE_BYTES / (max(steps) * spec.shape[picked[0]])) * spec.nbytes
+    return min(1.0, LIMITS.line / (max(steps) * spec.shape[picked[0]])) * spec.nbytes
 
 
 def _picks(body: Graph, node: Node) -> bool:
@@ -180,5 +180,5 @@ def _resized(shape: Shape, axis: int, extent: int) -> Shape:
 
 
 def spec_of(spec: Spec, axis: int | None, rows: int) -> Spec:
-    """Of so many rows of an array that has them along an axis."""
+    """The spec of so many rows of an array that has them along an axis."""
     return spec if axis is None else Spec(_resized(spec.shape, axis, rows), spec.dtype)

@@ -14,6 +14,7 @@ from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Shape, Spec, int64, lying, real_of
 from ostinato.ops.cpu.jit.emitter import FREE, Code
 from ostinato.ops.cpu.jit.llvm import vector_bits
+from ostinato.ops.cpu.limits import LIMITS
 from ostinato.ops.jit.scalar import lower
 from ostinato.ops.jit.values import Value, cast, where
 
@@ -22,7 +23,6 @@ from .loop_values import Index, Lies, Room, Seen, fit, limited
 MIN_VECTOR_ELEMENTS = 8  # of a loop that has vectors
 # From which what is left over does not matter; of fewer, the last one overlaps the one before.
 MIN_VECTORS_WITH_REST = 8
-LINE_BYTES = 64
 # What no turn writes, and that stores are elsewhere.
 FIXED, NOT_FIXED = ", !alias.scope !42", ", !noalias !42"
 SCOPES = ("!40 = distinct !{!40}", "!41 = distinct !{!41, !40}", "!42 = !{!41}")
@@ -106,7 +106,7 @@ class Writer:
         """Memory of its own for an array, in order."""
         name = self.code.name("room")
         self.code.entry.append(f"  {name} = getelementptr i8, ptr %room, i64 {self.bytes}")
-        self.bytes += -(-max(spec.nbytes, 1) // LINE_BYTES) * LINE_BYTES
+        self.bytes += -(-max(spec.nbytes, 1) // LIMITS.line) * LIMITS.line
         room = Room(name, spec.size)
         self.writable.add(room)
         return Lies(name, lying(spec.shape, spec.dtype).strides, room)

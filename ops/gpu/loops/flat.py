@@ -126,7 +126,7 @@ def kernel_of(body: Graph, loops: Loops) -> Kernel:
 
 
 def kernel_by(writer: ElementWriter) -> Kernel:
-    """The same by who writes its elements."""
+    """The kernel of a writer of elements."""
     reduces = any(OPS[n.op].reduce for n in writer.body.nodes)
     return _reducing(writer) if reduces else _mapping(writer)
 

@@ -118,7 +118,7 @@ class MovedWriter(ElementWriter):
         return sums
 
     def address_of(self, k: int, look: Look, env: _Env) -> str:
-        """Of an operand's or a result's element."""
+        """The address of an operand's or a result's element."""
         steps, offset, along = self.steps_of[k], 0, dict[int, int]()
         for at, step in zip(look, steps, strict=True):
             offset += step * at.offset
@@ -156,7 +156,7 @@ class MovedWriter(ElementWriter):
         if k < 0:
             return _Address(self.address_of(v, look, env))
         node, dtype = body.nodes[k], body.specs[v].dtype
-        if node.op in ("constant", "full"):
+        if OPS[node.op].element.source == "value":
             return number(lines, node, v, lambda u, part: self.told_number(lines, u, part))
         if not is_move(node):
             ins = [self.value(lines, u, look, env) for u in node.inputs]
@@ -174,11 +174,11 @@ class MovedWriter(ElementWriter):
             inside = _inside(piece, look, self.shapes[v], env)
             if inside is None:
                 continue
-            made = self.over(lines, made, piece, node.inputs, looks, dtype, env, inside)
+            made = self.overlaid(lines, made, piece, node.inputs, looks, dtype, env, inside)
         assert made is not None
         return made
 
-    def over(
+    def overlaid(
         self,
         lines: CudaLines,
         before: Value | _Address | None,
