@@ -1324,7 +1324,9 @@ def _specs(inferred: Spec | tuple[Spec, ...]) -> tuple[Spec, ...]:
 
 
 @lru_cache(4096)
-def _inferred(rule: Callable[..., Any], given: tuple[Spec, ...]) -> tuple[Spec, ...]:
+def _inferred(
+    rule: Callable[..., Spec | tuple[Spec, ...]], given: tuple[Spec, ...]
+) -> tuple[Spec, ...]:
     """The results of an operation without parameters: programs repeat them for the same shapes."""
     return _specs(rule(*given))
 

@@ -79,8 +79,9 @@ def groups_of(
             continue
         spec = graph.specs[node.inputs[0]] if rows else node.specs[0]
         space = spec.shape, spec.layout
-        read = [_behind_count(graph, v) for v in node.inputs if not _is_constant(graph, v)]
         moves = node.op == JOINED  # and so reads what is in memory
+        read = [v for v in node.inputs if not _is_constant(graph, v)]
+        read = read if moves else [_behind_count(graph, v) for v in read]
         near = [home[v] for v in node.inputs if v in home and home[v].space == space and not moves]
         near += [latest[space]] if space in latest else []
         near = [g for g in near if not rows or g.rows in (0, rows)]
@@ -107,7 +108,7 @@ def groups_of(
         group.cuts |= own.cuts
         group.numbered |= own.numbered
         group.work += _work(graph, node)
-        group.work += sum(_behind_count(graph, u) != u for u in node.inputs)
+        group.work += sum(_behind_count(graph, u) != u for u in node.inputs if not moves)
         group.operands |= dict.fromkeys(v for v in read if moves or home.get(v) is not group)
         units.join(k, group)
         if rows:
@@ -193,6 +194,8 @@ def _is_half(dtype: DType) -> bool:
 
 
 def _is_numbered(graph: Graph, node: Node) -> bool:
+    if node.op == JOINED:
+        return False
     return OPS[node.op].element.draws or any(_behind_count(graph, v) != v for v in node.inputs)
 
 

@@ -129,17 +129,28 @@ class _Order:
         if shown is None:
             return
         moved |= shown
-        first = [j for j in self.line if j in moved]
+        first, early = [j for j in self.line if j in moved], dict[int, int]()
         for w in sorted(wanted):
             maker = graph.nodes[graph.producers[w]]
             made = len(graph.nodes) + len(self.copies)
             self.copies[made] = w, Node("copy", (), (), (graph.specs[w],), maker.line)
             self.instead |= {(j, w): made for j, x in kept if x == w}
-            first.append(made)
+            sent = [self._start(j) for j, x in kept if x == w and graph.nodes[j].op == "wait"]
+            if sent := [j for j in sent if at[j] < at[k]]:  # messages read it until they end
+                self.instead |= {(j, w): made for j in sent}
+                early[made] = min(at[j] for j in sent)
+            else:
+                first.append(made)
         rest = [j for j in self.line[at[k] :] if j not in moved]
         self.line[at[k] :] = [*first, *rest]
+        for made in sorted(early, key=early.__getitem__, reverse=True):
+            self.line.insert(early[made], made)
         self.at = {j: n for n, j in enumerate(self.line)}
-        self.changed = self.changed or bool(first)
+        self.changed = self.changed or bool(first or early)
+
+    def _start(self, wait: int) -> int:
+        """The node that began the message which another one waits for."""
+        return self.given.producers[self.given.nodes[wait].inputs[0]]
 
     def _behind(self, k: int, last: int) -> set[int]:
         """The nodes up to there that need what a node makes."""

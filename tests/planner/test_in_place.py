@@ -18,6 +18,7 @@ from ostinato.planner.passes.memory import in_place, is_update, replaced
 from ostinato.planner.plan import Plan, Program
 
 import ostinato as ost
+from tests.helpers import on
 from tests.sessions import forget_plans, use
 from tests.thorough import some
 
@@ -449,3 +450,28 @@ def test_turns_that_are_one_draw_as_before(monkeypatch: pytest.MonkeyPatch) -> N
         assert f.plan.explain().count("loop x 2") == at_once
     forget_plans()
     np.testing.assert_array_equal(*made)
+
+
+def test_messages_read_what_stays_until_they_end() -> None:
+    """A copy of what is read later is made before the message that reads it, too, and both read it."""
+    x, y = (np.random.default_rng(k).integers(-3, 4, (2400, 40)).astype("f4") for k in (1, 2))
+    with on(2):
+        f = ost.compile(
+            lambda x, y: ost.repeat(
+                3, lambda w: w / 2 + (x.T @ (y + w[:1, :1])).resplit(None), y[:40]
+            )
+        )
+        found = np.asarray(f(*(ost.asarray(v, split=0) for v in (x, y))))
+        bodies = [p.graph for every in f.plan.program.bodies.values() for p in every]
+    w = y[:40].astype("f8")
+    for _ in range(3):
+        w = w / 2 + x.T.astype("f8") @ (y + w[:1, :1])
+    np.testing.assert_allclose(found, w, 1e-5)
+    starts = 0
+    for body in bodies:
+        for node in body.nodes:
+            if node.op == "wait":
+                begun = body.nodes[body.producers[node.inputs[0]]]
+                assert begun.inputs == node.inputs[len(node.specs) :]
+                starts += begun.kw["collective"] == "broadcast"
+    assert starts == 1

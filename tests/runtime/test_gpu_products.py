@@ -330,9 +330,9 @@ def test_a_product_over_what_it_adds() -> None:
     """The sum takes the memory of the matrix that dies in it, whoever adds."""
 
     def f(x: Any, w: Any, c: Any) -> Any:
-        return ost.roll(x @ w + ost.roll(ost.exp(c), 1, axis=0), 1, axis=0)
+        return ost.sort(x @ w + ost.sort(ost.exp(c), axis=0), axis=0)
 
-    wanted = np.roll(X @ W + np.roll(np.exp(C), 1, 0), 1, 0)
+    wanted = np.sort(X @ W + np.sort(np.exp(C), 0), 0)
     for refused in (set[int](), {1}):
         algorithms, LT.algorithms = LT.algorithms, 0 if refused else LT.algorithms
         try:
