@@ -69,7 +69,9 @@ def threads() -> set[threading.Thread]:
 
 
 def census() -> Census:
-    """What lives now, but for what caches of a fixed size hold."""
+    """What lives now, but for what caches of a fixed size hold, and threads that are told to end."""
+    gc.collect()
+    threads()
     for x in (*_caches, *living(functools._lru_cache_wrapper)):
         if x.__module__.startswith("ostinato") and (x.cache_parameters()["maxsize"] or 0) >= 64:
             x.cache_clear()
