@@ -1323,7 +1323,7 @@ def _specs(inferred: Spec | tuple[Spec, ...]) -> tuple[Spec, ...]:
     return inferred if isinstance(inferred, tuple) else (inferred,)
 
 
-@lru_cache(4096)
+@lru_cache(256)
 def _inferred(
     rule: Callable[..., Spec | tuple[Spec, ...]], given: tuple[Spec, ...]
 ) -> tuple[Spec, ...]:
