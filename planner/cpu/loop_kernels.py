@@ -28,6 +28,7 @@ from ostinato.planner.plan import Target
 from ostinato.planner.rewrite import is_kernel, map_bodies, replace, with_nodes
 
 from .fuse import CALL, WORTH, turns_of
+from .rolls import slice_rolls
 
 MAX_COPIED_BYTES = 1 << 18  # bytes of operands and results that may be copied
 
@@ -37,12 +38,17 @@ def make_loop_kernels(graph: Graph, target: Target, turns: int = 1) -> Graph:
     if why_not():
         return graph
     graph = with_sources(graph)
-    chosen = {k for k, node in enumerate(graph.nodes) if _may_be(graph, node, target, turns)}
-    if chosen and turns == 1 and (whole := _whole(graph)) is not None:
+    loops = {
+        k: map_bodies(node, partial(slice_rolls, target=target))
+        for k, node in enumerate(graph.nodes)
+        if node.op in ONE_KERNEL
+    }
+    chosen = {k for k, node in loops.items() if _may_be(graph, node, target, turns)}
+    if chosen and turns == 1 and (whole := _whole(slice_rolls(graph, target))) is not None:
         return whole
 
     def make(builder: Builder, k: int, values: Sequence[int]) -> Sequence[int]:
-        node = graph.nodes[k]
+        node = loops[k]
         ins = [values[v] for v in node.inputs]
         return builder.add(ONE_KERNEL[node.op], ins, node.params, node.specs, node.line)
 
@@ -82,8 +88,6 @@ def _whole(graph: Graph) -> Graph | None:
 
 def _may_be(graph: Graph, node: Node, target: Target, turns: int) -> bool:
     """Whether a loop can be one kernel, and is long enough."""
-    if node.op not in ONE_KERNEL:
-        return False
     inside = list(_all_nodes(node))
     calls = sum(n for n, _ in inside) * turns
     if calls * CALL < WORTH or len(inside) > MAX_OPERATIONS:
