@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Container, Sequence
-from functools import lru_cache, partial
+from functools import partial
 
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph, Node
@@ -47,6 +47,7 @@ from ostinato.planner.fusion.stages import (
     can_be,
     count_apart,
     does_more,
+    fits_by,
     has_stages,
     is_single,
     nest_of,
@@ -286,16 +287,7 @@ def _is_of_pairs(group: Nested) -> bool:
     return any(len(own) > 1 and own & rows != rows for own in tables)
 
 
-@lru_cache(1 << 10)
-def _fits(
-    body: Graph,
-    dims: tuple[tuple[int, ...], ...],
-    rows: tuple[int, ...],
-    steps: tuple[tuple[int, ...], ...] = (),
-) -> bool:
-    specs = (*body.inputs, *body.out_specs)
-    shapes = [s.layout.largest(s.shape) for s in specs if s.layout is not None]
-    return analyse_in_order(body, dims, rows, shapes, steps=steps) is not None
+_fits = fits_by(analyse_in_order)
 
 
 def _worthy_groups(

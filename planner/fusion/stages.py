@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Container, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from ostinato.ops.core.build import Builder
@@ -38,6 +39,23 @@ PRODUCT = 1024  # multiplications of a row: libraries are better at more
 LONG = 1 << 22  # bytes of a row of a stage at the most
 SHARED = 2  # elements of windows for each of an operand's, from which they share most of them
 Fits = Callable[..., bool]  # (**parameters of a kernel) -> whether it can be one
+
+
+def fits_by(analyse: Callable[..., object]) -> Fits:
+    """Whether a body can be a kernel on a device, by what schedules its loops there."""
+
+    @lru_cache(1 << 10)
+    def fits(
+        body: Graph,
+        dims: tuple[tuple[int, ...], ...],
+        rows: tuple[int, ...],
+        steps: tuple[tuple[int, ...], ...] = (),
+    ) -> bool:
+        specs = (*body.inputs, *body.out_specs)
+        shapes = [s.layout.largest(s.shape) for s in specs if s.layout is not None]
+        return analyse(body, dims, rows, shapes, steps=steps) is not None
+
+    return fits
 
 
 @dataclass(eq=False, slots=True)

@@ -15,7 +15,7 @@ belongs to this machine: plan files hold the graph without it."""
 from __future__ import annotations
 
 from collections.abc import Collection
-from functools import lru_cache, partial
+from functools import partial
 
 from ostinato.ops.core.device import described
 from ostinato.ops.core.graph import Graph, Node
@@ -33,6 +33,7 @@ from ostinato.planner.fusion.stages import (
     can_be,
     count_apart,
     does_more,
+    fits_by,
     is_single,
     nest_of,
     nests,
@@ -96,13 +97,4 @@ def _is_worth(graph: Graph, group: Nested) -> bool:
     return more and can_be(graph, group, _fits)
 
 
-@lru_cache(1 << 10)
-def _fits(
-    body: Graph,
-    dims: tuple[tuple[int, ...], ...],
-    rows: tuple[int, ...],
-    steps: tuple[tuple[int, ...], ...] = (),
-) -> bool:
-    specs = (*body.inputs, *body.out_specs)
-    shapes = [s.layout.largest(s.shape) for s in specs if s.layout is not None]
-    return analyse_in_order(body, dims, rows, shapes, steps=steps) is not None
+_fits = fits_by(analyse_in_order)
