@@ -4,7 +4,6 @@ file.
 
 from . import (  # noqa: F401  (registers the operations)
     aliases,
-    arrangement,
     array_function,
     assigning,
     bits,
@@ -23,14 +22,15 @@ from . import (  # noqa: F401  (registers the operations)
     fft,
     flow,
     gradient,
+    grids,
     histograms,
     indexing,
+    joining,
     linalg,
     masks,
     nn,
     numerical,
     padding,
-    places,
     polynomials,
     quantiles,
     random,
@@ -46,7 +46,7 @@ from . import (  # noqa: F401  (registers the operations)
     special,
     statistics,
     ufuncs,
-    windows,
+    window_functions,
 )
 from .core import show  # noqa: F401  (how graphs print)
 from .core.array import Array

@@ -18,19 +18,19 @@ import numpy as np
 from ostinato.errors import ArgumentError
 
 from . import (
-    arrangement,
     assigning,
     contraction,
     creation,
     elementary,
     fft,
+    grids,
     histograms,
     indexing,
+    joining,
     linalg,
     masks,
     numerical,
     padding,
-    places,
     polynomials,
     quantiles,
     reduction,
@@ -262,7 +262,7 @@ MEANT: dict[str, Callable[..., Any]] = {
     **{
         name: getattr(module, name)
         for module in (
-            *(arrangement, histograms, numerical, places, polynomials, quantiles),
+            *(joining, histograms, numerical, grids, polynomials, quantiles),
             *(segments, selection, sets, statistics),
         )
         for name in module.__all__
@@ -334,7 +334,7 @@ MEANT: dict[str, Callable[..., Any]] = {
     # shapes
     "broadcast_arrays": lambda *args: _broadcast(args),
     "broadcast_to": lambda array, shape: functions["broadcast_to"](array, shape),
-    "concat": arrangement.concatenate,
+    "concat": joining.concatenate,
     "copy": lambda a, order="K": shape.copy(a, order),
     "diagonal": lambda a, offset=0, axis1=0, axis2=1: contraction.diagonal(a, offset, axis1, axis2),
     "expand_dims": lambda a, axis: shape.expand_dims(a, axis),
@@ -374,7 +374,7 @@ MEANT: dict[str, Callable[..., Any]] = {
     **{f"fft.{name}": getattr(fft, name) for name in fft.__all__ if "freq" not in name},
     # linear algebra
     "linalg.cholesky": lambda a, upper=False: linalg.cholesky(a, upper=upper),
-    "linalg.cross": lambda x1, x2, axis=-1: arrangement.cross(x1, x2, axis=axis),
+    "linalg.cross": lambda x1, x2, axis=-1: joining.cross(x1, x2, axis=axis),
     "linalg.cond": lambda x, p=None: linalg.cond(x, p),
     "linalg.det": lambda a: linalg.det(a),
     "linalg.diagonal": lambda x, offset=0: linalg.diagonal(x, offset=offset),
@@ -489,7 +489,7 @@ def of_function(function: Any, types: Any, args: Sequence[Any], kwargs: dict[str
     if ours is None:
         raise _refused(name)
     known = _parameters(name)
-    places = [v for n, v in given.arguments.items() if n in _SEVERAL for v in v]
+    grids = [v for n, v in given.arguments.items() if n in _SEVERAL for v in v]
     named = {n: v for n, v in given.arguments.items() if n not in _SEVERAL}
     named.update(named.pop("kwargs", {}))
     named = {n: v for n, v in named.items() if v is not np._NoValue}
@@ -504,7 +504,7 @@ def of_function(function: Any, types: Any, args: Sequence[Any], kwargs: dict[str
             )
         del named[n]
     positional = [named.pop(n) for n in list(named) if known.get(n) == "first"]
-    return ours(*positional, *places, **named)
+    return ours(*positional, *grids, **named)
 
 
 def of_ufunc(ufunc: Any, method: str, inputs: Sequence[Any], options: dict[str, Any]) -> Any:
@@ -597,7 +597,7 @@ _IN_PLACE = ("copyto", "putmask", "place", "put", "put_along_axis", "fill_diagon
 
 def _written(name: str, x: Array, *args: Any, **options: Any) -> None:
     """What writes to its first argument, which is ours."""
-    made = getattr(places, name)(x, *args, **options)
+    made = getattr(grids, name)(x, *args, **options)
     if made is not None:
         assigning.written(x, made, f"np.{name}")
 

@@ -167,7 +167,7 @@ op(
     takes={"calls": _CALLS, "shapes": _SHAPES, "dtypes": _DTYPES},
     indices=_whole,
     kernel=_kernel,
-    by_host=True,
+    host_callback=True,
     grad=_grad,
 )
 
@@ -244,7 +244,7 @@ op(
     indices=_whole,
     kernel=_print_kernel,
     placed=True,
-    by_host=True,
+    host_callback=True,
 )
 
 

@@ -208,7 +208,7 @@ op(
     scratch=_bits_scratch,
     cost=lambda ins, outs, p: (100.0 * outs[0].size, float(outs[0].nbytes)),
     placed=True,
-    drawn=lambda p, math: "bits64" if p["wide"] else "bits32",
+    random_in_kernel=lambda p, math: "bits64" if p["wide"] else "bits32",
 )
 
 
@@ -476,7 +476,7 @@ op(
     ),
     cost=lambda ins, outs, p: (150.0 * outs[0].size, float(outs[0].nbytes)),
     placed=True,
-    drawn=_normal_drawn,
+    random_in_kernel=_normal_drawn,
 )
 
 

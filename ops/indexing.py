@@ -88,7 +88,7 @@ op(  # before a kernel that gathers: whether all places are inside
     made_by="machine",
     indices=lambda ins, outs, p: Indices(((None,) * ins[0].ndim,), ((),)),
     kernel=_in_bounds_kernel,
-    notes=True,
+    bounds_checked=True,
 )
 
 
@@ -112,7 +112,7 @@ op(  # places counted from the first, each inside; or 0, if all are
         Indices(((None,) * ins[0].ndim,), ((),)) if p["checks"] else pointwise(ins, outs)
     ),
     kernel=_take_places_kernel,
-    notes=True,
+    bounds_checked=True,
 )
 
 
@@ -201,7 +201,7 @@ op(
     takes={"axis": AXIS},
     indices=_take_indices,
     kernel=_take_kernel,
-    notes=True,
+    bounds_checked=True,
     pieces=_take_pieces,
     grad=_take_grad,
     cost=lambda ins, outs, p: (0.0, 2.0 * outs[0].nbytes + ins[1].nbytes),
@@ -403,7 +403,7 @@ op(
     takes={"axis": AXIS, "mode": one_of(*MODES)},
     indices=_put_indices,
     kernel=_put_kernel,
-    notes=True,
+    bounds_checked=True,
     pieces=_put_pieces,
     grad=_put_grad,
     cost=MOVE,
@@ -475,7 +475,7 @@ op(
     takes={"axis": AXIS},
     indices=_along_indices,
     kernel=_take_along_kernel,
-    notes=True,
+    bounds_checked=True,
     places="read",
     grad=_take_along_grad,
     cost=lambda ins, outs, p: (0.0, 2.0 * outs[0].nbytes + ins[1].nbytes),

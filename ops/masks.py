@@ -16,7 +16,6 @@ import numpy as np
 
 from ostinato.errors import DTypeError, ShapeError
 
-from .arrangement import atleast_1d
 from .batching import Mapped, each
 from .core import array
 from .core.array import Array, Operandish, apply, as_array, export
@@ -29,6 +28,7 @@ from .core.trace import graph_of
 from .core.user_line import misfit
 from .elementwise import astype, where
 from .indexing import take
+from .joining import atleast_1d
 from .picked import places_of
 from .reduction import cumulative_sum
 from .shape import copy, reshape, stack, whole_number

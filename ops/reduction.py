@@ -988,7 +988,7 @@ op(
     kernel=_accumulate_kernel,
     placed=True,
     scratch=_end_of_block,
-    goes_on=True,
+    carries_state=True,
     cost=stream_cost(1),
 )
 

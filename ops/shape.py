@@ -777,7 +777,7 @@ op(
     grad=_concat_grad,
     cost=MOVE,
     placed=True,
-    joins=True,
+    concatenates=True,
 )
 
 

@@ -8,7 +8,6 @@ import ml_dtypes
 
 from ostinato.errors import ArgumentError, ShapeError
 
-from .arrangement import atleast_2d, cumprod, cumsum
 from .assigning import written
 from .contraction import diagonal, matmul
 from .core.array import Array, Axis, Operandish, another, as_array
@@ -39,6 +38,7 @@ from .elementwise import (
     sqrt,
     where,
 )
+from .joining import atleast_2d, cumprod, cumsum
 from .reduction import all as all_of
 from .reduction import argmax, argmin, mean, prod
 from .reduction import max as largest

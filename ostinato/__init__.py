@@ -35,7 +35,6 @@ from ostinato.ops import random as random
 from ostinato.ops import solve as solve
 from ostinato.ops import special as special
 from ostinato.ops.aliases import *
-from ostinato.ops.arrangement import *
 from ostinato.ops.assigning import *
 from ostinato.ops.boxes import *
 from ostinato.ops.contraction import *
@@ -46,13 +45,14 @@ from ostinato.ops.creation import *
 from ostinato.ops.elementary import *
 from ostinato.ops.elementwise import *
 from ostinato.ops.flow import *
+from ostinato.ops.grids import *
 from ostinato.ops.histograms import *
 from ostinato.ops.indexing import *
+from ostinato.ops.joining import *
 from ostinato.ops.makers import *
 from ostinato.ops.masks import *
 from ostinato.ops.numerical import *
 from ostinato.ops.padding import *
-from ostinato.ops.places import *
 from ostinato.ops.polynomials import *
 from ostinato.ops.quantiles import *
 from ostinato.ops.reduction import *
@@ -65,7 +65,7 @@ from ostinato.ops.sliding import *
 from ostinato.ops.sorting import *
 from ostinato.ops.statistics import *
 from ostinato.ops.whole_numbers import *
-from ostinato.ops.windows import *
+from ostinato.ops.window_functions import *
 from ostinato.planner.plan import Plan as Plan
 from ostinato.planner.policy import Precision as Precision
 

@@ -98,9 +98,9 @@ def _part(ref: Ref, box: Box, made: dict[Any, Array], depth: int) -> Array:
             seen = tuple([(a + s * lo, a + s * (hi - 1) + 1) for a, s, (lo, hi) in steps])
             x = part(term.inputs[0], seen, made, depth + 1)
             return x[tuple([slice(None, None, s) for s in params["steps"]])]
-        if op.moves.joins:
+        if op.moves.concatenates:
             found = _joined(term, params["axis"], box, made, depth)
-        elif op.element.drawn is not None:
+        elif op.element.random_in_kernel is not None:
             rows = math.prod([hi - lo for lo, hi in box[:-1]])
             found = _drawn(term, box) if rows <= ROWS else None
         elif op.name == "iota":
@@ -151,7 +151,7 @@ def _of_parts(ref: Ref, box: Box, made: dict[Any, Array], depth: int) -> Array |
     views = op.view is not None and not (op.turns_axes or op.renames_axes)
     views = views or not term.inputs
     bodies = any(isinstance(value, Graph) for _, value in term.params)
-    if views or bodies or op.run.placed or op.run.by_host or op.run.goes_on:
+    if views or bodies or op.run.placed or op.run.host_callback or op.run.carries_state:
         return None
     ins = tuple([t.specs[j] for t, j in term.inputs])
     indices = op.indices(ins, term.specs, dict(term.params))

@@ -52,6 +52,6 @@ def _exponents(found: Collected) -> set[int]:
         assert term.op is not None
         if term.op.name == "pow":
             known |= inputs
-        elif inputs and (term.op.only_looks or term.op.moves.converts):
+        elif inputs and (term.op.is_view or term.op.moves.converts):
             leads[id(term)] = inputs
     return known

@@ -22,7 +22,7 @@ from ostinato.ops.core.disk import write_page
 from ostinato.ops.core.user_line import misfit
 from ostinato.planner.seeing.explain import seconds
 from ostinato.planner.seeing.timeline import Bar, page, picture
-from ostinato.runtime.tape import WHOLE, Steps
+from ostinato.runtime.profile_tape import WHOLE, Steps
 
 from . import sessions
 from .sessions import Session

@@ -443,7 +443,7 @@ def _with_held(asked: Sequence[Ref], session: Session) -> tuple[Collected, list[
 def _beside(found: Collected, kept: Sequence[Ref]) -> list[Ref]:
     """Pending results that are made of what was collected, and not only of what is kept of it."""
     stays = {id(term) for term, _ in kept}
-    made = {id(t) for t in found.terms if t.inputs and t.op is not None and not t.op.only_looks}
+    made = {id(t) for t in found.terms if t.inputs and t.op is not None and not t.op.is_view}
     made -= stays
     clean, beside = set[int](), list[Ref]()
     for ref in array.pending():

@@ -16,7 +16,7 @@ from ostinato.planner.gathered import Gather, gather_of, given
 from ostinato.planner.plan import Key, Plan
 from ostinato.planner.seeing.explain import amount
 from ostinato.runtime.engine import Launcher
-from ostinato.runtime.packed_weights import Habit
+from ostinato.runtime.packed_weights import UseCount
 
 MIN_BYTES, RARELY = 1 << 16, 100  # bytes; what is smaller must come that often to be worth a plan
 
@@ -26,7 +26,7 @@ class _Site:
 
     def __init__(self, gather: Gather) -> None:
         self.gather = gather
-        self.habit = Habit() if gather.bytes >= MIN_BYTES else Habit(RARELY)
+        self.habit = UseCount() if gather.bytes >= MIN_BYTES else UseCount(RARELY)
         self.came: Callable[[], Operand | None] = lambda: None
         self.replica: Operand | None = None
         self.was_kept = False  # of the one that comes

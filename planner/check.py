@@ -25,7 +25,7 @@ from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import DType, Spec
 from ostinato.ops.reproducible import FIXED
 
-from .layouts.ways import SUM, extents_of, labels_of, way_of
+from .layouts.shardings import SUM, extents_of, labels_of, sharding_of
 from .machine import NOMINAL
 from .passes.in_turns import holds
 from .passes.layouts import choose_layouts
@@ -90,7 +90,7 @@ def seconds_of(graph: Graph) -> float:
             total += inner + kw["turns"] * len(kw["body"].nodes) * NOMINAL.call_seconds
         elif node.op in CONTROL:
             total += kw.get("trips", 1) * (inner + NOMINAL.call_seconds)
-        elif not op.only_looks:
+        elif not op.is_view:
             ins = tuple(graph.specs[v] for v in node.inputs)
             total += NOMINAL.kernel_seconds(*op.cost(ins, node.specs, kw), op.run.dense)
     return total
@@ -261,7 +261,7 @@ def _check_turns(node: Node, ins: Sequence[Spec]) -> None:
     body: Graph = node.kw["body"]
     need(not any(any(n.subgraphs()) for n in body.nodes), "turns with graphs inside")
     for each in body.nodes:
-        if OPS[each.op].run.goes_on:
+        if OPS[each.op].run.carries_state:
             *space, cut = _layout(each.specs[0]).splits
             axis = each.kw["axis"]
             need(cut == axis or axis not in space, "workers that hand over in each turn")
@@ -311,7 +311,7 @@ def _check_way(node: Node, ins: Sequence[Spec], target: Target, in_turns: bool) 
         if c is not None and (window := _layout(spec).window(d)) is not None
     }
     need(in_turns or not seen, f"{node.op} of windows")  # else workers would have to agree on edges
-    way = way_of(
+    way = sharding_of(
         indices,
         extents_of(indices, ins, node.specs),
         ins,

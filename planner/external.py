@@ -29,7 +29,7 @@ from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Shape, Spec, int64, is_inexact, uint32, uint64
 from ostinato.ops.expressions import Expression, where
 
-from .layouts.ways import is_rigid
+from .layouts.shardings import is_rigid
 from .machine import memory
 from .passes.file_blocks import turns_of
 from .passes.in_turns import named
@@ -106,7 +106,9 @@ def _made(graph: Graph, target: Target) -> set[int]:
     """Values that are made of files, or drawn, where memory has no room to sort them."""
     found = {v for v, spec in enumerate(graph.inputs) if is_stored(spec)}
     for k, node in enumerate(graph.nodes):
-        drawn = OPS[node.op].element.drawn and _has_no_room(graph.specs[graph.starts[k]], target)
+        drawn = OPS[node.op].element.random_in_kernel and _has_no_room(
+            graph.specs[graph.starts[k]], target
+        )
         if drawn or not found.isdisjoint(node.inputs):
             found.update(graph.outs(k))
     return found
@@ -335,13 +337,13 @@ def _share(graph: Graph, k: int, v: int, found: dict[int, float]) -> float | Non
     if OPS[node.op].moves.selects:
         less = node.inputs[0] == v and node.specs[0].size < size
         return node.specs[0].size / size if less else None
-    through = OPS[node.op].scalar or OPS[node.op].moves.joins
+    through = OPS[node.op].scalar or OPS[node.op].moves.concatenates
     return found.get(graph.starts[k]) if through else None
 
 
 def _joins(graph: Graph, v: int) -> bool:
     node = graph.nodes[graph.producers[v]]
-    return OPS[node.op].moves.joins and node.kw["axis"] == 0
+    return OPS[node.op].moves.concatenates and node.kw["axis"] == 0
 
 
 def _is_beyond(spec: Spec, target: Target) -> bool:

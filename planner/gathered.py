@@ -68,9 +68,7 @@ def gathers(plan: Plan) -> tuple[Gather, ...]:
 
 def _only_looks(node: Node) -> bool:
     op = OPS[node.op]
-    return op.made_by == "users" and (
-        op.moves.converts or (op.moves.same_elements and op.only_looks)
-    )
+    return op.made_by == "users" and (op.moves.converts or (op.moves.same_elements and op.is_view))
 
 
 def gather_of(plan: Plan, gather: Gather) -> Key:

@@ -110,7 +110,7 @@ def _count_all(found: Work, node: Node, body: Graph, part: Part) -> None:
 def _count(found: Work, node: Node, ins: tuple[Spec, ...], part: Part) -> float:
     """Adds a node's operations; the bytes that it moves."""
     op, outs = OPS[node.op], tuple(map(part, node.specs))
-    if op.only_looks or not any(s.size for s in outs):  # on a worker of which the part is empty
+    if op.is_view or not any(s.size for s in outs):  # on a worker of which the part is empty
         return 0.0
     flops, moved = op.cost(ins, outs, node.kw)
     if op.run.dense and (op.product is not None or op.made_by == "machine"):

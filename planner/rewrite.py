@@ -138,7 +138,7 @@ def looked_at(builder: Builder, value: int, looks: Sequence[Node]) -> int:
 
 def is_windowed(graph: Graph, node: Node) -> bool:
     """Whether it looks at its operand through windows, along indices of their own."""
-    if not OPS[node.op].only_looks:
+    if not OPS[node.op].is_view:
         return False
     specs = tuple([graph.specs[v] for v in node.inputs])
     dims = OPS[node.op].indices(specs, node.specs, node.kw).ins[0]

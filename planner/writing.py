@@ -102,7 +102,7 @@ def _borders(graph: Graph) -> list[set[int]]:
         if not node.specs or not node.specs[0].ndim:
             continue
         rows = node.specs[0].shape[:1]
-        if op.moves.joins and node.kw["axis"] == 0:
+        if op.moves.concatenates and node.kw["axis"] == 0:
             ends = [0, *itertools.accumulate(graph.specs[u].shape[0] for u in node.inputs)]
             made = [not _is_read(graph, u) for u in node.inputs]
             found[v].update(
@@ -110,7 +110,7 @@ def _borders(graph: Graph) -> list[set[int]]:
             )
             for at, u in zip(ends, node.inputs, strict=False):
                 found[v].update(at + border for border in found[u])
-        elif op.scalar or op.moves.joins:
+        elif op.scalar or op.moves.concatenates:
             found[v].update(*(found[u] for u in node.inputs if graph.specs[u].shape[:1] == rows))
         elif op.moves.selects == "slices":
             start, size, step = (node.kw[name][0] for name in ("starts", "sizes", "steps"))

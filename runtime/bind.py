@@ -9,7 +9,8 @@ generated names only, never of anything that a plan contains.
         f2(i0, i1, v2)
         k3(xp, o0, v2, **p3)
 
-On a device that repeats runs, what it repeats stands in parts (parts.py), behind all looks at operands."""
+On a device that repeats runs, what it repeats stands in segments (capture_segments.py), behind all views of
+operands."""
 
 from __future__ import annotations
 
@@ -29,8 +30,8 @@ from ostinato.ops.core.device import (
     Branch,
     Device,
     InTurns,
-    Keeping,
     Loop,
+    Prepackable,
     Recorder,
     Repeated,
     plain,
@@ -67,12 +68,12 @@ from ostinato.errors import (
     OstinatoError,
 )
 
+from .capture_segments import Parts
 from .messages.collectives import Start, staged, starter
 from .messages.communicator import Communicator
-from .packed_weights import Staying
-from .parts import Parts
-from .position import BYTES, CALL, FLOPS, Map, Span, Turns
-from .prefetch import ReadAhead, Step, WriteBehind
+from .packed_weights import PrepackedOperand
+from .read_ahead import ReadAhead, Step, WriteBehind
+from .run_progress import BYTES, CALL, FLOPS, Map, Span, Turns
 
 Look = Callable[[Any], Any]
 RowOf = Callable[..., "Row"]
@@ -130,7 +131,7 @@ class Bound:
     source: str
     rows: list[Row]
     lines: dict[int, Row] = field(default_factory=dict)  # line of the source -> what it runs
-    stays: list[Staying] = field(default_factory=list)  # operands that products may keep
+    stays: list[PrepackedOperand] = field(default_factory=list)  # operands that products may keep
     map: Map = field(default_factory=Map)  # of what its lines do, for who asks how far it is
     conditional: list[tuple[Loop | Branch, Node]] = field(default_factory=list)
     stops: list[_Stop] = field(default_factory=list)  # of what its lines run, in order
@@ -201,14 +202,16 @@ def blamed(node: Node, kind: type[OstinatoError], got: str) -> OstinatoError:
 def may_fail_later(program: Program) -> bool:
     """Whether kernels of a device may find places outside, which is known when somebody looks."""
     bodies = [body for found in program.bodies.values() for body in found]
-    return any(OPS[n.op].run.notes for n in program.graph.nodes) or any(map(may_fail_later, bodies))
+    return any(OPS[n.op].run.bounds_checked for n in program.graph.nodes) or any(
+        map(may_fail_later, bodies)
+    )
 
 
 def _factors(node: Node) -> Iterator[Node]:
     """What may not exist of a matrix, in the bodies of a node."""
     for value in node.kw.values():
         for inner in value.nodes if isinstance(value, Graph) else ():
-            if OPS[inner.op].run.factors:
+            if OPS[inner.op].run.may_be_singular:
                 yield inner
             yield from _factors(inner)
 
@@ -319,7 +322,7 @@ class _Binder:
         self.shown: dict[str, Any] = {}  # the others: arrays that lie like them, without memory
         self.looks: dict[str, tuple[int, Look | None]] = {}  # at operands: which one, and how
         self.looked: dict[str, tuple[str, str]] = {}  # of these, by which look, at what
-        self.stays: list[Staying] = []
+        self.stays: list[PrepackedOperand] = []
         self.count = 0
         self.ufuncs: dict[str, str] = {}
         self.requests: dict[str, str] = {}  # of pending values
@@ -377,7 +380,7 @@ class _Binder:
     def at(self, graph: Graph, node: Node, rank: int | None = None) -> Place:
         ins = [graph.specs[v] for v in node.inputs]
         here = self.rank if rank is None else rank
-        if OPS[node.op].run.by_host:
+        if OPS[node.op].run.host_callback:
             is_first = self.rank == 0
         elif node.op == "write":
             is_first = is_server(ins[0], here)
@@ -429,8 +432,8 @@ class _Binder:
             op = OPS[node.op]
             apart = (
                 node.op in CONTROL
-                or op.run.notes
-                or op.run.factors
+                or op.run.bounds_checked
+                or op.run.may_be_singular
                 or collective_of(node.op, node.kw)
             )
             if stretch is not None and (apart or stretch.seconds > SLICE):
@@ -494,9 +497,9 @@ class _Binder:
         self.names["parts"] = parts
         for k, node in enumerate(graph.nodes):
             self.name_results(program, k, names, outs, 0)
-            if self.only_looks(program, k):
+            if self.is_view(program, k):
                 self.views(program, k, node, Row(node, self.depth), names, graph.starts[k])
-        rest = [k for k in range(len(graph.nodes)) if not self.only_looks(program, k)]
+        rest = [k for k in range(len(graph.nodes)) if not self.is_view(program, k)]
         for is_apart, run in itertools.groupby(rest, lambda k: k in parts.apart):
             begun = len(self.text)
             self.is_repeated = not is_apart
@@ -519,7 +522,7 @@ class _Binder:
                 parts.count += 1
         self.is_repeated = False
 
-    def only_looks(self, program: Program, k: int) -> bool:
+    def is_view(self, program: Program, k: int) -> bool:
         node = program.graph.nodes[k]
         if not node.specs or program.slots[program.graph.starts[k]].kind != "alias":
             return False
@@ -598,7 +601,7 @@ class _Binder:
         outs = names[first : first + len(node.specs)]
         if node.op == "constant" or is_joined(program, k) or (op.moves.pieces and ins == outs):
             return  # there is nothing to do, or to copy
-        if not op.moves.joins and (box := replaced(graph, k)) is not None:
+        if not op.moves.concatenates and (box := replaced(graph, k)) is not None:
             for slab in around(box, self.shape(node.specs[0])):
                 self.copy_part(ins[0], outs[0], slab, row)
             return
@@ -625,7 +628,7 @@ class _Binder:
             out
             for out, spec in zip(outs, node.specs, strict=True)
             if settings.check_nan and node.op != "read" and out != "None" and is_inexact(spec.dtype)
-            if not op.run.goes_on  # from NaN that its operand had before
+            if not op.run.carries_state  # from NaN that its operand had before
         ]
         if watched:  # now, as the result may take an operand's memory
             before = self.local("b")
@@ -635,8 +638,8 @@ class _Binder:
             self.place(base + offset, s.shape, s.dtype)
             for offset, s in zip(program.scratch[k], (*needs, *more), strict=False)
         )
-        chained = op.run.goes_on and not self.turns[0]
-        if op.run.goes_on and self.turns[0]:
+        chained = op.run.carries_state and not self.turns[0]
+        if op.run.carries_state and self.turns[0]:
             scratch = self.ends[k]
         if chained:
             self.take_over(node, scratch, row)
@@ -644,11 +647,11 @@ class _Binder:
         if isinstance(kernel, InTurns):
             self.all_turns(kernel, (*ins, *outs), row)
         elif kernel is not None:
-            keeps = kernel if isinstance(kernel, Keeping) else None
+            keeps = kernel if isinstance(kernel, Prepackable) else None
             function = kernel if keeps is None else keeps.function
             name = self.name("g", function)
             if keeps is not None and ins[1] in self.looks:
-                self.stays.append(Staying(*self.looks[ins[1]], keeps, self.names, name))
+                self.stays.append(PrepackedOperand(*self.looks[ins[1]], keeps, self.names, name))
             self.write(f"{name}({', '.join((*ins, *outs))})", row)
             if self.record is not None:
                 self.record.call(function, (*ins, *outs), self.lies(outs[0]))
@@ -671,7 +674,7 @@ class _Binder:
             if op.run.scratch is not None:
                 params["scratch"] = scratch[: len(needs)]
             kernel_ = self.in_memory(graph, node)
-            if self.notes is not None and op.run.notes:
+            if self.notes is not None and op.run.bounds_checked:
                 kernel_ = self.notes.site(node).watching(kernel_)
             f = self.name("k", kernel_)
             out = outs[0] if len(outs) == 1 else f"({', '.join(outs)})"
@@ -795,14 +798,14 @@ class _Binder:
         ins: Sequence[str],
         outs: Sequence[str],
         scratch: Sequence[Any],
-    ) -> Callable[..., None] | Keeping | InTurns | None:
+    ) -> Callable[..., None] | Prepackable | InTurns | None:
         """A function of arrays that lie as these do in every run; None if there is no better one
         than the op's kernel.
         """
         arrays = [self.lies(name) for name in (*ins, *outs)]
         specs = (*(graph.specs[v] for v in node.inputs), *node.specs)
         if any(x is None for x in arrays):
-            return self.device.looking_kernel(node, specs, scratch)
+            return self.device.dynamic_kernel(node, specs, scratch)
         threads = 1 if node.kw.get("way") == ONE_THREAD else self.threads
         often = self.record is not None
         at = self.one_place(graph, node)

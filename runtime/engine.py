@@ -32,7 +32,7 @@ from ostinato.errors import CommunicatorError, OstinatoError, SessionError
 
 from .bind import may_fail_later
 from .messages.communicator import Alone, ThreadWorld
-from .trials import trials
+from .timing import trials
 from .worker import CLOSED, Loaded, Worker
 
 MOST_UNSURE = 10_000  # results of which nobody knows yet whether all went well

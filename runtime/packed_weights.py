@@ -11,14 +11,14 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from ostinato.ops.core.device import Keeping
+from ostinato.ops.core.device import Prepackable
 from ostinato.ops.core.spec import is_own
 
 OFTEN = 3  # times in a row that an array must come, twice as many after each time
 PAYS = 8  # that it then came fewer than so many times as often
 
 
-class Habit:
+class UseCount:
     """Whether the same comes often enough to keep what is made of it."""
 
     def __init__(self, often: int = OFTEN) -> None:
@@ -37,11 +37,11 @@ class Habit:
         self.times = 0
 
 
-class Kept:
+class Prepacked:
     """What a worker's plans keep, by the array that it was made of."""
 
     def __init__(self) -> None:
-        self.found: dict[int, list[Staying]] = {}
+        self.found: dict[int, list[PrepackedOperand]] = {}
 
     @property
     def bytes(self) -> int:
@@ -53,14 +53,14 @@ class Kept:
             operand.ends()
 
 
-class Staying:
+class PrepackedOperand:
     """An operand of a bound plan, which a product there may keep."""
 
     def __init__(
         self,
         number: int,
         look: Callable[[Any], Any] | None,
-        product: Keeping,
+        product: Prepackable,
         names: dict[str, Any],
         name: str,
     ) -> None:
@@ -68,8 +68,8 @@ class Staying:
         self.product = product
         self.names, self.name = names, name  # where the plan's function finds the product
         self.array: Callable[[], Any] = _nothing
-        self.habit = Habit()
-        self.kept: Kept | None = None
+        self.habit = UseCount()
+        self.kept: Prepacked | None = None
         self.bytes = 0
 
     def is_due(self, array: Any) -> bool:
@@ -80,7 +80,7 @@ class Staying:
         due = self.habit.again()
         return due and self.habit.times == self.habit.enough and is_own(array)
 
-    def keep(self, array: Any, kept: Kept) -> None:
+    def keep(self, array: Any, kept: Prepacked) -> None:
         """From now on the product has it as it is now."""
         made = self.product.keep(array if self.look is None else self.look(array))
         if made is None:

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from ostinato.ops.core import activity
 from ostinato.ops.core.bounds import outside
-from ostinato.ops.core.device import Device, Repeater
+from ostinato.ops.core.device import Device, GraphCapture
 from ostinato.ops.core.garbage import seldom_collected
 from ostinato.ops.core.notes import Notes
 from ostinato.ops.core.signals import Living
@@ -33,11 +33,11 @@ from ostinato.planner.title import title
 from ostinato.errors import BoundsError, OstinatoError, SessionError
 
 from .bind import Bound, Row, bind, blamed
+from .graph_capture import Replay, has_messages, why_not
 from .messages.communicator import Communicator
-from .packed_weights import Kept
-from .position import frame_of
-from .replay import Replay, has_messages, why_not
-from .tape import Tape
+from .packed_weights import Prepacked
+from .profile_tape import Tape
+from .run_progress import frame_of
 
 KEPT = 4  # buffers of a result at the most
 CLOCKED = 16  # the first runs are measured, then every so many, or all that are slow
@@ -145,10 +145,10 @@ class Worker:
         self.awake: set[Loaded] = set()  # that have buffers, or keep operands
         self.unloaded = 0
         self.closed = False
-        self.repeater: Repeater | None = None
+        self.repeater: GraphCapture | None = None
         self.last_try = False  # of a run that had too little memory
         self.tape: Tape | None = None  # of who wants to know when what ran
-        self.kept = Kept()
+        self.kept = Prepacked()
         self.notes = None if device.is_host else Notes(device)  # what kernels found wrong
         self.context = contextvars.Context()
         self.context.run(np.seterr, all="ignore")

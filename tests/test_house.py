@@ -258,7 +258,7 @@ def test_passes_know_ops_by_their_facts() -> None:
 FAMILIES = {
     "planner/check.py": (7, "what only passes make, and plan files hold"),
     "planner/gathered.py": (1, "collectives that bring parts of one array"),
-    "planner/layouts/ways.py": (1, "what only passes make"),
+    "planner/layouts/shardings.py": (1, "what only passes make"),
     "planner/passes/blocking.py": (1, "what only passes make"),
     "planner/passes/in_turns.py": (1, "what only passes make"),
     "planner/passes/cache_blocking.py": (1, "what only passes make"),
@@ -268,7 +268,7 @@ FAMILIES = {
     "planner/passes/distances.py": (1, "algebra"),
     "planner/passes/simplify.py": (6, "algebra"),
     "runtime/bind.py": (1, "functions of NumPy that want `out` by name"),
-    "runtime/replay.py": (1, "control flow that a device decides"),
+    "runtime/graph_capture.py": (1, "control flow that a device decides"),
     "runtime/crew/orders.py": (1, "words of messages"),
     "ostinato/__init__.py": (1, "modules"),
     "ostinato/reach.py": (1, "methods of Python's containers"),

@@ -22,9 +22,9 @@ from .batches import (
     fits_in,
     form_of,
     form_of_rows,
+    form_words,
     own_value,
     put_together,
-    told_forms,
     total_bytes,
 )
 from .chain import Sample, undecoded
@@ -181,8 +181,8 @@ class Assembly:
                     batch,
                     keep[0],
                     row,
-                    told_forms(fields, forms),
-                    told_forms(theirs, shapes),
+                    form_words(fields, forms),
+                    form_words(theirs, shapes),
                     fields == theirs,
                 )
             for k, value in enumerate(others):

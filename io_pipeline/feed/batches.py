@@ -145,7 +145,7 @@ def bytes_of(value: Any) -> int:
     return size
 
 
-def told_forms(fields: Fields, forms: Sequence[Any]) -> str:
+def form_words(fields: Fields, forms: Sequence[Any]) -> str:
     """A sample's fields in words."""
     names = [name.strip("[]'.") or "sample" for name in fields.names]
     return ", ".join(

@@ -24,14 +24,14 @@ from ostinato.errors import ArgumentError, SampleError
 
 from ..source import short
 from .chain import Chain, PartStep, Placed, Sample, Step
-from .content import Untold, told
+from .content import Unhashable, fingerprint
 from .disk import FORMAT, Disk
 from .draws import Draws
 from .faults import Policy
 from .fields import Fields, hosted
 from .plain import Undescribed
-from .samples import Samples, digest, made_source, told_source
-from .stage import made_stage, told_stage
+from .samples import Samples, digest, made_source, source_as_data
+from .stage import made_stage, stage_as_data
 from .store import Others, Server, offer_of
 
 END, AUTO = WHERE = ("end", "auto")
@@ -58,7 +58,9 @@ class Cached(Samples):
         self.folder, self.disk_bytes, self.where, self.version = disk, disk_bytes, where, version
         self.bytes = 0
         self.disk: Disk | None = None
-        self._told: list[str] = []  # for each cut what makes its samples, as it was at first
+        self._fingerprints: list[
+            str
+        ] = []  # for each cut what makes its samples, as it was at first
         self._kept: dict[int, tuple[list[Any], Fields]] = {}
         self._lock = threading.Lock()
         self._server: Server | None = None  # for other workers
@@ -68,18 +70,18 @@ class Cached(Samples):
         self._looked = 0
         self.cut: int | None = len(chain.stages) if where == END or not chain.stages else None
         if disk is not None:
-            self._check_told()
+            self._check_hashable()
             if self.cut is None:
                 self.cut = self._before()
             if self.cut is not None:
                 self._open()
 
     def as_data(self) -> Any:
-        stages = [[told_stage(p.stage), p.line] for p in self.chain.stages]
+        stages = [[stage_as_data(p.stage), p.line] for p in self.chain.stages]
         fields = None if self.fields is None else self.fields.as_data()
         folder = None if self.folder is None else os.path.abspath(os.path.expanduser(self.folder))
         how = [self.room, folder, self.disk_bytes, self.where, self.version]
-        return [told_source(self.source), stages, fields, how]
+        return [source_as_data(self.source), stages, fields, how]
 
     @classmethod
     def from_data(cls, said: Any) -> Samples:
@@ -187,13 +189,13 @@ class Cached(Samples):
         return int(np.argmax(saved))
 
     # -- on disk ---------------------------------------------------------------------------------
-    def _check_told(self) -> None:
+    def _check_hashable(self) -> None:
         """Refuse what cannot be told from run to run, and so would be believed when it has changed."""
         try:
-            self._told = [self._words(cut) for cut in self._cuts()]
+            self._fingerprints = [self._words(cut) for cut in self._cuts()]
             if len(self.source) and not self.version:
                 self.source.made_of(0)
-        except Untold as error:
+        except Unhashable as error:
             raise misfit(
                 ArgumentError,
                 "cache",
@@ -208,12 +210,12 @@ class Cached(Samples):
         """What makes samples of this cut, in words."""
         stages = [p.stage for p in self.chain.stages[:cut]]
         parts = [f"format {FORMAT}", f"version {self.version}", code_of_stages()]
-        told_of = ["" if self.version else told(stage) for stage in stages]
+        told_of = ["" if self.version else fingerprint(stage) for stage in stages]
         parts += [f"{s.name} {words}" for s, words in zip(stages, told_of, strict=True)]
         return "; ".join(parts)
 
     def _home(self, cut: int) -> str:
-        return digest("samples", self._told[cut])
+        return digest("samples", self._fingerprints[cut])
 
     def _before(self) -> int | None:
         """The cut that another run has chosen."""
@@ -228,14 +230,14 @@ class Cached(Samples):
     def _open(self, cut: int | None = None) -> None:
         cut = self.cut if cut is None else cut
         if self.folder is not None and cut is not None:
-            self.disk = Disk(self.folder, self._home(cut), self.disk_bytes, self._told[cut])
+            self.disk = Disk(self.folder, self._home(cut), self.disk_bytes, self._fingerprints[cut])
 
     def _key(self, index: int) -> bytes | None:
         if self.disk is None:
             return None
         try:
             said = self.source.made_of(index)
-        except Untold:
+        except Unhashable:
             said = f"{self.source.identity()} {index}"
         except OSError:  # what reads it will say so
             return None
@@ -267,8 +269,10 @@ class Cached(Samples):
         return self.source.name(index)
 
     def made_of(self, index: int) -> str:
-        told = self._told[-1] if self._told else self._words(len(self.chain.stages))
-        return f"{self.source.made_of(index)}\0{told}"
+        fingerprint = (
+            self._fingerprints[-1] if self._fingerprints else self._words(len(self.chain.stages))
+        )
+        return f"{self.source.made_of(index)}\0{fingerprint}"
 
     def inner(self) -> Sequence[Samples]:
         return (self.source,)

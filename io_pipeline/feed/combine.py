@@ -17,7 +17,7 @@ from ostinato.errors import ArgumentError
 
 from .fields import Fields
 from .plain import as_plain, from_plain
-from .samples import InFiles, Samples, Stream, digest, made_source, told_source
+from .samples import InFiles, Samples, Stream, digest, made_source, source_as_data
 
 MOST_TURNS = 1000  # samples after which the sources of a mixture come in the same order again
 
@@ -42,7 +42,7 @@ class Zipped(Samples):
         self.fields = _side_by_side(known) if len(known) == len(sources) else None
 
     def as_data(self) -> Any:
-        return [told_source(s) for s in self.sources]
+        return [source_as_data(s) for s in self.sources]
 
     @classmethod
     def from_data(cls, said: Any) -> Samples:
@@ -107,7 +107,7 @@ class Mixed(Samples):
         self.length = turns * len(self.turn)
 
     def as_data(self) -> Any:
-        return [[told_source(s) for s in self.sources], as_plain(self.weights)]
+        return [[source_as_data(s) for s in self.sources], as_plain(self.weights)]
 
     @classmethod
     def from_data(cls, said: Any) -> Samples:
@@ -190,7 +190,7 @@ class Selected(Samples):
         self.labels = None if source.labels is None else np.asarray(source.labels)[self.which]
 
     def as_data(self) -> Any:
-        return [told_source(self.source), as_plain(self.which)]
+        return [source_as_data(self.source), as_plain(self.which)]
 
     @classmethod
     def from_data(cls, said: Any) -> Samples:

@@ -25,14 +25,14 @@ import numpy as np
 SIMPLE = (type(None), bool, int, float, complex, str, bytes, type(...), range, slice)
 
 
-class Untold(Exception):
+class Unhashable(Exception):
     """A value that cannot be told; its text says which."""
 
 
-def told(value: Any) -> str:
+def fingerprint(value: Any) -> str:
     """A digest of all that a value is."""
     made = hashlib.blake2b(digest_size=16)
-    for part in _Teller().parts(value):
+    for part in _Fingerprint().parts(value):
         made.update(part.encode("utf-8", "surrogateescape") + b"\0")
     return made.hexdigest()
 
@@ -54,7 +54,7 @@ def _code(code: types.CodeType) -> Iterator[str]:
             yield repr(value)
 
 
-class _Teller:
+class _Fingerprint:
     """Of one value; what was told already, and may hold itself, is not told again."""
 
     def __init__(self) -> None:
@@ -86,7 +86,7 @@ class _Teller:
                 yield from self.parts(key)
                 yield from self.parts(item)
         elif kind in (set, frozenset):
-            yield f"{kind.__name__} {sorted(told(item) for item in value)}"
+            yield f"{kind.__name__} {sorted(fingerprint(item) for item in value)}"
         elif isinstance(value, np.dtype):
             yield f"dtype {value.descr if value.fields else value.name}"
         elif isinstance(value, functools.partial):
@@ -114,18 +114,18 @@ class _Teller:
             for field in dataclasses.fields(value):
                 yield from self.parts(getattr(value, field.name))
         else:
-            raise Untold(f"an object of type {kind.__name__}")
+            raise Unhashable(f"an object of type {kind.__name__}")
 
     def _array(self, value: np.ndarray[Any, Any]) -> Iterator[str]:
         if value.dtype.hasobject:
-            raise Untold("an array of objects")
+            raise Unhashable("an array of objects")
         yield f"array {value.dtype} {value.shape}"
         data: Any = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
         yield hashlib.blake2b(data, digest_size=16).hexdigest()
 
     def _module(self, value: types.ModuleType) -> Iterator[str]:
         if not _is_installed(value):
-            raise Untold(f"the module {value.__name__} as a whole")
+            raise Unhashable(f"the module {value.__name__} as a whole")
         yield f"module {_version(value.__name__)}"
 
     def _function(self, value: types.FunctionType) -> Iterator[str]:
@@ -148,9 +148,9 @@ class _Teller:
         yield name
         try:
             yield from self.parts(value)
-        except Untold as error:
+        except Unhashable as error:
             said = str(error)
-            raise Untold(said if "read as" in said else f"{said}, read as {name!r}") from None
+            raise Unhashable(said if "read as" in said else f"{said}, read as {name!r}") from None
 
     def _class(self, value: type) -> Iterator[str]:
         yield _by_name(value)

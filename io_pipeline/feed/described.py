@@ -14,8 +14,8 @@ from .entries import Bucket, Cut, Draw, Entry, OnError, Repeat, Shuffle
 from .faults import Policy
 from .pipe import Pipe
 from .plain import Undescribed, as_plain, from_plain
-from .samples import made_source, told_source
-from .stage import Stage, made_stage, told_stage
+from .samples import made_source, source_as_data
+from .stage import Stage, made_stage, stage_as_data
 
 LINES = {kind.__name__: kind for kind in (Shuffle, Repeat, Draw, Cut, Bucket, OnError)}
 APART = ("source", "entries", "target", "cursor")  # fields of a pipe that are no settings
@@ -27,12 +27,12 @@ def as_data(pipe: Pipe) -> Any:
         f.name: as_plain(getattr(pipe, f.name)) for f in fields(pipe) if f.name not in APART
     }
     lines = [[_entry(e.what), e.line] for e in pipe.entries]
-    return [told_source(pipe.source), lines, settings, pipe.identity()]
+    return [source_as_data(pipe.source), lines, settings, pipe.identity()]
 
 
 def _entry(what: Any) -> Any:
     if isinstance(what, Stage):
-        return ["Stage", told_stage(what)]
+        return ["Stage", stage_as_data(what)]
     name = type(what).__name__
     if name not in LINES:
         raise Undescribed(f"{name.lower()} is done by the program alone")

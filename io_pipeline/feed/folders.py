@@ -19,7 +19,7 @@ from ostinato.errors import ArgumentError, DataFileError
 from ..remote import Ahead, is_remote
 from ..remote import find as find_remote
 from ..source import stamp, trouble
-from .content import told
+from .content import fingerprint
 from .fields import IMAGE, LABEL, MASK, Fields
 from .plain import as_plain, from_plain
 from .reading import expect, stamp_of, whole
@@ -125,8 +125,8 @@ class Files(Samples):
         below = len(self.base)
         masks = self.masks or ()
         labels = () if self.labels is None else map(str, self.labels)
-        told = ([p[below:].lstrip(os.sep) for p in self.paths], masks, labels)
-        return digest("files", *("\0".join(words) for words in told))
+        fingerprint = ([p[below:].lstrip(os.sep) for p in self.paths], masks, labels)
+        return digest("files", *("\0".join(words) for words in fingerprint))
 
     def name(self, index: int) -> str:
         return f"file {self.paths[index]}"
@@ -137,7 +137,7 @@ class Files(Samples):
             parts.append(stamp(self.masks[index]))
         if self.labels is not None:
             label = self.labels[index]
-            parts.append(str(label) if type(label) is int else told(label))
+            parts.append(str(label) if type(label) is int else fingerprint(label))
         return "\0".join(parts)
 
 

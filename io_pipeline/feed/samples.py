@@ -18,7 +18,7 @@ from ostinato.errors import ArgumentError
 
 from ..files import from_data, open_source
 from ..source import Part, Source, stamp
-from .content import Untold, told
+from .content import Unhashable, fingerprint
 from .fields import DATA, IMAGE, KINDS, LABEL, Fields, by_name, fields_of
 from .plain import MOST_BYTES, Undescribed, as_plain, from_plain
 
@@ -72,7 +72,9 @@ class Samples:
 
     def made_of(self, index: int) -> str:
         """What a sample is made of, as text that changes with it: for caches on disk."""
-        raise Untold(f"samples of {type(self).__name__.lower()}, which may be others in each run")
+        raise Unhashable(
+            f"samples of {type(self).__name__.lower()}, which may be others in each run"
+        )
 
     def inner(self) -> Sequence[Samples]:
         """The sources that it is made of."""
@@ -106,7 +108,7 @@ class Samples:
         raise NotImplementedError
 
 
-def told_source(source: Samples) -> Any:
+def source_as_data(source: Samples) -> Any:
     return [type(source).__name__, source.as_data()]
 
 
@@ -226,11 +228,11 @@ class Arrays(Samples):
                 np.take(x, places, 0, into, "clip")  # "raise" would take what it gathers twice
 
     def identity(self) -> str:
-        told = []
+        fingerprint = []
         for x in self.sources:
             where = (x.path, x.dataset) if isinstance(x, Source) else _some_of(x)
-            told.append((where, tuple(x.shape), str(x.dtype)))
-        return digest("arrays", *told)
+            fingerprint.append((where, tuple(x.shape), str(x.dtype)))
+        return digest("arrays", *fingerprint)
 
     def name(self, index: int) -> str:
         found = [x.path for x in self.sources if isinstance(x, Source)]
@@ -241,9 +243,9 @@ class Arrays(Samples):
         parts = []
         for x in self.sources:
             if not isinstance(x, Source):
-                parts.append(told(x[index]))
+                parts.append(fingerprint(x[index]))
             elif os.path.isdir(x.path):
-                raise Untold(f"the folder {x.path}, in which chunks may change unseen")
+                raise Unhashable(f"the folder {x.path}, in which chunks may change unseen")
             else:
                 parts.append(f"{stamp(x.path)} {x.dataset} {index}")
         return "\0".join(parts)

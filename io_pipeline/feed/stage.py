@@ -190,7 +190,7 @@ def _listed(kinds: tuple[str, ...]) -> str:
     return ", ".join(kinds) or "nothing"
 
 
-def told_stage(one: Stage) -> Any:
+def stage_as_data(one: Stage) -> Any:
     """A stage as plain data: its name and its parameters."""
     if isinstance(one, (Map, Filter)):
         raise Undescribed(

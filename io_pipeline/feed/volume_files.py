@@ -13,7 +13,7 @@ from ostinato.ops.core.tree import flatten
 
 from ..files import SUFFIXES, open_source
 from ..source import Source
-from .content import Untold
+from .content import Unhashable
 from .fields import LABEL, MASK, VOLUME, Fields
 from .folders import Files, Paths, files
 from .plain import as_plain, from_plain
@@ -86,7 +86,7 @@ class VolumeFiles(Files):
 
     def made_of(self, index: int) -> str:
         if os.path.isdir(self.paths[index]):
-            raise Untold("Zarr stores, whose files may change one by one")
+            raise Unhashable("Zarr stores, whose files may change one by one")
         return f"{super().made_of(index)}\0{self.datasets}"
 
 

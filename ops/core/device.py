@@ -26,7 +26,7 @@ Classes = Sequence[Sequence[str]]
 Messages = Sequence[tuple[int, Any]]  # peer, and what it is sent or what its message is written to
 
 
-class Keeping(NamedTuple):
+class Prepackable(NamedTuple):
     """A product whose right matrix may be the same in many calls. `keep` gives, of that matrix, the same
     function to the bit, but with the matrix as it is now in a form that is read faster, and the bytes of
     that; None if there is no such form."""
@@ -40,7 +40,7 @@ class Native:
     """How a device runs an op where it does better than the op's own kernel."""
 
     make: Callable[..., Any]  # (arrays like operands and results, threads, scratch=, **params) ->
-    # a Function, a `Keeping` of one, or None
+    # a Function, a `Prepackable` of one, or None
     scratch: Callable[..., Sequence[Scratch]] | None = None  # as Op.scratch, and behind that
     ways: Callable[[Specs, Specs, Params, int], Classes] | None = None  # names of what `way` may be
     # in its params: those of a class give the same bits; the rule's first
@@ -84,16 +84,16 @@ class InTurns(NamedTuple):
     state: Any
 
 
-class Repeater:
+class GraphCapture:
     """What one worker has to repeat runs of its plans, or parts of them, as one call."""
 
     unconditional = "its device looks at no condition"  # why it does not; or nothing
 
-    def rehearsal(self) -> AbstractContextManager[None]:
+    def warm_up(self) -> AbstractContextManager[None]:
         """For a run that finds all that is needed while a run is taken down: compiled kernels, memory."""
         raise NotImplementedError
 
-    def taking(self) -> AbstractContextManager[list[Function]]:
+    def capturing(self) -> AbstractContextManager[list[Function]]:
         """The device does nothing now of what it is asked for in here; the list then has a function that
         does all of it, with the same arrays, in the same order. What waits for a value, or needs what
         cannot be repeated, raises an error; then nothing is left of it."""
@@ -117,7 +117,7 @@ class Loop:
     """A loop of a bound program. The host looks at its condition before each turn; where a run is taken
     down it goes through one turn, and the device will look."""
 
-    is_known = False  # a rehearsal went through a turn
+    is_known = False  # a warm-up went through a turn
 
     def begin(self, inits: Sequence[Any], firsts: Sequence[Any], seconds: Sequence[Any]) -> Any:
         """What the first turn reads, of states, where it and odd turns write them, and where even ones do."""
@@ -292,7 +292,7 @@ class Device:
         scratch: Sequence[Any],
         often: bool,
         at: Place | None = None,
-    ) -> Function | Keeping | InTurns | None:
+    ) -> Function | Prepackable | InTurns | None:
         """A function of arrays that lie as these do in every run, its operands and results; None where
         the op's own kernel is as good. `shape` tells how much of an array is here. `often`: it is
         called in a loop. `at`: where in the global arrays, for who asks (`Native.placed`)."""
@@ -302,7 +302,7 @@ class Device:
         """A function of arrays that lie so, which copies one to the other in loops."""
         return None
 
-    def looking_kernel(self, node: Node, specs: Specs, scratch: Sequence[Any]) -> Function | None:
+    def dynamic_kernel(self, node: Node, specs: Specs, scratch: Sequence[Any]) -> Function | None:
         """The same for arrays that may lie in another way each time; None where the op's own kernel is
         as good, which looks, too."""
         return None
@@ -401,7 +401,7 @@ class Device:
         """For a loop, among names that are the same array in every run."""
         return Recorder()
 
-    def repeater(self) -> Repeater | None:
+    def repeater(self) -> GraphCapture | None:
         """For one worker; None where a call costs as little as a repeated one."""
         return None
 

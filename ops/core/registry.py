@@ -62,7 +62,7 @@ class Piece(NamedTuple):
     value: Any = 0
     places: tuple[int, ...] = ()  # the operands that say where it begins along axes ...
     axes: tuple[int, ...] = ()
-    bounds: tuple[str, ...] = ()  # (places.py says which places are inside)
+    bounds: tuple[str, ...] = ()  # (as one of ops/indexing.py says which are inside)
     picks: bool = False  # ... of the operand, or else of the result
     combine: str = ""  # the op that makes one of what is there and the operand
 
@@ -126,7 +126,7 @@ class Moves:
     repeats: bool = False  # those of its operand again and again
     keeps_order: bool = False  # as a view it leaves contiguous data contiguous
     converts: bool = False  # to another dtype, and nothing else
-    joins: bool = False  # its operands one behind the other along `axis`
+    concatenates: bool = False  # its operands one behind the other along `axis`
     # Of its operand the "slices" that `starts`, `sizes` and `steps` say, or the "places" along
     # `axis` that its second operand says.
     selects: str = ""
@@ -149,7 +149,7 @@ class Element:
     source: str = ""
     draws: bool = False  # a random number of the element's own number
     # (params, math) -> the op that makes such random numbers in registers, if one does
-    drawn: Callable[[Params, str], str] | None = None
+    random_in_kernel: Callable[[Params, str], str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,14 +165,14 @@ class Run:
     overwrite: tuple[int, ...] = ()  # operands whose memory may take the result; ANY: of its size
     writes_parts: bool = False  # it writes as well where a result lies with gaps
     dense: bool = False  # products, which run at another rate than functions of elements
-    factors: bool = False  # of a matrix, which may turn out to have none
-    notes: bool = False  # it looks if places are inside (ops/core/notes.py)
+    may_be_singular: bool = False  # of a matrix, which may turn out to have none
+    bounds_checked: bool = False  # it looks if places are inside (ops/core/notes.py)
     # It calls what only the host can, and once in each run; `at` then says who of the workers is
     # first.
-    by_host: bool = False
+    host_callback: bool = False
     # Along its `axis` from where the block before ended: its scratch stays as it is from turn to
     # turn, and goes from worker to worker.
-    goes_on: bool = False
+    carries_state: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,20 +249,20 @@ class Op:
     @property
     def reshapes(self) -> bool:
         """Whether its result looks at its operand's memory only where that is in order."""
-        return self.moves.same_elements and not self.only_looks
+        return self.moves.same_elements and not self.is_view
 
     @property
     def renames_axes(self) -> bool:
         """Whether it puts axes of one element in, or takes them out, and does nothing else."""
-        return self.moves.same_elements and self.only_looks and self.moves.keeps_order
+        return self.moves.same_elements and self.is_view and self.moves.keeps_order
 
     @property
     def turns_axes(self) -> bool:
         """Whether it puts axes in another order, and does nothing else."""
-        return self.moves.same_elements and self.only_looks and not self.moves.keeps_order
+        return self.moves.same_elements and self.is_view and not self.moves.keeps_order
 
     @property
-    def only_looks(self) -> bool:
+    def is_view(self) -> bool:
         """Whether its result is always another look at its operand's memory."""
         return self.view is not None and self.kernel is None
 

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
-from ostinato.ops.core.device import Device, Function, InTurns, Keeping, add, plain
+from ostinato.ops.core.device import Device, Function, InTurns, Prepackable, add, plain
 from ostinato.ops.core.graph import Node
 from ostinato.ops.core.registry import OPS, Place, Specs
 from ostinato.ops.core.spec import DType, Shape, Spec, copied, in_line
@@ -94,7 +94,7 @@ class Cpu(Device):
         scratch: Sequence[Any],
         often: bool,
         at: Place | None = None,
-    ) -> Function | Keeping | InTurns | None:
+    ) -> Function | Prepackable | InTurns | None:
         native, op = self.natives.get(node.op), OPS[node.op]
         if native is None and node.op in FUSED:
             return _generated(node, shape, arrays, threads)
@@ -110,7 +110,9 @@ class Cpu(Device):
                 return found
         if native is None or (not often and max(x.size for x in arrays) < native.least):
             return None
-        made: Function | Keeping | InTurns | None = native.made(node, arrays, threads, scratch, at)
+        made: Function | Prepackable | InTurns | None = native.made(
+            node, arrays, threads, scratch, at
+        )
         return made
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from ostinato.ops.contraction import Folds
 from ostinato.ops.control import ONE_KERNEL, WHOLE
-from ostinato.ops.core.device import Classes, Device, Keeping
+from ostinato.ops.core.device import Classes, Device, Prepackable
 from ostinato.ops.core.monoid import identity
 from ostinato.ops.core.registry import OPS, Params, Scratch, Specs
 from ostinato.ops.core.spec import Shape, Spec, bfloat16, int64, lying
@@ -25,7 +25,7 @@ from .kernels.distances import pair_distances
 from .kernels.gather_scatter import adding_along, adding_rows, inside, putting, taking, taking_along
 from .kernels.gemm import QUICK, any_product, product, ways
 from .kernels.gemm_epilogue import epilogue_native, epilogue_room, epilogue_ways
-from .kernels.ranks import order_room, order_statistics, select
+from .kernels.ranks import order_statistics, order_workspace, select
 from .kernels.scan import running_kernel
 from .kernels.search import searching_kernel
 from .kernels.sort.order import sort_function, sort_room
@@ -36,7 +36,7 @@ from .kernels.true_places import true_places
 from .libraries import lapack
 from .loops.loop_kernel import all_turns, turns_room
 
-Made = Callable[..., None] | Keeping | None
+Made = Callable[..., None] | Prepackable | None
 Arrays = Sequence[Any]
 COMPILED = LIMITS.compiled
 LEAST_BANDS = 256  # elements of banded systems
@@ -279,7 +279,7 @@ def register(cpu: Device) -> None:
     cpu.runs("take_along_axis", taking_along, least=COMPILED)
     cpu.runs("put", putting, least=COMPILED)
     cpu.runs("put_along_axis", adding_along, least=COMPILED)
-    cpu.runs("order_statistics", order_statistics, scratch=order_room)
+    cpu.runs("order_statistics", order_statistics, scratch=order_workspace)
     for name in ("partition", "argpartition"):
         cpu.runs(name, partial(_partition, name))
     cpu.runs("tally", _tally, least=COMPILED)

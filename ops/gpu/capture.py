@@ -1,7 +1,7 @@
 """Runs, or parts of them, as CUDA graphs: what a worker's stream is asked for is taken down, and launched as
 a whole.
 
-    rehearsal     a run on a stream of its own, whose memory comes from a pool of its own: after it all
+    warm-up       a run on a stream of its own, whose memory comes from a pool of its own: after it all
                   kernels are compiled, and the pool has what the run needs
     taking        the same while the stream captures. Nothing is computed; addresses, extents and
                   numbers are those of this run
@@ -22,7 +22,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from ostinato.ops.core.device import Branch, Function, Loop, Repeater
+from ostinato.ops.core.device import Branch, Function, GraphCapture, Loop
 
 from .conditions import REHEARSED, TAKEN, Bodies, GpuBranch, GpuLoop
 
@@ -31,7 +31,7 @@ _changes = threading.Lock()
 _off: list[bool] = []  # whether Python looks for garbage again when none of them does
 
 
-class Captures(Repeater):
+class Captures(GraphCapture):
     """Of one worker, on the GPU that its thread uses. `driver`: cuda-bindings', or why there is none."""
 
     def __init__(self, xp: Any, driver: Any) -> None:
@@ -42,7 +42,7 @@ class Captures(Repeater):
         self.bodies = Bodies(xp, driver)
 
     @contextlib.contextmanager
-    def rehearsal(self) -> Iterator[None]:
+    def warm_up(self) -> Iterator[None]:
         """After all that was asked before, and before all that is asked later."""
         outside = self.xp.cuda.get_current_stream()
         self.stream.wait_event(outside.record())
@@ -59,7 +59,7 @@ class Captures(Repeater):
             yield
 
     @contextlib.contextmanager
-    def taking(self) -> Iterator[list[Function]]:
+    def capturing(self) -> Iterator[list[Function]]:
         mode = self.xp.cuda.runtime.streamCaptureModeThreadLocal
         made: list[Function] = []
         with _alone(self.xp), self.aside():

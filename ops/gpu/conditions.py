@@ -9,7 +9,7 @@ kernel sets from a bool of the device: before the node, and at the end of each t
 same kernels each time, so it ends with a copy of what it made to where it reads. CuPy 14 has no such
 nodes; its streams are the driver's, so here the driver's own functions add them (cuda-bindings).
 
-What a body allocates comes from the pool's share for its stream, so a rehearsal runs it on that stream,
+What a body allocates comes from the pool's share for its stream, so a warm-up runs it on that stream,
 too, with the host looking at the conditions."""
 
 from __future__ import annotations

@@ -23,9 +23,9 @@ from ostinato.ops.core.device import (
     Classes,
     Device,
     Function,
-    Keeping,
+    GraphCapture,
     Messenger,
-    Repeater,
+    Prepackable,
     add,
     later,
 )
@@ -42,7 +42,7 @@ from ostinato.ops.core.spec import (
     lying,
     no_memory,
 )
-from ostinato.ops.jit.behind import begin_of
+from ostinato.ops.jit.epilogues import begin_of
 from ostinato.ops.jit.loops import Loops, loops_of, space, strides_over
 from ostinato.ops.jit.moves import has_moves
 
@@ -189,7 +189,7 @@ class Gpu(Device):
         scratch: Sequence[Any],
         often: bool,
         at: Place | None = None,
-    ) -> Function | Keeping | None:
+    ) -> Function | Prepackable | None:
         if node.op == IN_STAGES:
             shapes, steps = [x.shape for x in arrays], [x.strides for x in arrays]
             nest = analyse(**node.kw, shapes=shapes, strides=steps)
@@ -210,7 +210,7 @@ class Gpu(Device):
             return None
         return self._flat(body, loops, axes)
 
-    def looking_kernel(self, node: Node, specs: Specs, scratch: Sequence[Any]) -> Function | None:
+    def dynamic_kernel(self, node: Node, specs: Specs, scratch: Sequence[Any]) -> Function | None:
         """Of products, since CuPy's are no part of a graph: one for each way in which arrays lay."""
         native, body = self.natives.get(node.op), node.kw.get("body")
         if native is None or not self._is_ours(specs if body is None else _of_product(body)):
@@ -267,7 +267,7 @@ class Gpu(Device):
             self.folds[key] = self._flat(body, loops, 0)
         return self.folds[key]
 
-    def repeater(self) -> Repeater:
+    def repeater(self) -> GraphCapture:
         if self._driver is None:
             self._driver = conditions.found()
         return Captures(self.xp, self._driver)

@@ -21,11 +21,11 @@ from ostinato.ops.core.device import Function
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Spec, float32, lying
-from ostinato.ops.jit.behind import begin_of, rest_of
+from ostinato.ops.jit.epilogues import begin_of, rest_of
 from ostinato.ops.jit.stacks import stacked
 
 from .libraries.cublaslt import BGRAD, DRELU, GELU, RELU, RELU_AUX, Library
-from .products import WITH_EPILOGUES, ProductRun, as_lies, form_of, product
+from .products import WITH_EPILOGUES, ProductRun, layout_like, product, product_key
 
 _GELU = math.sqrt(2 / math.pi), 0.044715
 _CLOSE = 1e-6  # numbers that were rounded to float32
@@ -340,7 +340,7 @@ def _whole(
     if sorted(found.members) != done or left.size == 0:
         return None
     over = [out, *([arrays[found.c]] if found.c >= 0 else [])]
-    stacks = stacked(*map(as_lies, (left, right, *over)))
+    stacks = stacked(*map(layout_like, (left, right, *over)))
     if any(x.shape != out.shape for x in over) or stacks is None:
         return None
     tf32 = body.nodes[found.members[0]].kw.get("tf32", False)
@@ -351,7 +351,7 @@ def _whole(
         if found.masked >= 0
         else None
     )
-    form = form_of(
+    form = product_key(
         *stacks, tf32=tf32, epilogue=found.act, alpha=found.alpha, beta=found.beta,
         aux=0 if aux is None else 8 * aux.strides[0],
     )  # fmt: skip

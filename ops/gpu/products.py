@@ -47,7 +47,7 @@ def room(ins: Sequence[Shape], outs: Sequence[Shape], specs: Sequence[Spec]) -> 
 
 # -- as the library counts -----------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
-class Form:
+class ProductKey:
     """A product of arrays that lie in one way. `turned`: it is that of the transposes, whose left matrix
     is our right one. `starts`: where each stack begins, in bytes: of left, right, result, and what is
     added. `biases`: ways to add a bias to the columns, too, the best first."""
@@ -65,7 +65,7 @@ class Form:
         return not any(n & _MASK for own in (*self.starts, batches) for n in own)
 
 
-def form_of(
+def product_key(
     a: Stack,
     b: Stack,
     d: Stack,
@@ -76,7 +76,7 @@ def form_of(
     alpha: float = 1.0,
     beta: float = 0.0,
     aux: int = 0,
-) -> Form | None:
+) -> ProductKey | None:
     """The product as it is by columns, or that of the transposes; None where the library cannot read a
     matrix, or write the result."""
     turned = d.strides[-1] == 1 or d.shape[-1] == 1
@@ -116,7 +116,7 @@ def form_of(
         aux=aux,
         tf32=tf32,
     )
-    return Form(problem, turned, tuple(starts), _biases(problem) if turned else ())
+    return ProductKey(problem, turned, tuple(starts), _biases(problem) if turned else ())
 
 
 def _matrix(x: Stack, may_turn: bool) -> Matrix | None:
@@ -148,7 +148,9 @@ def _biases(problem: Problem) -> tuple[Problem, ...]:
 class ProductRun:
     """Multiplies arrays that lie in one way; tells whether the library did."""
 
-    def __init__(self, library: Library, form: Form, scratch: Sequence[Any], way: str) -> None:
+    def __init__(
+        self, library: Library, form: ProductKey, scratch: Sequence[Any], way: str
+    ) -> None:
         self.library, self.form = library, form
         self.nth = WAYS.index(way) if way in WAYS else 0
         self.workspace = self.room = 0
@@ -218,8 +220,8 @@ def product(
     if arrays[2].size == 0 or arrays[0].size == 0:
         return lambda a, b, out: out.fill(0)
     for copied in _COPIES:
-        stacks = stacked(*(as_lies(x, c) for x, c in zip(arrays, copied, strict=True)))
-        form = form_of(*stacks, tf32=tf32) if stacks is not None else None
+        stacks = stacked(*(layout_like(x, c) for x, c in zip(arrays, copied, strict=True)))
+        form = product_key(*stacks, tf32=tf32) if stacks is not None else None
         if form is not None:
             break
     assert form is not None
@@ -239,7 +241,7 @@ def product(
     return multiply
 
 
-def as_lies(x: Any, in_order: bool = False) -> Any:
+def layout_like(x: Any, in_order: bool = False) -> Any:
     """Without memory: as it lies, or as its copy does."""
     return lying(x.shape, x.dtype, None if in_order else x.strides)
 
@@ -285,6 +287,6 @@ def einsum(
 def _as_matrices(folds: Folds, k: int, x: Any) -> Any:
     """Without memory, as it lies; None if that needs a copy."""
     try:
-        return np.reshape(folds.ordered(k, as_lies(x)), folds.shape(k), copy=False)
+        return np.reshape(folds.ordered(k, layout_like(x)), folds.shape(k), copy=False)
     except ValueError:
         return None

@@ -54,7 +54,7 @@ def is_move(node: Node) -> bool:
     combined, and where they lie is known."""
     op = OPS[node.op]
     looks = op.moves.selects == "slices" or op.renames_axes or op.turns_axes or op.moves.repeats
-    return len(node.specs) == 1 and ((op.only_looks and looks) or is_join(node))
+    return len(node.specs) == 1 and ((op.is_view and looks) or is_join(node))
 
 
 def dims_of(node: Node, ins: Sequence[Spec], out: Spec) -> tuple[Dims, ...] | None:

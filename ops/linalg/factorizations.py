@@ -105,7 +105,7 @@ op(
     algorithms=blocked.cholesky,
     cost=cubic(1 / 3),
     dense=True,
-    factors=True,
+    may_be_singular=True,
 )
 
 
@@ -398,7 +398,7 @@ op(
     batched=_equations_batched("solve"),
     cost=_solve_cost,
     dense=True,
-    factors=True,
+    may_be_singular=True,
 )
 
 

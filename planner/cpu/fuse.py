@@ -23,7 +23,7 @@ from ostinato.ops.core.spec import float32
 from ostinato.ops.cpu.jit.lines import can_lower
 from ostinato.ops.cpu.jit.llvm import why_not
 from ostinato.ops.cpu.kernels.gemm_epilogue import ENOUGH, multiplies
-from ostinato.ops.cpu.kernels.gemm_tiles import form_of
+from ostinato.ops.cpu.kernels.gemm_tiles import gemm_key
 from ostinato.ops.cpu.loops.schedule import analyse_in_order
 from ostinato.ops.expressions import cast
 from ostinato.ops.jit.scalar import differs
@@ -250,7 +250,7 @@ def _may_round(graph: Graph, node: Node, target: Target) -> tuple[int, list[Node
     source, views = uncast(graph, node.inputs[1])
     if views is None or graph.producers[source] >= 0 or graph.specs[source].dtype != float32:
         return None
-    form = form_of(graph.specs[node.inputs[0]].dtype, right=float32)
+    form = gemm_key(graph.specs[node.inputs[0]].dtype, right=float32)
     even = graph.specs[node.inputs[0]].shape[-1] % 2 == 0
     may = form is not None and even and _is_product(graph, node, target)
     return (source, views) if may else None
@@ -275,7 +275,7 @@ def _is_rounded_late(graph: Graph, v: int) -> bool:
     ):
         return False
     source = graph.nodes[k].inputs[0]
-    while (maker := graph.producers[source]) >= 0 and OPS[graph.nodes[maker].op].only_looks:
+    while (maker := graph.producers[source]) >= 0 and OPS[graph.nodes[maker].op].is_view:
         source = graph.nodes[maker].inputs[0]
     return maker < 0 and graph.specs[source].dtype == float32
 
@@ -348,7 +348,7 @@ def _join_of(graph: Graph, k: int) -> int:
     while OPS[graph.nodes[k].op].renames_axes and len(graph.uses[graph.starts[k]]) == 1:
         (k,) = graph.uses[graph.starts[k]]
     node = graph.nodes[k]
-    if not OPS[node.op].moves.joins or node.specs[0].size < WORTH:
+    if not OPS[node.op].moves.concatenates or node.specs[0].size < WORTH:
         return -1
     makers = [graph.producers[_behind_names(graph, v)] for v in node.inputs]
     able = all(m >= 0 and is_elementwise(graph, graph.nodes[m], can_lower) for m in makers)

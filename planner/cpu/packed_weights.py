@@ -36,7 +36,7 @@ def _marked(graph: Graph, staying: Collection[int]) -> Graph:
     nodes = list(graph.nodes)
     for k, node in enumerate(nodes):
         product = OPS[node.op].product
-        if OPS[node.op].only_looks and len(node.inputs) == 1 and node.inputs[0] in stays:
+        if OPS[node.op].is_view and len(node.inputs) == 1 and node.inputs[0] in stays:
             stays.update(graph.outs(k))
         elif product is None:
             nodes[k] = node if is_kernel(node) else _with_marked_bodies(node, stays)

@@ -10,16 +10,16 @@ from ostinato.planner.passes.order import order
 from .fuse import fuse
 from .loop_kernels import make_loop_kernels
 from .packed_weights import mark_staying
+from .sink_transposes import sink_transposes
 from .slices import slice_first
 from .symmetric import halve
-from .turning import turn_late
 
 PASSES = (
     fold_products,
     narrow,
     part_stacks,
     slice_first,
-    turn_late,
+    sink_transposes,
     make_loop_kernels,
     fuse,
     order,

@@ -68,7 +68,7 @@ def _rolls(graph: Graph) -> dict[int, _Roll]:
     """Values that are others, or rolls of others, rolled along one axis."""
     found: dict[int, _Roll] = {}
     for k, node in enumerate(graph.nodes):
-        if not OPS[node.op].moves.joins or len(node.inputs) != 2:
+        if not OPS[node.op].moves.concatenates or len(node.inputs) != 2:
             continue
         parts = [graph.nodes[p] for v in node.inputs if (p := graph.producers[v]) >= 0]
         axis, (spec,) = node.kw["axis"], node.specs

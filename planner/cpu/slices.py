@@ -55,7 +55,7 @@ def _cut(graph: Graph) -> set[int]:
         spec, v = node.specs[0], graph.starts[k]
         if len(node.specs) > 1 or spec.pending:
             continue
-        looks = OPS[node.op].only_looks and len(node.inputs) == 1
+        looks = OPS[node.op].is_view and len(node.inputs) == 1
         number = node.op == "constant" and not spec.shape
         alike = OPS[node.op].scalar and all(_alike(graph, u, spec) for u in node.inputs)
         if (looks or number or alike) and begins.issuperset(node.inputs):

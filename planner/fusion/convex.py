@@ -124,7 +124,7 @@ class Units:
         if k in self._last:
             makers.append(self.of[self._last[k]])
         unit = Unit(before=self._before(makers), place=self._ready(makers), members=[k])
-        if node.inputs and not OPS[node.op].only_looks:
+        if node.inputs and not OPS[node.op].is_view:
             unit.bits, unit.place, unit.start = bit, k, k
             unit.before |= unit.bits
             self._note(node, unit)

@@ -96,7 +96,7 @@ def steps_of(graph: Graph, v: int) -> tuple[int, ...]:
     """How many elements it is to the next one along each axis of a look, where that which is looked at lies
     in order."""
     k = graph.producers[v]
-    if k >= 0 and (OPS[graph.nodes[k].op].only_looks or OPS[graph.nodes[k].op].reshapes):
+    if k >= 0 and (OPS[graph.nodes[k].op].is_view or OPS[graph.nodes[k].op].reshapes):
         node = graph.nodes[k]
         (source,) = node.inputs
         made = _looked(node, graph.specs[source].shape, _Count(0, steps_of(graph, source)))
@@ -107,11 +107,11 @@ def steps_of(graph: Graph, v: int) -> tuple[int, ...]:
 def _looked(node: Node, shape: Shape, source: _Count) -> _Count | None:
     """What a look at it is: NumPy finds it out, with a byte for each number."""
     rule, to = OPS[node.op], node.specs[0].shape
-    if rule.view is None or not (rule.only_looks or rule.reshapes):
+    if rule.view is None or not (rule.is_view or rule.reshapes):
         return None
     memory = np.empty(1, np.int8)
     x = np.lib.stride_tricks.as_strided(memory, shape, source.steps)
-    if rule.only_looks:
+    if rule.is_view:
         boxes = [tuple([(0, n) for n in s]) for s in (shape, to)]
         x = rule.view(np, x, Place((boxes[0],), (boxes[1],), (shape,), (to,)), **node.kw)
     else:

@@ -61,7 +61,7 @@ def uncast(graph: Graph, v: int) -> tuple[int, list[Node] | None]:
             source = node.inputs[0]
             same = graph.specs[source].layout == node.specs[0].layout
             return source, views[::-1] if same else None
-        if not OPS[node.op].only_looks or len(node.inputs) != 1 or len(node.specs) != 1:
+        if not OPS[node.op].is_view or len(node.inputs) != 1 or len(node.specs) != 1:
             break
         views.append(node)
         v = node.inputs[0]

@@ -40,7 +40,7 @@ def draw_in_kernels(graph: Graph, target: Target, turns: int = 1) -> Graph:
 
 
 def _is_drawn(node: Node, target: Target, least: int) -> bool:
-    drawn = OPS[node.op].element.drawn
+    drawn = OPS[node.op].element.random_in_kernel
     large = node.specs[0].size >= least
     return drawn is not None and large and drawn(node.kw, target.math) != ""
 
@@ -48,7 +48,7 @@ def _is_drawn(node: Node, target: Target, least: int) -> bool:
 def _drawn(builder: Builder, node: Node, inputs: Sequence[int], target: Target) -> Sequence[int]:
     """The numbers of the elements, and what is drawn for them."""
     numbers = numbers_of(builder, node.specs[0], 0, in_rows(node.specs[0].shape))
-    drawn = OPS[node.op].element.drawn
+    drawn = OPS[node.op].element.random_in_kernel
     assert drawn is not None
     name = drawn(node.kw, target.math)
     if "stream" not in node.kw:

@@ -74,7 +74,7 @@ def _planes(
     values: Sequence[int],
 ) -> list[int]:
     (spec,) = node.specs
-    if OPS[node.op].moves.joins:
+    if OPS[node.op].moves.concatenates:
         return [values[v] for v in node.inputs]
     one = Spec((*spec.shape[:axis], 1, *spec.shape[axis + 1 :]), spec.dtype, spec.layout)
     made: list[int] = []
@@ -108,7 +108,7 @@ def _found(graph: Graph) -> _Stacks:
     able = _Stacks()
     for k, node in enumerate(graph.nodes):
         v = graph.starts[k]
-        if OPS[node.op].moves.joins:
+        if OPS[node.op].moves.concatenates:
             axis, (spec,) = node.kw["axis"], node.specs
             planes = all(graph.specs[u].shape[axis] == 1 for u in node.inputs)
             whole = spec.layout is None or spec.layout.is_whole

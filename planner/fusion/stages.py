@@ -211,7 +211,7 @@ def _slides(graph: Graph, node: Node) -> bool:
 def _overlaps(graph: Graph, v: int) -> bool:
     """Whether a value is a look at windows that share most of their elements."""
     k = graph.producers[v]
-    while k >= 0 and op_of(graph.nodes[k].op).only_looks:
+    while k >= 0 and op_of(graph.nodes[k].op).is_view:
         node = graph.nodes[k]
         if is_windowed(graph, node):
             return node.specs[0].size > SHARED * graph.specs[node.inputs[0]].size

@@ -21,17 +21,19 @@ from ostinato.ops.core.traffic import legs
 from ostinato.planner.machine import Machine, overlapped
 from ostinato.planner.plan import largest_part
 
-from .ways import Way
+from .shardings import Sharding
 
 UNKNOWN = 100  # iterations of a loop that ends when it ends
 REPEATED = {"loop": "trips", ONE_KERNEL["loop"]: "trips", "blocks": "turns"}
 UNTIL = ("while", ONE_KERNEL["while"])
 
 
-def way_seconds(machine: Machine, node: Node, ins: Sequence[Spec], way: Way) -> float:
+def sharding_seconds(
+    machine: Machine, node: Node, ins: Sequence[Spec], sharding: Sharding
+) -> float:
     """Seconds of a node that is run in a way, its operands being where it needs them."""
-    needs = [largest_part(s.at(n)) for s, n in zip(ins, way.needs, strict=True)]
-    gives = [largest_part(s.at(g)) for s, g in zip(node.specs, way.gives, strict=True)]
+    needs = [largest_part(s.at(n)) for s, n in zip(ins, sharding.needs, strict=True)]
+    gives = [largest_part(s.at(g)) for s, g in zip(node.specs, sharding.gives, strict=True)]
     return kernel_seconds(machine, node, needs, gives)
 
 
@@ -95,11 +97,11 @@ def together_seconds(machine: Machine, has: Sequence[Spec], needs: Sequence[Spec
         assert here is not None
         assert there is not None
         if len(pairs) > 1 and here.partial_axes:
-            way = legs(here, there, spec.shape, True)
-            for s in way.sums:
+            sharding = legs(here, there, spec.shape, True)
+            for s in sharding.sums:
                 key = s.axes, s.scatters
                 sizes[key] = sizes.get(key, 0) + _local(s.here, spec.shape) * spec.dtype.itemsize
-            here, there = way.move
+            here, there = sharding.move
         total += relayout_seconds(machine, spec.shape, spec.dtype.itemsize, here, there)
     mesh = pairs[0][1].mesh if pairs and pairs[0][1] is not None else ()
     return total + sum([sum_seconds(machine, mesh, *key, size) for key, size in sizes.items()])
@@ -132,8 +134,12 @@ def relayout_seconds(
         total += machine.kernel_seconds(0, _local(needs, shape) * itemsize, False, "float32")
     if here is there or _has_copy(here, there) or _fits(here, there, shape):
         return total
-    way = move_legs(machine, shape, itemsize, here, there)
-    return total + machine.levels[way[0][0]][1].seconds + sum([seconds for _, seconds in way])
+    sharding = move_legs(machine, shape, itemsize, here, there)
+    return (
+        total
+        + machine.levels[sharding[0][0]][1].seconds
+        + sum([seconds for _, seconds in sharding])
+    )
 
 
 def _fits(here: Layout, there: Layout, shape: Shape) -> bool:

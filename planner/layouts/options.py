@@ -22,8 +22,8 @@ from ostinato.ops.core.traffic import scatters
 from ostinato.planner.machine import Machine
 from ostinato.planner.plan import Target, local_bytes
 
-from .costs import graph_seconds, together_seconds, way_seconds
-from .ways import SUM, Way, ways
+from .costs import graph_seconds, sharding_seconds, together_seconds
+from .shardings import SUM, Sharding, shardings
 
 Function = Callable[..., Any]
 Solved = Callable[[Graph, Sequence[Spec], Target, Sequence[Layout | None]], Graph]
@@ -118,17 +118,17 @@ def _direct(
     target: Target,
     machine: Machine,
 ) -> Options:
-    choices: list[tuple[Way, tuple[Layout, ...]]] = []
+    choices: list[tuple[Sharding, tuple[Layout, ...]]] = []
     costs, moves = [], []
-    for way in ways(node, ins, target, addends):
-        cost = way_seconds(machine, node, ins, way)
-        cost += CUT * sum([c is not None for c in way.labels])
-        for ends in _ends(node, way, seen, target.numerics == "any-workers"):
-            made = [s.at(g) for s, g in zip(node.specs, way.gives, strict=True)]
+    for sharding in shardings(node, ins, target, addends):
+        cost = sharding_seconds(machine, node, ins, sharding)
+        cost += CUT * sum([c is not None for c in sharding.labels])
+        for ends in _ends(node, sharding, seen, target.numerics == "any-workers"):
+            made = [s.at(g) for s, g in zip(node.specs, sharding.gives, strict=True)]
             left = [s.at(e) for s, e in zip(node.specs, ends, strict=True)]
             moves.append(together_seconds(machine, made, left))
             costs.append(cost + moves[-1])
-            choices.append((way, ends))
+            choices.append((sharding, ends))
     return Options(
         tuple([tuple([w.needs[k] for w, _ in choices]) for k in range(len(ins))]),
         tuple([tuple([w.gives[k] for w, _ in choices]) for k in range(len(node.specs))]),
@@ -139,14 +139,14 @@ def _direct(
     )
 
 
-def _ends(node: Node, way: Way, seen: Seen, blocks: bool) -> list[tuple[Layout, ...]]:
+def _ends(node: Node, sharding: Sharding, seen: Seen, blocks: bool) -> list[tuple[Layout, ...]]:
     """Where a node's results may be left, of those that a way makes."""
-    addends = any(g.partial_axes for g in way.gives)
+    addends = any(g.partial_axes for g in sharding.gives)
     if addends and len(node.specs) > 1:
-        return [tuple([summed(g) for g in way.gives])]
+        return [tuple([summed(g) for g in sharding.gives])]
     if not any(seen) or len(node.specs) > 1:
-        return [way.gives]
-    (spec,), (gives,) = node.specs, way.gives
+        return [sharding.gives]
+    (spec,), (gives,) = node.specs, sharding.gives
     if addends:
         stay = seen == (ADDING,) and all(gives.splits[a] == SUM for a in gives.partial_axes)
         return [(end,) for end in [*([gives] if stay else []), *sums_of(spec, gives, blocks)]]

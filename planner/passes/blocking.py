@@ -288,8 +288,8 @@ def _seeds(
             for keep in (math.inf, limit / 8, 0) if part is not None else ():
                 assert part is not None
                 facts = most, tuple(sorted(part.cut.items())), tuple(part.results(keep))
-                if (*facts, *sorted(part.ways)) not in seen:
-                    seen.add((*facts, *sorted(part.ways)))
+                if (*facts, *sorted(part.shardings)) not in seen:
+                    seen.add((*facts, *sorted(part.shardings)))
                     yield _Seed(path, v, d, most, keep)
     for k, node in enumerate(graph.nodes):
         if node.op in CONTROL and node.op != "blocks":

@@ -112,4 +112,4 @@ def _far(spec: Spec) -> float:
 
 
 def _is_free(node: Node) -> bool:
-    return node.op in ("constant", "wait", "barrier") or OPS[node.op].only_looks
+    return node.op in ("constant", "wait", "barrier") or OPS[node.op].is_view

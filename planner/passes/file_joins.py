@@ -70,7 +70,7 @@ def joined(graph: Graph, files: Collection[int], most: int) -> Graph:
         op, specs, params = node.op, node.specs, node.params
         if op in STORED:
             known.add(graph.starts[k])
-        if OPS[op].moves.joins and node.kw["axis"] == 0 and known.issuperset(node.inputs):
+        if OPS[op].moves.concatenates and node.kw["axis"] == 0 and known.issuperset(node.inputs):
             ins = [builder.specs[v] for v in inputs]
             alike = len({(s.dtype, s.layout) for s in ins}) == 1
             if alike and specs[0].nbytes > most:

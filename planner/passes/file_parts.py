@@ -159,7 +159,7 @@ class _Parts:
                 return seen
             node = self.graph.nodes[k]
             before = None
-            if OPS[node.op].moves.joins:
+            if OPS[node.op].moves.concatenates:
                 with contextlib.suppress(FoldedError):
                     before = self._one_source(node, view)
             else:
@@ -209,9 +209,9 @@ class _Parts:
         with contextlib.suppress(FoldedError):
             if op.scalar:
                 return self._elements(node, output, view)
-            if op.moves.joins:
+            if op.moves.concatenates:
                 return self._through_concat(node, view)
-        moves = op.scalar or op.moves.joins or op.moves.repeats or op.moves.same_elements
+        moves = op.scalar or op.moves.concatenates or op.moves.repeats or op.moves.same_elements
         bits = self.target.numerics != "any-workers"
         rows = bits and op.kernel is not None and not op.run.placed and not any(node.subgraphs())
         return self._rows(node, output, view) if moves or rows else None

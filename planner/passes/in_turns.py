@@ -24,13 +24,13 @@ from ostinato.ops.core.index import Dim, Indices, Window
 from ostinato.ops.core.layout import Layout, Overlap, Partial, Placement, extents
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Spec
-from ostinato.planner.layouts.ways import (
-    Way,
+from ostinato.planner.layouts.shardings import (
+    Sharding,
     extents_of,
     is_rigid,
     labels_of,
     may_split,
-    way_of,
+    sharding_of,
 )
 from ostinato.planner.plan import Target, local_bytes
 
@@ -68,7 +68,7 @@ class Part:
     graph: Graph
     target: Target
     turns: int
-    ways: dict[int, Way] = field(default_factory=dict)  # how each node runs
+    shardings: dict[int, Sharding] = field(default_factory=dict)  # how each node runs
     cut: dict[int, int] = field(default_factory=dict)  # of values made here: the axis that is cut
     after: set[int] = field(default_factory=set)  # values that need the end of the last turn
     rigid: set[int] = field(default_factory=set)  # values of which no blocks may overlap
@@ -78,14 +78,14 @@ class Part:
     def later(self) -> set[int]:
         """Nodes that run after the last turn."""
         producers = self.graph.producers
-        return {producers[v] for v in self.after} - self.ways.keys()
+        return {producers[v] for v in self.after} - self.shardings.keys()
 
     def results(self, keep: float) -> list[int]:
         """What the turns leave: addends, all of a node's together, and what is read later or is a
         result. Larger values than `keep` are computed again where they are read."""
         graph, later = self.graph, self.later
         found: list[int] = []
-        for k in sorted(self.ways):
+        for k in sorted(self.shardings):
             outs = list(graph.outs(k))
             if not self.after.isdisjoint(outs):
                 found.extend(outs)
@@ -103,13 +103,13 @@ class Part:
         graph = self.graph
         whole = {
             v: local_bytes(graph.specs[v])
-            for k, way in self.ways.items()
-            for v, need in zip(graph.nodes[k].inputs, way.needs, strict=True)
+            for k, sharding in self.shardings.items()
+            for v, need in zip(graph.nodes[k].inputs, sharding.needs, strict=True)
             if v not in self.cut and need.splits[-1] is None
         }
         results = self.results(keep)
         added = sum(3 * local_bytes(graph.specs[v]) for v in results if v not in self.cut)
-        each = sum(whole.values()) + added + TURN_BYTES * len(self.ways)
+        each = sum(whole.values()) + added + TURN_BYTES * len(self.shardings)
         later = self.later
         again = sum(
             2 * local_bytes(graph.specs[v])
@@ -123,12 +123,12 @@ class Part:
         graph, results = self.graph, self.results(keep)
         total = 0
         made = _made(self, results) if results else None
-        for k, ways in made.nodes.items() if made is not None else ():
+        for k, shardings in made.nodes.items() if made is not None else ():
             for n, v in enumerate(graph.outs(k)):
                 if v in self.cut:
                     spec = graph.specs[v]
-                    blocks = sum(local_bytes(spec.at(way.gives[n])) for way in ways)
-                    if len(ways) > 1 or ways[0].gives[n].windows:
+                    blocks = sum(local_bytes(spec.at(sharding.gives[n])) for sharding in shardings)
+                    if len(shardings) > 1 or shardings[0].gives[n].windows:
                         total += max(self.turns * blocks - local_bytes(spec), 0)
         return total
 
@@ -155,12 +155,12 @@ def grow(
             wanted = label
         else:
             wanted = _label(part, k, None if start else (value, dim))
-        way = _fit(part, k, wanted) if wanted is not None else None
-        if way is not None:
-            _join(part, k, way)
+        sharding = _fit(part, k, wanted) if wanted is not None else None
+        if sharding is not None:
+            _join(part, k, sharding)
         elif any(v in part.cut for v in node.inputs):
             part.after.update(graph.outs(k))
-    if not part.ways:
+    if not part.shardings:
         return None
     _pull(part, moves)
     if _beside(part):
@@ -172,14 +172,14 @@ def _beside(part: Part) -> bool:
     """Take in what else can be made of blocks of files that are read anyway; whether there was any."""
     graph, found = part.graph, False
     blocks: dict[int, int] = {}  # what is read, and the axis that is cut
-    for k, way in part.ways.items():
-        for v, need in zip(graph.nodes[k].inputs, way.needs, strict=True):
+    for k, sharding in part.shardings.items():
+        for v, need in zip(graph.nodes[k].inputs, sharding.needs, strict=True):
             maker, split = graph.producers[v], need.splits[-1]
             if maker >= 0 and graph.nodes[maker].op == "read" and isinstance(split, int):
                 blocks[v] = split
     for k, node in enumerate(graph.nodes) if blocks else ():
         outs = graph.outs(k)
-        if k in part.ways or not part.after.isdisjoint((*outs, *node.inputs)):
+        if k in part.shardings or not part.after.isdisjoint((*outs, *node.inputs)):
             part.after.update(outs if not part.after.isdisjoint(node.inputs) else ())
             continue
         cut = {
@@ -208,7 +208,7 @@ def _is_last(part: Part, k: int) -> bool:
     while todo:
         for v in part.graph.outs(todo.pop()):
             for u in part.graph.uses[v]:
-                if u in part.ways:
+                if u in part.shardings:
                     return False
                 if u not in seen:
                     seen.add(u)
@@ -226,7 +226,7 @@ def _move(part: Part, k: int, dim: int) -> bool:
     if not _is_of_files(graph, v, dim) or there.partial_axes:
         return False
     ends = [w.in_turns(part.turns, dim) for w in (here, there)]
-    part.ways[k] = Way(("",) * len(ends[0].mesh), (ends[0],), (ends[1],))
+    part.shardings[k] = Sharding(("",) * len(ends[0].mesh), (ends[0],), (ends[1],))
     part.cut[graph.starts[k]] = dim
     part.moved[graph.starts[k]] = v
     return True
@@ -264,10 +264,10 @@ def _is_of_files(graph: Graph, v: int, dim: int) -> bool:
     return True
 
 
-def _join(part: Part, k: int, way: Way) -> None:
-    part.ways[k] = way
-    rigid = _is_rigid(part, k, way)
-    for v, gives in zip(part.graph.outs(k), way.gives, strict=True):
+def _join(part: Part, k: int, sharding: Sharding) -> None:
+    part.shardings[k] = sharding
+    rigid = _is_rigid(part, k, sharding)
+    for v, gives in zip(part.graph.outs(k), sharding.gives, strict=True):
         split = gives.splits[-1]
         if isinstance(split, int):
             part.cut[v] = split
@@ -276,9 +276,9 @@ def _join(part: Part, k: int, way: Way) -> None:
             part.after.add(v)
 
 
-def _is_rigid(part: Part, k: int, way: Way) -> bool:
+def _is_rigid(part: Part, k: int, sharding: Sharding) -> bool:
     """Whether what a node makes in turns cannot be made in blocks that overlap."""
-    node, label = part.graph.nodes[k], way.labels[-1]
+    node, label = part.graph.nodes[k], sharding.labels[-1]
     assert label is not None
     rigid = any(v in part.rigid for v in node.inputs)
     return rigid or is_rigid(indices_at(part.graph, k), node, label)
@@ -316,7 +316,7 @@ def named(dim: Dim) -> str | None:
     return dim.label if isinstance(dim, Window) else dim
 
 
-def _fit(part: Part, k: int, label: str, short: bool = False) -> Way | None:
+def _fit(part: Part, k: int, label: str, short: bool = False) -> Sharding | None:
     """The way to run a node in turns along an index, its parts as they lie; None if there is
     none. `short`: there may be less of it than turns."""
     graph, target = part.graph, part.target
@@ -344,31 +344,31 @@ def _fit(part: Part, k: int, label: str, short: bool = False) -> Way | None:
         for d, w in (spec.layout.windows if spec.layout is not None else ())
         if (c := dims[d]) is not None
     }
-    way = way_of(indices, extents, ins, node, (*space, label), mesh, blocks, seen)
-    if way is None:
+    sharding = sharding_of(indices, extents, ins, node, (*space, label), mesh, blocks, seen)
+    if sharding is None:
         return None
-    cuts = [w.splits[-1] for w in way.gives]
+    cuts = [w.splits[-1] for w in sharding.gives]
     if (
-        OPS[node.op].run.goes_on
+        OPS[node.op].run.carries_state
         and cuts[0] != (axis := node.kw["axis"])
-        and axis in way.gives[0].splits
+        and axis in sharding.gives[0].splits
     ):
         return None  # a worker would have to hand over in each turn
     whole = [v for v, cut in zip(graph.outs(k), cuts, strict=True) if cut is None]
     if len(whole) == len(cuts) or any(_is_read(graph, v) for v in whole):
         return None
-    if any(not holds(s, w.at_once) for w, s in zip(way.needs, ins, strict=True)):
+    if any(not holds(s, w.at_once) for w, s in zip(sharding.needs, ins, strict=True)):
         return None
-    if any(w.at_once is not s.layout for w, s in zip(way.gives, node.specs, strict=True)):
+    if any(w.at_once is not s.layout for w, s in zip(sharding.gives, node.specs, strict=True)):
         return None
     if any(
         v in part.cut and part.cut[v] != w.splits[-1]
-        for v, w in zip(node.inputs, way.needs, strict=True)
+        for v, w in zip(node.inputs, sharding.needs, strict=True)
     ):
         return None
-    arrays = zip((*ins, *node.specs), (*way.needs, *way.gives), strict=True)
+    arrays = zip((*ins, *node.specs), (*sharding.needs, *sharding.gives), strict=True)
     sizes = [shortest(s, d) for s, w in arrays if isinstance(d := w.splits[-1], int) and s.size]
-    return way if reaches or short or min(sizes, default=0) >= part.turns else None
+    return sharding if reaches or short or min(sizes, default=0) >= part.turns else None
 
 
 def holds(spec: Spec, need: Layout) -> bool:
@@ -404,10 +404,10 @@ def _pull(part: Part, moves: bool) -> None:
     overlaps: set[int] = set()  # values that are read in windows
 
     def want(k: int) -> None:
-        label, outs = part.ways[k].labels[-1], graph.outs(k)
+        label, outs = part.shardings[k].labels[-1], graph.outs(k)
         moved = {graph.producers[v] for v in part.moved}
         operands = zip(
-            graph.nodes[k].inputs, part.ways[k].needs, indices_at(graph, k).ins, strict=True
+            graph.nodes[k].inputs, part.shardings[k].needs, indices_at(graph, k).ins, strict=True
         )
         for v, need, dims in operands:
             split = need.splits[-1]
@@ -417,10 +417,10 @@ def _pull(part: Part, moves: bool) -> None:
 
     for k in reversed(range(len(graph.nodes))):
         outs = graph.outs(k)
-        if k in part.ways:
+        if k in part.shardings:
             want(k)
         cuts = set().union(*(wanted.get(v, set()) for v in outs))
-        if k in part.ways or len(cuts) != 1 or any(v in part.after for v in outs):
+        if k in part.shardings or len(cuts) != 1 or any(v in part.after for v in outs):
             continue
         (dim,) = cuts
         if dim is not None and moves and graph.nodes[k].op in MOVES and _move(part, k, dim):
@@ -431,12 +431,12 @@ def _pull(part: Part, moves: bool) -> None:
         short = bool(part.moved) and not overlaps.isdisjoint(
             outs
         )  # else workers have no edges of it
-        way = _fit(part, k, label, short) if label is not None else None
-        if way is None or any(w.splits[-1] not in (dim, None) for w in way.gives):
+        sharding = _fit(part, k, label, short) if label is not None else None
+        if sharding is None or any(w.splits[-1] not in (dim, None) for w in sharding.gives):
             continue
-        if _is_rigid(part, k, way) and not overlaps.isdisjoint(outs):
+        if _is_rigid(part, k, sharding) and not overlaps.isdisjoint(outs):
             continue
-        _join(part, k, way)
+        _join(part, k, sharding)
         want(k)
 
 
@@ -480,7 +480,7 @@ def emit(graph: Graph, part: Part, keep: float, value: int) -> tuple[Graph, int]
         else:
             operands.append(own[v])
     specs = [graph.specs[v] for v in results]
-    line = graph.nodes[max(part.ways)].line
+    line = graph.nodes[max(part.shardings)].line
     params = {"body": body, "turns": part.turns}
     made = builder.add("blocks", operands, params, specs, line)
     for v, new in zip(results, made, strict=True):
@@ -500,7 +500,7 @@ class _Made:
     """What one turn reads from outside and makes: each value once for blocks that overlap much, and apart
     for blocks that have little in common."""
 
-    nodes: dict[int, list[Way]]  # each time that a node runs
+    nodes: dict[int, list[Sharding]]  # each time that a node runs
     inputs: list[tuple[int, Layout]]
     numbers: set[int]
 
@@ -521,20 +521,20 @@ def _made(part: Part, results: Sequence[int]) -> _Made | None:
 
     for v in results:
         k = graph.producers[v]
-        if not ask(v, part.ways[k].gives[v - graph.starts[k]]):
+        if not ask(v, part.shardings[k].gives[v - graph.starts[k]]):
             return None
-    found, numbers = dict[int, list[Way]](), set[int]()
-    for k in sorted(part.ways, reverse=True):
+    found, numbers = dict[int, list[Sharding]](), set[int]()
+    for k in sorted(part.shardings, reverse=True):
         outs = [v for v in graph.outs(k) if v in asked]
         for v in outs:
             for layout in _merged(asked[v], graph.specs[v], part.cut.get(v, -1)):
-                way = _way_to(part, k, v, layout)
-                if way is None:
+                sharding = _way_to(part, k, v, layout)
+                if sharding is None:
                     return None
-                if way not in found.setdefault(k, []):
-                    found[k].append(way)
-        for way in found.get(k, ()):
-            for v, need in zip(graph.nodes[k].inputs, way.needs, strict=True):
+                if sharding not in found.setdefault(k, []):
+                    found[k].append(sharding)
+        for sharding in found.get(k, ()):
+            for v, need in zip(graph.nodes[k].inputs, sharding.needs, strict=True):
                 if graph.producers[v] >= 0 and graph.nodes[graph.producers[v]].op == "constant":
                     numbers.add(v)
                 elif not ask(v, need):
@@ -542,7 +542,7 @@ def _made(part: Part, results: Sequence[int]) -> _Made | None:
     inputs = []
     for v, layouts in asked.items():
         k = graph.producers[v]
-        if k not in part.ways:
+        if k not in part.shardings:
             is_file, spec = k >= 0 and graph.nodes[k].op == "read", graph.specs[v]
             layouts = _file_blocks(layouts, spec) if is_file else layouts
             inputs += [(v, need) for need in layouts]
@@ -602,19 +602,19 @@ def _windowed(layout: Layout, dim: int, window: Overlap, spec: Spec) -> Layout:
     )
 
 
-def _way_to(part: Part, k: int, v: int, layout: Layout) -> Way | None:
+def _way_to(part: Part, k: int, v: int, layout: Layout) -> Sharding | None:
     """The way to run a node in turns that make a value in a layout."""
-    way, graph = part.ways[k], part.graph
+    sharding, graph = part.shardings[k], part.graph
     node, n = graph.nodes[k], v - graph.starts[k]
-    if layout is way.gives[n]:
-        return way
+    if layout is sharding.gives[n]:
+        return sharding
     ins, indices = [graph.specs[u] for u in node.inputs], indices_at(graph, k)
     dims = indices.outs[n]
     labels = tuple([dims[s] if isinstance(s, int) else None for s in layout.splits])
     seen = {c: w for d, w in layout.windows if (c := dims[d]) is not None}
     blocks = part.target.numerics == "any-workers"
     extents = extents_of(indices, ins, node.specs)
-    made = way_of(indices, extents, ins, node, labels, layout.mesh, blocks, seen)
+    made = sharding_of(indices, extents, ins, node, labels, layout.mesh, blocks, seen)
     return made if made is not None and made.gives[n] is layout else None
 
 
@@ -649,18 +649,18 @@ def _body(part: Part, results: Sequence[int]) -> tuple[list[int], Graph] | None:
         (own[v][need],) = builder.add("narrow", (own[v][least],), (), (spec.at(need),), line)
         return own[v][need]
 
-    for k, ways in made.nodes.items():
+    for k, shardings in made.nodes.items():
         node = graph.nodes[k]
-        for way in ways:
-            operands = zip(node.inputs, way.needs, indices_at(graph, k).ins, strict=True)
+        for sharding in shardings:
+            operands = zip(node.inputs, sharding.needs, indices_at(graph, k).ins, strict=True)
             values = [
                 read(v, need, dims[d] if isinstance(d := need.splits[-1], int) else None, node.line)
                 for v, need, dims in operands
             ]
-            specs = [s.at(w) for s, w in zip(node.specs, way.gives, strict=True)]
+            specs = [s.at(w) for s, w in zip(node.specs, sharding.gives, strict=True)]
             for v, w, value in zip(
                 graph.outs(k),
-                way.gives,
+                sharding.gives,
                 builder.add(node.op, values, node.params, specs, node.line),
                 strict=True,
             ):
@@ -669,7 +669,7 @@ def _body(part: Part, results: Sequence[int]) -> tuple[list[int], Graph] | None:
     for v in results:
         k = graph.producers[v]
         line = graph.nodes[k].line
-        value = read(v, part.ways[k].gives[v - graph.starts[k]], None, line)
+        value = read(v, part.shardings[k].gives[v - graph.starts[k]], None, line)
         spec = builder.specs[value]
         assert spec.layout is not None
         maker = builder.maker(value)

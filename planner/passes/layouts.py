@@ -7,7 +7,7 @@ before                                        after
 return %3                                     %4 = relayout(%3) : float32[3] @ whole of 2
                                               return %4
 
-Each node has several ways to give its indices to mesh axes (`layouts/ways.py`); each takes time, and
+Each node has several ways to give its indices to mesh axes (`layouts/shardings.py`); each takes time, and
 so does bringing its operands to where it needs them (`layouts/costs.py`). The choice for all nodes that
 takes the least time is searched (`layouts/search.py`): nodes are variables, operands tie two of them
 together. Bodies of loops are part of the same search, with what they take times the turns; the state
@@ -62,7 +62,7 @@ from ostinato.planner.layouts.options import (
     summed,
 )
 from ostinato.planner.layouts.search import Answer, Problem, Table, solve
-from ostinato.planner.layouts.ways import SUM, added
+from ostinato.planner.layouts.shardings import SUM, added
 from ostinato.planner.machine import Machine
 from ostinato.planner.plan import Target, largest_part, local_bytes
 from ostinato.planner.policy import Precision, policy_of
@@ -678,9 +678,7 @@ def _asked(graph: Graph, inputs: Sequence[_Ref], target: Target) -> list[set[int
 
 def _readers(graph: Graph, outermost: bool) -> list[int]:
     """Who reads each value; results are read, too, and those of bodies may stay addends."""
-    adds = [
-        OPS[n.op].parallel.adds or OPS[n.op].only_looks or any(n.subgraphs()) for n in graph.nodes
-    ]
+    adds = [OPS[n.op].parallel.adds or OPS[n.op].is_view or any(n.subgraphs()) for n in graph.nodes]
     found = []
     for users in map(set, graph.uses):
         several = ADDING if any(adds[k] for k in users) else SEVERAL

@@ -32,7 +32,7 @@ def several_at_once(builder: Builder, node: Node) -> Sequence[int] | None:
     comes = [v - first if first <= v < first + ns else None for v in body.outputs[:ns]]
     moved = sum(s.nbytes for j, s in zip(comes, node.specs, strict=False) if j is not None)
     count = _turns(comes)
-    hosts = any(OPS[n.op].run.by_host or any(n.subgraphs()) for n in body.nodes)
+    hosts = any(OPS[n.op].run.host_callback or any(n.subgraphs()) for n in body.nodes)
     if len(node.specs) > ns or kw["reverse"] or hosts or moved < MIN_MOVED_BYTES:
         return None
     if count is None or trips < count:

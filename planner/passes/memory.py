@@ -143,7 +143,7 @@ def joined(graph: Graph) -> dict[int, int]:
     for k, node in enumerate(graph.nodes):
         if replaced(graph, k) is not None:
             found[node.inputs[1]] = graph.starts[k]
-        if not OPS[node.op].moves.joins:
+        if not OPS[node.op].moves.concatenates:
             continue
         parts = [_before_join(graph, k, w) for w in node.inputs]
         if all(v >= 0 for v in parts):
@@ -210,7 +210,7 @@ def _before_join(graph: Graph, k: int, w: int) -> int:
 def is_joined(program: Program, k: int) -> bool:
     """Whether nothing is left to do for a node, as it joins what was made in its place."""
     graph, slots = program.graph, program.slots
-    if not OPS[graph.nodes[k].op].moves.joins:
+    if not OPS[graph.nodes[k].op].moves.concatenates:
         return False
     v = graph.nodes[k].inputs[0]
     while slots[v].kind == "alias":
@@ -235,7 +235,7 @@ def in_part(graph: Graph, v: int, shape_of: Callable[[Spec], Shape]) -> Callable
     if (at := replaced(graph, k)) is not None:
         return lambda whole: whole[at]
     looks = list[Node]()
-    while not OPS[graph.nodes[k].op].moves.joins:
+    while not OPS[graph.nodes[k].op].moves.concatenates:
         looks.append(graph.nodes[k])
         v = graph.starts[k]
         (k,) = graph.uses[v]
@@ -599,7 +599,7 @@ def addends(node: Node) -> list[Spec]:
 
 def going_on(body: Graph) -> list[int]:
     """The nodes in turns of which the next one needs what the last one ended with."""
-    return [j for j, node in enumerate(body.nodes) if OPS[node.op].run.goes_on]
+    return [j for j, node in enumerate(body.nodes) if OPS[node.op].run.carries_state]
 
 
 def scratch_bytes(device: Device, graph: Graph, node: Node) -> list[int]:

@@ -93,7 +93,7 @@ def _before_widening(builder: Builder, v: int) -> int:
         exact = narrow.itemsize < wide.itemsize and promote(narrow, wide) == wide
         same = builder.specs[source].layout is builder.specs[v].layout
         return source if exact and same and is_inexact(narrow) else v
-    if OPS[maker.op].moves.same_elements and OPS[maker.op].only_looks:
+    if OPS[maker.op].moves.same_elements and OPS[maker.op].is_view:
         source = _before_widening(builder, maker.inputs[0])
         if source != maker.inputs[0]:
             spec = _as(maker.specs[0], builder.specs[source].dtype)

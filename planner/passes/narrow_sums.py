@@ -22,7 +22,7 @@ from ostinato.ops.core.layout import Layout, Shape
 from ostinato.ops.core.spec import DType, Spec, is_float
 from ostinato.ops.core.user_line import misfit
 from ostinato.planner.layouts.costs import relayout_seconds
-from ostinato.planner.layouts.ways import SUM
+from ostinato.planner.layouts.shardings import SUM
 from ostinato.planner.machine import Machine
 from ostinato.planner.plan import Target, largest_part
 from ostinato.planner.policy import LETTERS, Chosen, policy_of

@@ -167,6 +167,6 @@ def _readers(graph: Graph, donated: Collection[int]) -> dict[int, list[int]]:
         looked = [shown[v] for v in node.inputs if v in shown]
         for v in looked:
             readers[v].append(k)
-        if looked and OPS[node.op].only_looks:
+        if looked and OPS[node.op].is_view:
             shown.update(dict.fromkeys(graph.outs(k), looked[0]))
     return {v: readers[whole] for v, whole in shown.items()}

@@ -19,7 +19,7 @@ from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.layout import Layout
 from ostinato.ops.core.spec import Spec
-from ostinato.planner.layouts.ways import Way, way_to
+from ostinato.planner.layouts.shardings import Sharding, sharding_to
 from ostinato.planner.plan import Target
 
 from .reads import seen_as
@@ -60,7 +60,7 @@ def make_parts(graph: Graph, target: Target) -> Graph:
 
 def _wishes(
     graph: Graph, target: Target
-) -> tuple[Wanted, dict[int, Way], dict[int, dict[int, Layout]]]:
+) -> tuple[Wanted, dict[int, Sharding], dict[int, dict[int, Layout]]]:
     """In which layouts each value is wanted; the nodes to run in another way; the operands of loops
     and branches to take in another layout. From the last node to the first, each says what it wants;
     one whose result is wanted in one layout only is run to give that.
@@ -68,7 +68,7 @@ def _wishes(
     wanted: Wanted = [set() for _ in graph.specs]
     for v in graph.outputs:
         wanted[v].add(graph.specs[v].layout)
-    moved: dict[int, Way] = {}
+    moved: dict[int, Sharding] = {}
     cut: dict[int, dict[int, Layout]] = {}
     for k in reversed(range(len(graph.nodes))):
         node = graph.nodes[k]
@@ -80,12 +80,14 @@ def _wishes(
                 needs[j] = layout
         elif len(node.specs) == 1:
             end = _another(node.specs[0], wanted[graph.starts[k]])
-            way = way_to(node, ins, end, target) if end is not None else None
-            if way is not None and node.op == "read":  # any part of a file is as near
-                moved[k] = Way(way.labels, tuple(s.layout for s in ins if s.layout), way.gives)
-            elif way is not None and all(map(_has, ins, way.needs)):
-                moved[k] = way
-                needs = list(way.needs)
+            sharding = sharding_to(node, ins, end, target) if end is not None else None
+            if sharding is not None and node.op == "read":  # any part of a file is as near
+                moved[k] = Sharding(
+                    sharding.labels, tuple(s.layout for s in ins if s.layout), sharding.gives
+                )
+            elif sharding is not None and all(map(_has, ins, sharding.needs)):
+                moved[k] = sharding
+                needs = list(sharding.needs)
         for v, need in zip(node.inputs, needs, strict=True):
             wanted[v].add(need)
     return wanted, moved, cut

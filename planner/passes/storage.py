@@ -91,7 +91,7 @@ class _Keeper:
         self, builder: Builder, node: Node, inputs: Values, written: Sequence[Spec]
     ) -> Sequence[int]:
         op = OPS[node.op]
-        if op.element.drawn is not None:
+        if op.element.random_in_kernel is not None:
             return builder.add(node.op, inputs, node.params, node.specs, node.line)
         if (op.moves.same_elements or op.moves.selects) and builder.specs[
             inputs[0]

@@ -291,7 +291,7 @@ def made_again(graph: Graph) -> dict[str, int]:
             continue
         before = len(builder.nodes)
         values.extend(builder.add(node.op, inputs, node.params, node.specs, node.line))
-        if len(builder.nodes) == before and not OPS[node.op].only_looks:
+        if len(builder.nodes) == before and not OPS[node.op].is_view:
             what = node.op + (f" ({node.line})" if node.line else "")
             found[what] = found.get(what, 0) + 1
     return found

@@ -20,7 +20,7 @@ from ostinato.ops.cpu.jit.llvm import why_not
 from ostinato.ops.cpu.loops import flat
 from ostinato.ops.cpu.loops.loop_kernel import loop_text
 from ostinato.ops.cpu.loops.schedule import Nest, analyse_in_order
-from ostinato.ops.jit.behind import rest_of
+from ostinato.ops.jit.epilogues import rest_of
 from ostinato.ops.jit.labels import combines
 from ostinato.ops.jit.loops import Loops, loops_over
 from ostinato.ops.jit.random_bits import numbers_in

@@ -167,7 +167,7 @@ def _alone(graph: Graph, k: int) -> Graph:
 
 
 def _is_look(node: Node) -> bool:
-    return node.op == "constant" or OPS[node.op].only_looks
+    return node.op == "constant" or OPS[node.op].is_view
 
 
 def _kind(value: Any) -> Any:

@@ -1,6 +1,6 @@
 """Who decides about sites: what was timed on this machine before, or timing, while there is time left.
 
-Noise is met by taking turns (runtime/trials.py), by asking for a clear gain in most of the rounds, and by
+Noise is met by taking turns (runtime/timing.py), by asking for a clear gain in most of the rounds, and by
 the rule that a tie changes nothing. What a busy moment shows is measured again before it is kept, for it is
 kept long: what was found is kept for the machine that it was found on."""
 

@@ -24,7 +24,7 @@ from ostinato.planner.file import encode_plan
 from ostinato.planner.plan import Measured, Plan, Program
 from ostinato.runtime.bind import may_fail_later
 from ostinato.runtime.engine import Launcher, measured
-from ostinato.runtime.trials import trials
+from ostinato.runtime.timing import trials
 
 from ostinato.errors import CommunicatorError, SessionError
 

@@ -25,7 +25,7 @@ from ostinato.planner.file import decode_plan
 from ostinato.runtime.engine import box_of, measured
 from ostinato.runtime.messages.mpi import MpiCommunicator
 from ostinato.runtime.messages.on_device import DeviceCommunicator
-from ostinato.runtime.tape import Steps
+from ostinato.runtime.profile_tape import Steps
 from ostinato.runtime.worker import Loaded, Worker
 
 from ostinato.errors import OstinatoError

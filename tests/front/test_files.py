@@ -24,7 +24,7 @@ from ostinato.io_pipeline.chunks import ChunkSource
 from ostinato.io_pipeline.files import NpySource, open_source
 from ostinato.io_pipeline.source import runs
 from ostinato.ops.core.spec import DTYPES
-from ostinato.runtime.prefetch import ReadAhead
+from ostinato.runtime.read_ahead import ReadAhead
 
 import ostinato as ost
 from ostinato.errors import ArgumentError, DataFileError, DTypeError, MemoryLimitError

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from ostinato.ops.core import activity
-from ostinato.runtime.position import frame_of
+from ostinato.runtime.run_progress import frame_of
 
 import ostinato as ost
 from ostinato import progress

@@ -28,7 +28,7 @@ from ostinato.planner import external
 from ostinato.planner.passes import blocking
 from ostinato.planner.passes.memory import BUFFERS
 from ostinato.runtime.bind import is_server
-from ostinato.runtime.prefetch import WriteBehind
+from ostinato.runtime.read_ahead import WriteBehind
 
 import ostinato as ost
 from ostinato import streaming

@@ -17,7 +17,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from ostinato.io_pipeline.feed import disk
-from ostinato.io_pipeline.feed.content import Untold, told
+from ostinato.io_pipeline.feed.content import Unhashable, fingerprint
 from ostinato.io_pipeline.feed.disk import Disk
 from ostinato.io_pipeline.feed.fields import fields_of
 from ostinato.io_pipeline.feed.pipe import Pipe
@@ -329,10 +329,10 @@ def test_packages_may_lie_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         made = importlib.import_module("of_others").Sum()
         made.__name__ = "Sum"
         if is_told:
-            assert told(made) == told(made)
+            assert fingerprint(made) == fingerprint(made)
         else:
-            with pytest.raises(Untold):
-                told(made)
+            with pytest.raises(Unhashable):
+                fingerprint(made)
         del sys.modules["of_others"]
 
 
@@ -349,15 +349,15 @@ def test_functions_are_told_by_all_that_they_read() -> None:
         made(np.arange(3)), made(np.arange(4)), made(np.float32(1)), made(len), made(np.exp),
         made(lambda x: x), made(lambda x: x + 1), made(lambda x: x + k),
     ]  # fmt: skip
-    assert len({told(f) for f in known}) == len(known)
-    assert told(made(2)) == told(made(2))
-    before, k = told(known[-1]), 4
-    assert told(known[-1]) != before
+    assert len({fingerprint(f) for f in known}) == len(known)
+    assert fingerprint(made(2)) == fingerprint(made(2))
+    before, k = fingerprint(known[-1]), 4
+    assert fingerprint(known[-1]) != before
     for value in (object(), open, iter([1]), np.array([object()])):
         if value is not open:
-            with pytest.raises(Untold):
-                told(value)
-    assert told(known) == told(known)
+            with pytest.raises(Unhashable):
+                fingerprint(value)
+    assert fingerprint(known) == fingerprint(known)
 
 
 def test_rows_in_memory_are_told_by_their_content(tmp_path: Path) -> None:

@@ -106,7 +106,7 @@ def run(
             [x.shape for x in operands], [extent(b) for b in at.outs], specs, **params
         )
         params["scratch"] = tuple(blank(s.shape, s.dtype, xp) for s in needs)
-    if op.run.goes_on and ends is not None:
+    if op.run.carries_state and ends is not None:
         others = tuple(b for d, b in enumerate(at.outs[0]) if d != params["axis"])
         params["scratch"] = ends.setdefault(others, params["scratch"])
     if op.run.placed:

@@ -155,26 +155,26 @@ def test_what_lies_so_that_it_can_be_read_is_not_copied() -> None:
         (a[:, 2:7, 3:9], b[3:9], 4, 5),
     ):
         out = np.empty((*left.shape[:-1], 8), np.float32)
-        form = products.form_of(*stacked(left, right, out))  # type: ignore[misc]
+        form = products.product_key(*stacked(left, right, out))  # type: ignore[misc]
         assert form is not None
         assert form.turned
         assert (form.problem.count, form.problem.d.columns) == (count, rows)
         assert len(form.starts) == 1
-    assert products.form_of(*stacked(a[0, ::2, ::2], b[::2], out[0, :4])) is None  # type: ignore[misc]
+    assert products.product_key(*stacked(a[0, ::2, ::2], b[::2], out[0, :4])) is None  # type: ignore[misc]
     swapped = a[:, 2:7, 3:9][::-1]
-    assert products.form_of(*stacked(swapped, b[3:9], out)) is None  # type: ignore[misc]
+    assert products.product_key(*stacked(swapped, b[3:9], out)) is None  # type: ignore[misc]
 
 
 def test_by_rows_and_by_columns() -> None:
     """D = A B by rows is D' = B' A' by columns: what the library is told, number by number."""
     a, b = np.zeros((2, 3), np.float32), np.zeros((3, 5), np.float32)
-    form = products.form_of(*stacked(a, b, np.zeros((2, 5), np.float32)))  # type: ignore[misc]
+    form = products.product_key(*stacked(a, b, np.zeros((2, 5), np.float32)))  # type: ignore[misc]
     assert form is not None
     p = form.problem
     assert [(m.rows, m.columns, m.step, m.turned) for m in (p.a, p.b, p.d)] == [
         (5, 3, 5, False), (3, 2, 3, False), (5, 2, 5, False),
     ]  # fmt: skip
-    form = products.form_of(*stacked(a, b, np.zeros((5, 2), np.float32).T))  # type: ignore[misc]
+    form = products.product_key(*stacked(a, b, np.zeros((5, 2), np.float32).T))  # type: ignore[misc]
     assert form is not None
     p = form.problem
     assert not form.turned

@@ -15,7 +15,7 @@ from ostinato.ops import OPS, Graph, Node
 from ostinato.ops.core.index import Indices, Window
 from ostinato.ops.core.layout import grid_bounds
 from ostinato.ops.core.monoid import MONOIDS
-from ostinato.planner.layouts.ways import added, extents_of
+from ostinato.planner.layouts.shardings import added, extents_of
 
 from tests.fake_xp import from_host, to_host
 

@@ -185,7 +185,7 @@ def test_products_that_keep_their_right_matrix(
     a, b = laid(numbers((m, k), dtype), lies[0]), laid(numbers((k, n), dtype, 1), lies[1])
     out = laid(np.zeros((m, n), dtype), lies[2])
     made = gemm.any_product(a, b, out, count, "onednn kept", stays=True)
-    if not isinstance(made, gemm.Keeping):  # too little work
+    if not isinstance(made, gemm.Prepackable):  # too little work
         return
     checked(made.function, a, b, out)
     plain, right = out.tobytes(), b.copy()
@@ -209,9 +209,9 @@ def test_most_matrices_can_be_kept() -> None:
     for lies in ("plain", "turned"):
         b = laid(numbers((528, 528), "float32", 1), lies)
         made = gemm.any_product(a, b, out, 2, "", stays=True)
-        assert isinstance(made, gemm.Keeping)
+        assert isinstance(made, gemm.Prepackable)
         assert made.keep(b) is not None
-        assert not isinstance(gemm.any_product(a, b, out, 2, "", False), gemm.Keeping)
+        assert not isinstance(gemm.any_product(a, b, out, 2, "", False), gemm.Prepackable)
 
 
 def test_who_adds_up_in_another_order_is_found_out() -> None:
@@ -499,7 +499,7 @@ def test_without_onednn_blas_does_all(made: list[str], monkeypatch: pytest.Monke
         assert made == ["blas"]
         np.testing.assert_allclose(y, a @ b, rtol=1e-3, atol=1e-3)
         y = np.asarray(ost.compile(lambda a, b: (a @ b) * 3)(*operands))
-        assert made == ["blas"] * (1 if gemm_tiles.form_of(a.dtype) else 2)
+        assert made == ["blas"] * (1 if gemm_tiles.gemm_key(a.dtype) else 2)
         np.testing.assert_allclose(y, (a @ b) * 3, rtol=1e-3, atol=1e-3)
         before = list(made)
         halves = [ost.asarray(x.astype(ml_dtypes.bfloat16)) for x in (a, b)]

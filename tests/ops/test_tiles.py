@@ -25,14 +25,14 @@ def lines(size: int) -> np.ndarray:
     return whole[-whole.ctypes.data % 64 :][:size]
 
 
-def form_of(left: DType, right: DType, turned: bool) -> gemm_tiles.Form:
-    form = gemm_tiles.form_of(left, turned, right)
+def gemm_key(left: DType, right: DType, turned: bool) -> gemm_tiles.GemmKey:
+    form = gemm_tiles.gemm_key(left, turned, right)
     if form is None:
         pytest.skip("this processor has no such tiles")
     return form
 
 
-def block(form: gemm_tiles.Form, a: Any, b: Any, turned_b: bool) -> np.ndarray:
+def block(form: gemm_tiles.GemmKey, a: Any, b: Any, turned_b: bool) -> np.ndarray:
     """The product of the matrices that lie so; `a` is transposed if the form says so."""
     rows, columns = a.shape[form.turned], b.shape[1 - turned_b]
     depth, width = a.shape[1 - form.turned], form.width(columns)
@@ -53,7 +53,7 @@ def block(form: gemm_tiles.Form, a: Any, b: Any, turned_b: bool) -> np.ndarray:
 @pytest.mark.parametrize("turned", [(False, False), (False, True), (True, False), (True, True)])
 @pytest.mark.parametrize("kinds", KINDS)
 def test_blocks(kinds: tuple[DType, DType], turned: tuple[bool, bool]) -> None:
-    form = form_of(*kinds, turned[0])
+    form = gemm_key(*kinds, turned[0])
     for m, n, k in SHAPES:
         a = numbers(*((k, m) if turned[0] else (m, k))).astype(kinds[0])
         b = numbers(*((n, k) if turned[1] else (k, n))).astype(kinds[1])
@@ -65,7 +65,7 @@ def test_blocks(kinds: tuple[DType, DType], turned: tuple[bool, bool]) -> None:
 
 @pytest.mark.parametrize("kinds", KINDS)
 def test_bits_depend_on_row_and_column_only(kinds: tuple[DType, DType]) -> None:
-    form = form_of(*kinds, False)
+    form = gemm_key(*kinds, False)
     a, b = numbers(70, 130).astype(kinds[0]), numbers(130, 150).astype(kinds[1])
     whole = block(form, a, b, False)
     turned = np.ascontiguousarray(b.T)
@@ -79,14 +79,14 @@ def test_bits_depend_on_row_and_column_only(kinds: tuple[DType, DType]) -> None:
 
 def test_rounding_on_the_way_changes_no_bit() -> None:
     a, b = numbers(20, 64).astype(bfloat16), numbers(64, 50)
-    first = block(form_of(bfloat16, bfloat16, False), a, b.astype(bfloat16), False)
-    late = block(form_of(bfloat16, float32, False), a, b, False)
+    first = block(gemm_key(bfloat16, bfloat16, False), a, b.astype(bfloat16), False)
+    late = block(gemm_key(bfloat16, float32, False), a, b, False)
     np.testing.assert_array_equal(first, late)
 
 
 def test_what_is_beside_a_matrix_is_not_read() -> None:
     """Numbers that are none lie around it."""
-    form = form_of(float32, float32, False)
+    form = gemm_key(float32, float32, False)
     around = np.full((60, 90), np.nan, np.float32)
     for turned_b in (False, True):
         around[5:45, 3:53] = numbers(40, 50)

@@ -217,7 +217,7 @@ def counts(graph: Graph) -> tuple[int, int]:
     kernels = [n for n in graph.nodes if n.op in KERNELS]
     others = [n for n in graph.nodes if n not in kernels]
     within = [counts(body) for n in others for _, body in n.subgraphs()]
-    done = [n for n in others if n.op not in free and not OPS[n.op].only_looks]
+    done = [n for n in others if n.op not in free and not OPS[n.op].is_view]
     return (
         len(kernels) + sum(k for k, _ in within),
         len(kernels) + len(done) + sum(n for _, n in within),

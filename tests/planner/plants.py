@@ -22,7 +22,7 @@ from ostinato.ops.core.registry import OPS, Place
 from ostinato.ops.core.spec import Spec
 from ostinato.ops.core.trace import collect
 from ostinato.planner.cache import PlanCache
-from ostinato.planner.layouts import ways
+from ostinato.planner.layouts import shardings
 from ostinato.planner.passes import communicate, memory, parts, simplify
 from ostinato.runtime import bind
 from ostinato.runtime.messages import collectives, communicator
@@ -133,7 +133,7 @@ plant("einsum: a sum that nobody combines")(
     )
 )
 plant("reshape: may be cut where the pieces do not agree")(
-    lambda: mock.patch.object(ways, "_chunks_agree", lambda *a: True)
+    lambda: mock.patch.object(shardings, "_chunks_agree", lambda *a: True)
 )
 
 

@@ -271,7 +271,7 @@ def test_who_makes_the_blocks(way: str, monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_blocks_cover_a_product() -> None:
     """And fit into the memory that was asked for, for any number of threads."""
-    form = gemm_tiles.form_of(float32)
+    form = gemm_tiles.gemm_key(float32)
     if form is None:
         pytest.skip("this processor has no tiles")
     for m, n, k in ((64, 16, 8), (128, 528, 528), (1000, 64, 1024), (96, 5000, 300)):

@@ -16,7 +16,7 @@ from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.layout import Layout, Partial, intersect, volume
 from ostinato.ops.core.spec import Spec, float32
 from ostinato.planner.check import check_layouts
-from ostinato.planner.layouts.ways import SUM
+from ostinato.planner.layouts.shardings import SUM
 from ostinato.planner.machine import Machine, resolve
 from ostinato.planner.passes.communicate import communicate
 from ostinato.planner.plan import Target

@@ -86,7 +86,7 @@ def test_every_operation_follows(text: str) -> None:
                     op.moves.converts
                     or op.moves.same_elements
                     or op.moves.selects
-                    or op.element.drawn
+                    or op.element.random_in_kernel
                     or "mome" in op.name
                 ):
                     continue  # moments count in float64

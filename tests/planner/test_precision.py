@@ -135,7 +135,7 @@ def test_casts_are_in_the_kernels_that_make_a_value() -> None:
 
 
 in_tiles = pytest.mark.skipif(
-    gemm_tiles.form_of(bfloat16, right=float32) is None, reason="no tiles of bfloat16"
+    gemm_tiles.gemm_key(bfloat16, right=float32) is None, reason="no tiles of bfloat16"
 )
 
 

@@ -10,7 +10,7 @@ import pytest
 from ostinato.ops.core.graph import canonical
 from ostinato.ops.core.show import parse
 from ostinato.ops.cpu.jit.llvm import why_not
-from ostinato.planner.cpu.turning import turn_late
+from ostinato.planner.cpu.sink_transposes import sink_transposes
 from ostinato.planner.plan import Target
 
 import ostinato as ost
@@ -42,8 +42,8 @@ AFTER = """
 
 def test_before_and_after() -> None:
     before, after = parse(BEFORE), parse(AFTER)
-    assert canonical(turn_late(before, HERE)) == canonical(after)
-    assert canonical(turn_late(after, HERE)) == canonical(after)
+    assert canonical(sink_transposes(before, HERE)) == canonical(after)
+    assert canonical(sink_transposes(after, HERE)) == canonical(after)
 
 
 def test_what_stays() -> None:
@@ -77,9 +77,9 @@ def test_what_stays() -> None:
     """
     for text in (given, other, ordered, turned):
         graph = parse(text)
-        assert turn_late(graph, HERE) is graph
+        assert sink_transposes(graph, HERE) is graph
     fixed = Target((1,), numerics="any-workers")
-    assert turn_late(parse(BEFORE), fixed) == parse(BEFORE)
+    assert sink_transposes(parse(BEFORE), fixed) == parse(BEFORE)
 
 
 PROGRAMS: dict[str, Callable[[Any, Any, Any], Any]] = {

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from ostinato.ops.gpu import conditions
 from ostinato.ops.gpu.loops.text import OPTIONS
-from ostinato.runtime import replay
+from ostinato.runtime import graph_capture
 
 import ostinato as ost
 from tests import fake_driver, nvrtc
@@ -134,7 +134,7 @@ def test_turns_of_long_loops_are_counted_by_the_device(
     trips: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Instead of a graph that has them all."""
-    monkeypatch.setattr(replay, "MOST_CALLS", 12)
+    monkeypatch.setattr(graph_capture, "MOST_CALLS", 12)
     with ost.connect(device="fake") as session:
         f = ost.compile(
             lambda x: (
@@ -171,9 +171,9 @@ def test_a_counted_turn_knows_its_number() -> None:
 
     run()
     assert int(total) == 123
-    with captures.rehearsal():
+    with captures.warm_up():
         run()
-    with captures.taking() as made:
+    with captures.capturing() as made:
         run()
     for _ in range(2):
         total.fill(0)
@@ -340,7 +340,7 @@ def test_the_fake_driver_finds_wrong_nodes() -> None:
         bodies.leave()
 
     for first, again in ((True, True), (False, True), (True, False)):
-        with captures.taking() as made:
+        with captures.capturing() as made:
             looping(first, again)
         if first and again:
             made[0]()
@@ -353,7 +353,7 @@ def test_the_fake_driver_finds_wrong_nodes() -> None:
         lambda *_: (fake_driver.GOOD,),
     )
     try:
-        with pytest.raises(RuntimeError, match="nothing waits for"), captures.taking():
+        with pytest.raises(RuntimeError, match="nothing waits for"), captures.capturing():
             looping(True, True)
     finally:
         fake_driver.cuStreamUpdateCaptureDependencies = update

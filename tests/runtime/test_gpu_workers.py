@@ -178,10 +178,10 @@ def test_what_no_graph_can_have_runs_between_those_of_all(monkeypatch: Patch) ->
 @pytest.mark.parametrize("knows", [True, False])
 def test_what_one_cannot_take_down_all_leave_out(knows: bool, monkeypatch: Patch) -> None:
     """And run it apart, if that one knows what it is."""
-    own, kernel = Captures.taking, fake_xp.xp.sin
+    own, kernel = Captures.capturing, fake_xp.xp.sin
 
     @contextlib.contextmanager
-    def taking(self: Any) -> Iterator[Any]:
+    def capturing(self: Any) -> Iterator[Any]:
         with own(self) as found:
             yield found
             if not knows and fake_cuda.Device().id == 1:
@@ -192,7 +192,7 @@ def test_what_one_cannot_take_down_all_leave_out(knows: bool, monkeypatch: Patch
             raise RuntimeError("not on this one")
         return kernel(*given, **how)
 
-    monkeypatch.setattr(Captures, "taking", taking)
+    monkeypatch.setattr(Captures, "capturing", capturing)
     monkeypatch.setattr(fake_xp.xp, "sin", sin)
     with session((3,), monkeypatch) as made:
         f = ost.compile(lambda x: (ost.exp(x) + ost.sin(x[:, ::-1])).sum(0) * 2.0)

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 from ostinato.ops.gpu.capture import Captures
-from ostinato.runtime.parts import Parts
-from ostinato.runtime.replay import FORMS, MOST_TAKEN, SMALL
+from ostinato.runtime.capture_segments import Parts
+from ostinato.runtime.graph_capture import FORMS, MOST_TAKEN, SMALL
 
 import ostinato as ost
 from ostinato.errors import LinAlgError
@@ -366,7 +366,7 @@ def test_a_profile_times_operation_by_operation() -> None:
 
 # -- the capture itself ---------------------------------------------------------------------------
 def taken(captures: Captures, run: Any) -> Any:
-    with captures.taking() as made:
+    with captures.capturing() as made:
         run()
     return made[0]
 
@@ -376,7 +376,7 @@ def test_values_of_the_host_do_not_enter_a_graph() -> None:
     with pytest.raises(RuntimeError, match="values come from the host's memory"):
         taken(captures, lambda: x.set(np.ones(3)))
     x.set(np.ones(3))
-    with captures.rehearsal():
+    with captures.warm_up():
         y = xp.zeros(3) + 1.0
     launch = taken(captures, lambda: xp.add(y, 1.0, y))
     assert to_host(y).tolist() == [1, 1, 1]
@@ -390,7 +390,7 @@ def test_no_finalizer_runs_while_any_thread_captures() -> None:
     inside, ended, seen = threading.Barrier(2), threading.Event(), list[bool]()
 
     def capture(is_first: bool) -> None:
-        with Captures(xp, fake_driver).taking():
+        with Captures(xp, fake_driver).capturing():
             inside.wait(20)
             if not is_first:
                 assert ended.wait(20)
@@ -406,7 +406,7 @@ def test_no_finalizer_runs_while_any_thread_captures() -> None:
 
 
 def test_a_graph_needs_no_memory_of_others() -> None:
-    """What it allocates comes from its pool, which a rehearsal has filled."""
+    """What it allocates comes from its pool, which a warm-up has filled."""
     captures = Captures(xp, fake_driver)
     x, y = FAKE.from_host(np.ones(3)), xp.zeros(3)
 
@@ -415,7 +415,7 @@ def test_a_graph_needs_no_memory_of_others() -> None:
 
     with pytest.raises(RuntimeError, match="not permitted"):
         taken(captures, run)
-    with captures.rehearsal():
+    with captures.warm_up():
         run()
     taken(captures, run)()
     assert to_host(y).tolist() == [3, 3, 3]
@@ -425,7 +425,7 @@ def test_a_rehearsal_waits_for_what_was_asked_before_and_is_waited_for() -> None
     captures = Captures(xp, fake_driver)
     x = xp.zeros(3)
     xp.add(x, 1.0, x)
-    with captures.rehearsal():
+    with captures.warm_up():
         xp.add(x, 1.0, x)
     xp.add(x, 1.0, x)
     assert to_host(x).tolist() == [3, 3, 3]

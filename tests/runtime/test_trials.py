@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from ostinato.ops.cpu.device import CPU
 from ostinato.planner.plan import Program
-from ostinato.runtime import trials as module
-from ostinato.runtime.trials import ROUNDS, TRUSTED, trials
+from ostinato.runtime import timing as module
+from ostinato.runtime.timing import ROUNDS, TRUSTED, trials
 
 import ostinato as ost
 from tests.sessions import use

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 from ostinato.ops.cpu.jit import llvm
-from ostinato.runtime import prefetch
+from ostinato.runtime import read_ahead
 
 import ostinato as ost
 from ostinato.errors import SessionError
@@ -63,7 +63,7 @@ class Source:
         self.source.read(*args)
 
 
-begin, compiled = prefetch.ReadAhead.__init__, llvm._machine_code
+begin, compiled = read_ahead.ReadAhead.__init__, llvm._machine_code
 
 
 def collects(text: str) -> bytes:
@@ -75,7 +75,7 @@ def main(file: Path) -> None:
     global thread
     gc.disable()
     np.save(file, np.ones((1 << 19, 8)))
-    prefetch.ReadAhead.__init__ = lambda self, steps, sources: begin(  # type: ignore[method-assign]
+    read_ahead.ReadAhead.__init__ = lambda self, steps, sources: begin(  # type: ignore[method-assign]
         self, steps, [*map(Source, sources)]
     )
     llvm._machine_code = collects

@@ -29,7 +29,7 @@ FEW = 4  # neighbours that are worth a vector
 STRAIGHT, SAME, STEPPED = "straight", "same", "stepped"
 
 
-class Form(NamedTuple):
+class BandedKey(NamedTuple):
     """What a text depends on."""
 
     dtype: DType
@@ -79,7 +79,7 @@ def banded_kernel(
     lies = tuple(
         STRAIGHT if s == item or inner == 1 else SAME if s == 0 else STEPPED for s in across
     )
-    form = Form(out.dtype, below, above, transposed, lies, vector_bits())
+    form = BandedKey(out.dtype, below, above, transposed, lies, vector_bits())
     return function_of(
         _text(form), np.array([*facts, *(n for a in axes for n in a)], np.int64), room
     )
@@ -87,7 +87,7 @@ def banded_kernel(
 
 # -- text ----------------------------------------------------------------------------------
 @lru_cache(32)
-def _text(form: Form) -> str:
+def _text(form: BandedKey) -> str:
     code, many = Code(), len(form.lies)
     steps = [f"{word}{k}" for k in range(many) for word in ("along", "across")]
     _Writer(form, code).turns()
@@ -98,7 +98,7 @@ class _Writer(Elements):
     """The body of a kernel. Rows are lists: what is left in columns that follow each other, and of the
     right-hand side."""
 
-    def __init__(self, form: Form, code: Code) -> None:
+    def __init__(self, form: BandedKey, code: Code) -> None:
         super().__init__(code, form.dtype)
         self.form = form
         self.lanes = 0 if form.dtype.kind == "c" and form.below > 1 else self.part  # LLVM gives up

@@ -54,7 +54,7 @@ TAKES, PAIRS = "take", ("take", "set", "add")  # which of a complex number's par
 Kernel = Callable[..., None]
 
 
-class _Form(NamedTuple):
+class _GatherKey(NamedTuple):
     """What the text of a nest depends on."""
 
     how: str  # take, or a mode of put
@@ -199,7 +199,7 @@ def _nest(
     if how == TAKES and one_by_one and far.strides[axis] == size:
         picks = int32 if i.itemsize < 8 and far.shape[axis] < 1 << 31 else int64
     rest = extent % lanes
-    form = _Form(how, value, i.dtype, loops, lanes, rest, steps, along, asked, cut, picks)
+    form = _GatherKey(how, value, i.dtype, loops, lanes, rest, steps, along, asked, cut, picks)
     apart = max(0, (APART // max(abs(far.strides[axis]), 1)).bit_length() - 1)
     facts = [many * parts, min(worth, many * parts), 0, 0, far.shape[axis], far.strides[axis]]
     facts += [parts, each, apart]
@@ -232,7 +232,7 @@ _LOOPS = 4 + len(_FACTS)
 
 
 @lru_cache(256)
-def _text(form: _Form) -> str:
+def _text(form: _GatherKey) -> str:
     code = Code()
     for k, name in enumerate(_FACTS, 4):
         code.add(f"%{name} = call i64 @fact(ptr %meta, i64 {k})")
@@ -253,7 +253,7 @@ class _Nest:
     """Writes the loops. Where an element is: bytes from the beginning of places, of what is near, and
     far."""
 
-    def __init__(self, code: Code, form: _Form, lines: Any, turns: Any, row: Any) -> None:
+    def __init__(self, code: Code, form: _GatherKey, lines: Any, turns: Any, row: Any) -> None:
         self.code, self.form = code, form
         self.lines, self.turns, self.row = lines, turns, row
         if row:

@@ -14,7 +14,7 @@ from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
-from ostinato.ops.core.device import Keeping
+from ostinato.ops.core.device import Prepackable
 from ostinato.ops.core.spec import DType, float32, float64, int32, int64, uint8
 from ostinato.ops.cpu.jit.code import symbol
 from ostinato.ops.cpu.jit.llvm import function_of, why_not
@@ -45,7 +45,7 @@ LINE = LIMITS.line
 SMALLEST, LARGEST = 128, 512  # rows and columns of blocks of what is symmetric
 
 
-Maker = Callable[[], Product | Keeping | None]
+Maker = Callable[[], Product | Prepackable | None]
 
 
 def product(a: Any, b: Any, out: Any, threads: int, way: str = "") -> Product | None:
@@ -53,12 +53,12 @@ def product(a: Any, b: Any, out: Any, threads: int, way: str = "") -> Product | 
     does as well.
     """
     found = any_product(a, b, out, threads, way, stays=False)
-    return found.function if isinstance(found, Keeping) else found
+    return found.function if isinstance(found, Prepackable) else found
 
 
 def any_product(
     a: Any, b: Any, out: Any, threads: int, way: str, stays: bool
-) -> Product | Keeping | None:
+) -> Product | Prepackable | None:
     """The same; `stays`: the right matrix may be the same in many calls."""
     known = ways(a, b, out, threads, stays)
     made = (known[name]() for name in sorted(known, key=lambda name: name != way))
@@ -124,7 +124,7 @@ def _packing_pays(a: Stack, b: Stack, out: Stack, stays: bool) -> bool:
 
 def _by_onednn(
     a: Stack, b: Stack, out: Stack, threads: int, packed: bool, quick: bool, keeps: bool
-) -> Product | Keeping | None:
+) -> Product | Prepackable | None:
     turned = out.shape[-1] > 1 and out.strides[-1] != 1  # the transposes' product
     if turned:
         a, b, out = transposed(b), transposed(a), transposed(out)
@@ -132,7 +132,7 @@ def _by_onednn(
         function = onednn_product(a, b, out, turned, threads, packed, quick)
         if not keeps or turned or len(out.shape) > 2:
             return function
-        return Keeping(function, partial(_kept, a, b, out, threads, quick))
+        return Prepackable(function, partial(_kept, a, b, out, threads, quick))
     return None
 
 

@@ -26,7 +26,7 @@ from ostinato.ops.cpu.libraries.onednn import CHECKED, check_symbols, library, o
 from ostinato.ops.cpu.limits import LIMITS
 from ostinato.ops.cpu.loops.flat import kernel_code, native_kernel
 from ostinato.ops.cpu.threads import most_threads
-from ostinato.ops.jit.behind import rest_of
+from ostinato.ops.jit.epilogues import rest_of
 from ostinato.ops.jit.loops import Loops, loops_over, strides_over
 from ostinato.ops.jit.random_bits import numbers_in
 from ostinato.ops.jit.scalar import numbers
@@ -34,7 +34,7 @@ from ostinato.ops.jit.schedule import SHORT
 from ostinato.ops.jit.stacks import Stack, stacked
 
 from .gemm import _PLAIN, GRAIN, QUICK, _form, product
-from .gemm_tiles import AREA, CALLED, Area, Form, block_function, form_of
+from .gemm_tiles import AREA, CALLED, Area, GemmKey, block_function, gemm_key
 
 Behind = Callable[..., None]
 
@@ -50,13 +50,13 @@ PACKING, READING = (8, 24), 24
 
 def multiplies(dtype: DType) -> bool:
     """Whether blocks of products of such matrices can be made."""
-    with_tiles = form_of(dtype) is not None
+    with_tiles = gemm_key(dtype) is not None
     return with_tiles or (dtype == float32 and not isinstance(library(), str))
 
 
 def epilogue_ways(ins: Specs, outs: Specs, p: Params, threads: int) -> Classes:
     """Who makes the blocks; the rule looks at how they lie, too."""
-    form = form_of(ins[0].dtype, right=ins[1].dtype)
+    form = gemm_key(ins[0].dtype, right=ins[1].dtype)
     both = form is not None and ins[0].dtype == float32 and not isinstance(library(), str)
     return [("as they lie",), (TILES,), (SGEMM,)] if both else []
 
@@ -89,7 +89,7 @@ def rows_of_blocks(m: int, n: int, k: int, batches: int, threads: int) -> Grid:
 
 
 def blocks_of_tiles(
-    form: Form,
+    form: GemmKey,
     m: int,
     n: int,
     k: int,
@@ -121,7 +121,9 @@ def blocks_of_tiles(
     return Grid(block, -(-m // block), strip, -(-n // strip), width)
 
 
-def _room(form: Form | None, width: int, block: int, panels: int, k: int) -> tuple[int, int, int]:
+def _room(
+    form: GemmKey | None, width: int, block: int, panels: int, k: int
+) -> tuple[int, int, int]:
     """Bytes that a thread needs for a block of so many rows, and for panels of so many, in whole
     lines of the cache; and where in them the two begin.
     """
@@ -149,7 +151,7 @@ def epilogue_room(
     rows, needed = m * math.prod(batches), 0
     for form in (
         None,
-        *(form_of(specs[0].dtype, turned, specs[1].dtype) for turned in (False, True)),
+        *(gemm_key(specs[0].dtype, turned, specs[1].dtype) for turned in (False, True)),
     ):
         width = max(1, n if form is None else form.width(n))
         more = 0 if form is None else form.rows
@@ -216,7 +218,7 @@ def _in_blocks(
     (m, n), k = out.shape[-2:], a.shape[-1]
     batches, work, items = out.size // (m * n), out.size * k, [x.itemsize for x in arrays[:2]]
     threads = max(1, min(threads, work // GRAIN))
-    form = form_of(arrays[0].dtype, left[0] != _PLAIN, arrays[1].dtype)
+    form = gemm_key(arrays[0].dtype, left[0] != _PLAIN, arrays[1].dtype)
     sgemm = arrays[0].dtype == float32 and not isinstance(library(), str)
     if sgemm and (way == SGEMM or (way != TILES and right[0] == _PLAIN)):
         form = None  # it reads a matrix in rows where that lies
@@ -293,7 +295,9 @@ _TABLE = 2 + len(_FACTS)  # behind them: for each batch where its two matrices b
 
 
 @lru_cache(256)
-def _text(rest: Graph, loops: Loops, others: tuple[int, ...], many: int, form: Form | None) -> str:
+def _text(
+    rest: Graph, loops: Loops, others: tuple[int, ...], many: int, form: GemmKey | None
+) -> str:
     """A turn is a block: multiplied into the thread's own memory, then the rest's kernel, which finds
     the block where it looks for these rows and columns of the whole.
     """
@@ -360,7 +364,7 @@ def _by_sgemm() -> tuple[list[str], list[str], str]:
     return before, called, _DECLARED
 
 
-def _by_tiles(form: Form) -> tuple[list[str], list[str], str]:
+def _by_tiles(form: GemmKey) -> tuple[list[str], list[str], str]:
     name = block_function(form)
     values = (
         *("%here_a", "%step_a", "%count", "%here_b", "%step_b", "%turned_b", "%columns", "%k"),

@@ -23,7 +23,7 @@ from ostinato.ops.cpu.limits import LIMITS
 VECTORS = LIMITS.tile_vectors
 
 
-class Form(NamedTuple):
+class GemmKey(NamedTuple):
     """What a module multiplies: the left matrix's dtype, and whether that is seen transposed."""
 
     dtype: DType
@@ -67,16 +67,16 @@ class Form(NamedTuple):
         return 4 * (VECTORS * self.lanes * deep + left)
 
 
-def form_of(dtype: DType, turned: bool = False, right: DType | None = None) -> Form | None:
+def gemm_key(dtype: DType, turned: bool = False, right: DType | None = None) -> GemmKey | None:
     """None if this processor has not what tiles are made of."""
     if why_not() or dtype not in (float32, bfloat16) or right not in (None, dtype, float32):
         return None
-    form = Form(dtype, turned, right not in (None, dtype), vector_bits())
+    form = GemmKey(dtype, turned, right not in (None, dtype), vector_bits())
     needs = {"avx512f", "avx512bf16"} if dtype == bfloat16 else {"fma"}
     return form if form.bits > 128 and has(*needs) else None
 
 
-def block_function(form: Form) -> str:
+def block_function(form: GemmKey) -> str:
     """The name by which texts may call what makes a block (`CALLED`); it is there from now on."""
     name = f"block_of_{form.dtype.name}{'_turned' * form.turned}{'_rounded' * form.rounded}"
     symbol(name, linked(_text(form)))
@@ -96,7 +96,7 @@ _PANEL = "ptr %from, i64 %step, i64 %many, i64 %left, ptr %to"
 
 
 @lru_cache(8)
-def _text(form: Form) -> str:
+def _text(form: GemmKey) -> str:
     writer = _Blocks(form)
     functions = []
     for vectors in range(1, VECTORS + 1):
@@ -218,7 +218,7 @@ class Tiles:
 class _Blocks(Tiles):
     """The functions of a module."""
 
-    def __init__(self, form: Form) -> None:
+    def __init__(self, form: GemmKey) -> None:
         super().__init__(float32 if form.pairs == 1 else uint32, form.lanes)
         self.form = form
         self.sums = f"<{form.lanes} x float>"

@@ -54,7 +54,7 @@ def order_statistics(
     return run
 
 
-def order_room(
+def order_workspace(
     ins: Sequence[Shape], outs: Sequence[Shape], specs: Sequence[Spec], **_: Any
 ) -> Sequence[Scratch]:
     return (Scratch(ins[0], specs[0].dtype),)

@@ -35,7 +35,7 @@ QUICK, GRAIN = LIMITS.scan_quick, LIMITS.scan_wake
 ONCE, SUMS, REST = "once", "sums", "rest"  # a line in one turn; blocks' sums; blocks from there on
 
 
-class Form(NamedTuple):
+class ScanKey(NamedTuple):
     """What a text depends on."""
 
     product: bool
@@ -91,7 +91,7 @@ def running_kernel(x: Any, out: Any, axis: int, product: bool, threads: int) -> 
     unit = (inner if beside else (0, *along))[1:]
     simple = beside or source != bfloat16
     straight = unit[0] == source.itemsize and simple, unit[1] == dtype.itemsize
-    form = Form(product, source, dtype, way, straight, ONCE, cut, vector_bits())
+    form = ScanKey(product, source, dtype, way, straight, ONCE, cut, vector_bits())
     return _function(form, lines, threads)
 
 
@@ -126,7 +126,7 @@ def block_of(count: int) -> int:
     return found + 16 if found % 256 == 0 else found
 
 
-def _function(form: Form, lines: Lines, threads: int) -> Any:
+def _function(form: ScanKey, lines: Lines, threads: int) -> Any:
     size, block = lines.length * lines.inner * lines.many, block_of(lines.length)
     worth = 0 if size <= QUICK else max(1, min(threads, size // GRAIN))
     lanes, team = form.way == "squares", max(worth, 1)
@@ -168,7 +168,7 @@ def _facts(
 
 # -- text ----------------------------------------------------------------------------------
 @lru_cache(64)
-def _text(form: Form) -> str:
+def _text(form: ScanKey) -> str:
     writer = _Writer(form)
     functions = [] if form.phase == REST else [writer.lines_("sums", False)] if form.cut else []
     functions += [] if form.phase == SUMS else [writer.lines_("runs", True)]
@@ -186,7 +186,7 @@ _LINES = (
 class _Writer:
     """The functions of a kernel."""
 
-    def __init__(self, form: Form) -> None:
+    def __init__(self, form: ScanKey) -> None:
         self.form, self.dtype, self.lanes = form, form.dtype, form.lanes
         self.item, self.kind = form.dtype.itemsize, llvm_type(form.dtype)
         self.vector = f"<{self.lanes} x {self.kind}>"

@@ -25,7 +25,7 @@ WIDE = 20 * CHAINS  # values in a turn
 QUICK, GRAIN = LIMITS.search_quick, LIMITS.search_wake
 
 
-class Form(NamedTuple):
+class SearchKey(NamedTuple):
     """What a text depends on."""
 
     dtype: DType
@@ -52,12 +52,12 @@ def searching_kernel(x: Any, v: Any, out: Any, right: bool, threads: int) -> Any
     worth = 0 if work <= QUICK else max(1, min(threads, turns, work // GRAIN))
     facts = [turns, worth, n, x.strides[0], steps, inner, across, down]
     facts += [WIDE, groups, len(outer)]
-    text = _text(Form(dtype, right, x.strides[0] == dtype.itemsize))
+    text = _text(SearchKey(dtype, right, x.strides[0] == dtype.itemsize))
     return function_of(text, np.array([*facts, *(n for axis in outer for n in axis)], np.int64))
 
 
 @lru_cache(32)
-def _text(form: Form) -> str:
+def _text(form: SearchKey) -> str:
     code = Code()
     entry = [f"  %{name} = call i64 @fact(ptr %meta, i64 {k})" for k, name in enumerate(_FACTS)]
     entry.append(f"  %axes = getelementptr i64, ptr %meta, i64 {len(_FACTS)}")
@@ -93,7 +93,7 @@ def _load(code: Code, at: str, dtype: DType) -> Value:
     return Value(code.lines, code.let(f"load {kind}, ptr {at}, align {dtype.itemsize}"), dtype)
 
 
-def _searched(code: Code, form: Form, values: Sequence[Value | None]) -> list[str]:
+def _searched(code: Code, form: SearchKey, values: Sequence[Value | None]) -> list[str]:
     """How many elements of the table come before each value, or before its NaN."""
     cells = [code.cell(int64) for _ in values]
     left = code.cell(int64)
@@ -127,7 +127,7 @@ def _searched(code: Code, form: Form, values: Sequence[Value | None]) -> list[st
     return [code.let(f"load i64, ptr {cell}") for cell in cells]
 
 
-def _place_of_nan(code: Code, form: Form) -> str:
+def _place_of_nan(code: Code, form: SearchKey) -> str:
     """NaN comes last: before the others, or at the end."""
     if form.dtype.kind != "f" or form.right:
         return "%n"

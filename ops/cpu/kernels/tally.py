@@ -30,7 +30,7 @@ MOST = 1 << 16  # numbers up to which threads have tables of their own
 _FACTS = ("turns", "threads", "n", "count", "tables", "own")
 
 
-class Form(NamedTuple):
+class TallyKey(NamedTuple):
     """What a text depends on."""
 
     dtype: DType
@@ -51,14 +51,14 @@ def counting_kernel(x: Any, out: Any, axes: tuple[int, ...], threads: int) -> An
         own = 8 * (SIDES * (count + 1) + 8)
         tables = np.zeros(worth * own // 8, np.int64)
         facts = [-(-n // BLOCK), worth if n > GRAIN else 0, n, count, tables.ctypes.data, own]
-        return function_of(_text(Form(x.dtype, False)), np.array(facts, np.int64), tables)
+        return function_of(_text(TallyKey(x.dtype, False)), np.array(facts, np.int64), tables)
     worth = min(threads, lines, x.size // GRAIN)
     facts = [lines, worth, n, count, 0, 0]
-    return function_of(_text(Form(x.dtype, True)), np.array(facts, np.int64))
+    return function_of(_text(TallyKey(x.dtype, True)), np.array(facts, np.int64))
 
 
 @lru_cache(16)
-def _text(form: Form) -> str:
+def _text(form: TallyKey) -> str:
     code = Code()
     for k, name in enumerate(_FACTS):
         code.add(f"%{name} = call i64 @fact(ptr %meta, i64 {k})")
@@ -74,7 +74,7 @@ def _text(form: Form) -> str:
     return "\n".join([TABLES, *sorted(code.lines.declared), body, finish, around(2)])
 
 
-def _number(code: Code, form: Form, at: str) -> str:
+def _number(code: Code, form: TallyKey, at: str) -> str:
     kind = llvm_type(form.dtype)
     place = code.let(f"getelementptr {kind}, ptr %x, i64 {at}")
     found = code.let(f"load {kind}, ptr {place}, align {form.dtype.itemsize}")
@@ -91,7 +91,7 @@ def _count(code: Code, number: str, table: str) -> None:
     code.add(f"store i64 {code.sum(code.let(f'load i64, ptr {at}'), '1')}, ptr {at}")
 
 
-def _blocks(code: Code, form: Form) -> None:
+def _blocks(code: Code, form: TallyKey) -> None:
     mine = code.sum("%tables", code.times("%thread", "%own"))
     base = code.let(f"inttoptr i64 {mine} to ptr")
     wide = code.sum("%count", "1")
@@ -139,7 +139,7 @@ def _summed(body: Code) -> str:
     return "\n".join([head, *code.entry, *code.lines.text, "  ret void", "}"])
 
 
-def _lines(code: Code, form: Form) -> None:
+def _lines(code: Code, form: TallyKey) -> None:
     """Each line where its result is; what is outside goes to a place beside."""
     aside = code.cell(int64)
     code.add("%out = call ptr @array(ptr %data, i64 1)")
@@ -192,7 +192,7 @@ def _folded(form: Fold) -> str:
         code.add(f"%{name} = call i64 @fact(ptr %meta, i64 {k})")
     code.add("%values = call ptr @array(ptr %data, i64 0)")
     code.add("%x = call ptr @array(ptr %data, i64 1)")
-    wide, places = code.sum("%count", "1"), Form(form.places, False)
+    wide, places = code.sum("%count", "1"), TallyKey(form.places, False)
     with code.loop("%lo", "%hi") as part:
         base = code.let(f"inttoptr i64 {code.sum('%tables', code.times(part, '%own'))} to ptr")
         sides = [_element(code, form, base, code.times(wide, str(k))) for k in range(SIDES)]

@@ -21,7 +21,7 @@ from .elements import Elements, text_of
 LARGE, WIDE = 256, 64  # rows, and columns on the right, of what is BLAS's
 
 
-class Form(NamedTuple):
+class TriangularKey(NamedTuple):
     """What a text depends on."""
 
     dtype: DType
@@ -55,7 +55,7 @@ def triangular_kernel(
     facts = [many, min(worth, many), n, columns, columns, 1, len(axes)]
     facts += [s for x in whole for s in x.strides[-2:]]
     straight = all(x.strides[-1] == dtype.itemsize for x in whole[1:])
-    form = Form(dtype, upper, unit, columns == 1, straight, vector_bits())
+    form = TriangularKey(dtype, upper, unit, columns == 1, straight, vector_bits())
     run = function_of(_text(form), np.array([*facts, *(n for a in axes for n in a)], np.int64))
 
     def solve(a: Any, b: Any, out: Any) -> None:
@@ -68,7 +68,7 @@ def triangular_kernel(
 
 # -- text ----------------------------------------------------------------------------------
 @lru_cache(32)
-def _text(form: Form) -> str:
+def _text(form: TriangularKey) -> str:
     code = Code()
     writer = _Writer(form, code)
     with code.loop("%lo", "%hi") as t:
@@ -82,7 +82,7 @@ def _text(form: Form) -> str:
 class _Writer(Elements):
     """A row of a system, from those that are solved."""
 
-    def __init__(self, form: Form, code: Code) -> None:
+    def __init__(self, form: TriangularKey, code: Code) -> None:
         super().__init__(code, form.dtype)
         self.form = form
         self.steps = [str(self.item) if form.straight else f"%along{k}" for k in (1, 2)]

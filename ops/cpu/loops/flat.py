@@ -38,8 +38,8 @@ from ostinato.ops.jit.scalar import Part, numbers
 from ostinato.ops.jit.schedule import SHORT
 from ostinato.ops.jit.values import Value
 
+from .combine import TURNS, WAITING, nest_text
 from .stages import CHUNK, Facts, chunk_units, facts
-from .turns import TURNS, WAITING, nest_text
 
 GRAIN = LIMITS.loops_wake
 BLOCK = 16384  # elements that one turn sums

@@ -1,14 +1,14 @@
 """Runs of a bound program that a device repeats as one call: on a GPU, one CUDA graph.
 
-    first run        operation by operation, as a rehearsal
+    first run        operation by operation, as a warm-up
     second run       is taken down with the addresses of its operands and results, and launched
     from then on     launched, if operands and results lie where they lay in a run that was taken down
 
 Buffers of results are used in turn, and so are weights that a plan was given, so few forms of a program
 serve all its runs. What is small and lies elsewhere each time, such as a learning rate or a loss that
-somebody keeps, has a place of its own: it is copied there before, or from there after. What cannot be taken
-down runs apart, operation by operation, and what lies between is taken down in parts (parts.py); a program
-whose large operands are new in each run runs operation by operation. `how` says so in explain.
+somebody keeps, has a place of its own: it is copied there before, or from there after. What cannot be captured
+runs apart, operation by operation, and what lies between is captured in segments (capture_segments.py); a
+program whose large operands are new in each run runs operation by operation. `how` says so in explain.
 
 Messages between devices are part of what is taken down. Then all workers take down the same run, and launch
 what they took down together, wherever operands lie on each: before a run they agree on which form, by a
@@ -22,7 +22,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from ostinato.ops.collective import collective_of
-from ostinato.ops.core.device import Device, Function, Repeater
+from ostinato.ops.core.device import Device, Function, GraphCapture
 from ostinato.ops.core.graph import Node
 from ostinato.ops.core.registry import OPS
 from ostinato.planner.plan import Program
@@ -31,8 +31,8 @@ from ostinato.planner.title import title
 from ostinato import settings
 
 from .bind import Bound
+from .capture_segments import OURS, Parts, with_messages
 from .messages.communicator import Communicator
-from .parts import OURS, Parts, with_messages
 
 FORMS = 16  # of one program at once
 MOST_TAKEN = 48  # times that it is taken down before it must have been launched more often
@@ -61,7 +61,7 @@ class Replay:
         self,
         program: Program,
         device: Device,
-        repeater: Repeater,
+        repeater: GraphCapture,
         why: str,
         apart: Mapping[int, str],
         counted: Collection[int],
@@ -353,7 +353,7 @@ class _Asked:
         stored = any((x := graph.specs[v].layout) is not None and x.stored for v in node.inputs)
         if reason := _ON_HOST.get(node.op, "it reads a file" if stored else ""):
             return 0, reason
-        if OPS[node.op].run.by_host:
+        if OPS[node.op].run.host_callback:
             return 0, "the host calls it"
         if _sends(node, self.size) and not self.in_graphs:
             return 0, "workers meet on the host"
@@ -392,7 +392,7 @@ def has_messages(program: Program, workers: int) -> bool:
 
 
 def _sends(node: Node, workers: int) -> bool:
-    return bool(collective_of(node.op, node.kw)) or (OPS[node.op].run.goes_on and workers > 1)
+    return bool(collective_of(node.op, node.kw)) or (OPS[node.op].run.carries_state and workers > 1)
 
 
 def _told(node: Node) -> str:

@@ -10,7 +10,6 @@ import numpy as np
 
 from ostinato.errors import ArgumentError, DTypeError, ShapeError
 
-from .arrangement import ravel
 from .assigning import changed, written
 from .core.array import Array, Operandish, another, apply, as_array
 from .core.spec import DTypeLike, bool_, int64
@@ -19,6 +18,7 @@ from .creation import arange, meshgrid, zeros
 from .elementwise import as_dtype, astype
 from .elementwise import where as choice
 from .indexing import inside, take
+from .joining import ravel
 from .masks import nonzero
 from .reduction import cumulative_sum
 from .shape import MODES, axis_of, broadcast_to, listed, reshape, stack

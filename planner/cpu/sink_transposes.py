@@ -42,7 +42,7 @@ class _Turned:
     chosen: set[int] = field(default_factory=set)  # nodes
 
 
-def turn_late(graph: Graph, target: Target) -> Graph:
+def sink_transposes(graph: Graph, target: Target) -> Graph:
     """The pass."""
     if target.numerics == "any-workers":
         return graph
@@ -74,7 +74,7 @@ def turn_late(graph: Graph, target: Target) -> Graph:
         (made[v],) = builder.add(node.op, ins, node.params, (found.lies[v],), node.line)
         return (permuted(builder, made[v], turn, node.specs[0], node.line),)
 
-    return replace(graph, found.chosen, make, lambda g: turn_late(g, target))
+    return replace(graph, found.chosen, make, lambda g: sink_transposes(g, target))
 
 
 def _back(builder: Builder, value: int, turn: Axes) -> int:

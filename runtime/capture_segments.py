@@ -22,7 +22,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from ostinato.ops.collective import collective_of
-from ostinato.ops.core.device import Function, Repeater
+from ostinato.ops.core.device import Function, GraphCapture
 from ostinato.ops.core.graph import Graph
 
 RUN, REHEARSE, TAKE, LAUNCH = "runs", "is rehearsed", "is taken down", "is launched"
@@ -35,7 +35,7 @@ class Parts:
 
     def __init__(
         self,
-        repeater: Repeater,
+        repeater: GraphCapture,
         apart: Collection[int],
         counted: Collection[int],
         agree: Callable[[int], Sequence[int]] | None,
@@ -89,11 +89,11 @@ class Parts:
             self.graphs[k]()
             return False
         if self.mode == REHEARSE:
-            self.open = self.repeater.rehearsal()
+            self.open = self.repeater.warm_up()
             self.open.__enter__()
         elif self.mode == TAKE and self.missed != k:
-            self.open = taking = self.repeater.taking()
-            self.made = taking.__enter__()
+            self.open = capturing = self.repeater.capturing()
+            self.made = capturing.__enter__()
         return True
 
     def done(self, k: int) -> None:

@@ -40,7 +40,7 @@ from ostinato.planner.plan import Target
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class Sharding:
     """One way to run a node: the layouts that its operands need and its results come in."""
 
     labels: tuple[str | None, ...]  # per mesh axis
@@ -53,9 +53,9 @@ MANY = 8  # labels, of which those with one place stay whole
 ADDED = "+"  # and the number of a group of operands: the label of what is given to addends
 
 
-def ways(
+def shardings(
     node: Node, operands: Sequence[Spec], target: Target, addends: Sequence[Collection[int]] = ()
-) -> Iterator[Way]:
+) -> Iterator[Sharding]:
     """The ways to give a node's indices to mesh axes; the first gives none away. `addends`: of each
     operand the mesh axes along which it may come as addends of a sum."""
     indices = OPS[node.op].indices(tuple(operands), node.specs, node.kw)
@@ -72,12 +72,14 @@ def ways(
             if all(axis in addends[k] for k in group):
                 kinds[-1].append(f"{ADDED}{g}")
     for chosen in itertools.product(*kinds):
-        way = way_of(indices, extents, operands, node, chosen, target.mesh, blocks)
-        if way is not None:
-            yield way
+        sharding = sharding_of(indices, extents, operands, node, chosen, target.mesh, blocks)
+        if sharding is not None:
+            yield sharding
 
 
-def way_to(node: Node, operands: Sequence[Spec], end: Layout, target: Target) -> Way | None:
+def sharding_to(
+    node: Node, operands: Sequence[Spec], end: Layout, target: Target
+) -> Sharding | None:
     """The way to run a node whose result comes in a layout; None if there is none."""
     if node.op in ("relayout", "resplit", "mark") or end.mesh != target.mesh or end.partial_axes:
         return None
@@ -89,17 +91,17 @@ def way_to(node: Node, operands: Sequence[Spec], end: Layout, target: Target) ->
     if any(c is not None and not may_split(indices, c, node, blocks) for c in chosen):
         return None
     extents = extents_of(indices, operands, node.specs)
-    way = way_of(indices, extents, operands, node, chosen, target.mesh, blocks)
-    return way if way is not None and way.gives == (end,) else None
+    sharding = sharding_of(indices, extents, operands, node, chosen, target.mesh, blocks)
+    return sharding if sharding is not None and sharding.gives == (end,) else None
 
 
 def added(node: Node, operands: Sequence[Spec]) -> tuple[tuple[int, ...], ...]:
     """The operands that may come as addends of sums, together, of which the node makes addends."""
     op, (out, *others) = OPS[node.op], node.specs
     groups = op.parallel.adds
-    if op.moves.joins:
+    if op.moves.concatenates:
         groups = (tuple(range(len(operands))),)
-    elif (op.only_looks and op.made_by == "users") or op.moves.converts:
+    elif (op.is_view and op.made_by == "users") or op.moves.converts:
         groups = ((0,),)
     elif "value" in node.kw:  # a constant, or around an array
         groups = (tuple(range(len(operands))),) if node.kw["value"] == 0 else ()
@@ -175,7 +177,7 @@ def may_split(indices: Indices, label: str, node: Node, blocks: bool) -> bool:
     return MONOIDS[name].exact or not blocks or not any(is_inexact(s.dtype) for s in node.specs)
 
 
-def way_of(
+def sharding_of(
     indices: Indices,
     extents: dict[str, int],
     operands: Sequence[Spec],
@@ -184,7 +186,7 @@ def way_of(
     mesh: Mesh,
     blocks: bool,
     seen: Mapping[str, Overlap] = MappingProxyType({}),
-) -> Way | None:
+) -> Sharding | None:
     """The way that gives these labels to mesh axes. `seen`: of labels of which workers have windows of
     another index's parts, and not parts of their own, these windows."""
     if any(is_rigid(indices, node, label) for label in seen):
@@ -244,7 +246,7 @@ def way_of(
             indices, label, bounds, made, gives, operands, node
         ):
             return None
-    return Way(chosen, tuple(made), tuple(gives))
+    return Sharding(chosen, tuple(made), tuple(gives))
 
 
 def composed(seen: Overlap, window: Overlap) -> Overlap:
@@ -261,7 +263,7 @@ def composed(seen: Overlap, window: Overlap) -> Overlap:
 def is_rigid(indices: Indices, node: Node, label: str) -> bool:
     """Whether an index can be cut into parts of its own only: these must not overlap, nor begin anywhere
     else."""
-    goes_on = OPS[node.op].run.goes_on and indices.outs[0][node.kw["axis"]] == label
+    goes_on = OPS[node.op].run.carries_state and indices.outs[0][node.kw["axis"]] == label
     return goes_on or label in indices.chunked or any(label == c for c, _ in indices.parts)
 
 

@@ -18,7 +18,7 @@ from ostinato.planner.plan import Program, largest_part
 
 from .bind import bind
 from .messages.communicator import Alone
-from .packed_weights import Kept
+from .packed_weights import Prepacked
 
 SAMPLE = 2e-4  # seconds of one measurement, at least
 ROUNDS = 25
@@ -51,7 +51,7 @@ def trials(
             call = partial(bound.call, *arrays)
             call()  # compiles, and touches the pages
             for operand in bound.stays:
-                operand.keep(arrays[operand.number], Kept())
+                operand.keep(arrays[operand.number], Prepacked())
             start = _now(device)
             end = end or start + limit
             if start > end:
