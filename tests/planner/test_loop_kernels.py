@@ -223,6 +223,20 @@ def test_turns_go_on_where_a_call_ended(seed: int, monkeypatch: pytest.MonkeyPat
         same(f, want, *state)
 
 
+def test_what_is_copied_before_the_first_turn_counts_for_none() -> None:
+    rows = Spec((500, 8), float64)
+    with sessions.use():
+        f = ost.compile(
+            lambda x, k: ost.repeat(300, lambda s: (s[0].at[s[1]].add(1.0), s[1] + 1), (x, k))
+        )
+        np.asarray(f(np.zeros((500, 8)), 0)[0])
+        (node,) = [n for n in f.plan.program.graph.nodes if n.op == "fused_loop"]
+    specs = (rows, *(s.bare for s in node.specs[1:]))
+    text = loop_kernel._written_in_order(node.op, node, (*specs, *specs))
+    assert text is not None
+    assert text.instructions < 8 * 50 < rows.size
+
+
 @pytest.mark.parametrize("mesh", [(2,), (3,)])
 def test_each_worker_runs_the_turns_that_all_have(mesh: tuple[int, ...]) -> None:
     def swing(x: Any, y: Any) -> Any:

@@ -409,6 +409,7 @@ class Kernel(Operations):
                     spec = given[nc + j][0]
                     own = Lies(first.at, first.strides, Room(first.at, spec.size))
                     self.bring(self.in_memory(spec, own), spec, out)
+        self.instructions = self.slow = 0  # of turns, not of what is copied before the first
         if node.op == "fused_loop":
             cut = tiles(node, *(tuple(x) for x in zip(*given, strict=True)))
             if cut is None:
