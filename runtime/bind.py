@@ -643,7 +643,7 @@ class _Binder:
             scratch = self.ends[k]
         if chained:
             self.take_over(node, scratch, row)
-        kernel = self.native(graph, node, ins, outs, scratch[len(needs) :])
+        kernel = self.native(graph, k, ins, outs, scratch[len(needs) :])
         if isinstance(kernel, InTurns):
             self.all_turns(kernel, (*ins, *outs), row)
         elif kernel is not None:
@@ -794,7 +794,7 @@ class _Binder:
     def native(
         self,
         graph: Graph,
-        node: Node,
+        k: int,
         ins: Sequence[str],
         outs: Sequence[str],
         scratch: Sequence[Any],
@@ -802,14 +802,17 @@ class _Binder:
         """A function of arrays that lie as these do in every run; None if there is no better one
         than the op's kernel.
         """
-        arrays = [self.lies(name) for name in (*ins, *outs)]
+        node, arrays = graph.nodes[k], [self.lies(name) for name in (*ins, *outs)]
         specs = (*(graph.specs[v] for v in node.inputs), *node.specs)
         if any(x is None for x in arrays):
             return self.device.dynamic_kernel(node, specs, scratch)
         threads = 1 if node.kw.get("way") == ONE_THREAD else self.threads
         often = self.record is not None
         at = self.one_place(graph, node)
-        return self.device.kernel(node, specs, self.shape, arrays, threads, scratch, often, at)
+        read_next = often or any(graph.uses[v] for v in graph.outs(k))
+        return self.device.kernel(
+            node, specs, self.shape, arrays, threads, scratch, often, at, read_next
+        )
 
     def one_place(self, graph: Graph, node: Node) -> Place | None:
         """Where a native kernel works that asks for it; None where that differs from turn to turn."""

@@ -292,10 +292,12 @@ class Device:
         scratch: Sequence[Any],
         often: bool,
         at: Place | None = None,
+        read_next: bool = False,
     ) -> Function | Prepackable | InTurns | None:
         """A function of arrays that lie as these do in every run, its operands and results; None where
         the op's own kernel is as good. `shape` tells how much of an array is here. `often`: it is
-        called in a loop. `at`: where in the global arrays, for who asks (`Native.placed`)."""
+        called in a loop. `at`: where in the global arrays, for who asks (`Native.placed`).
+        `read_next`: what it makes is read by the same program."""
         return None
 
     def copying_part(self, source: Any, target: Any, threads: int) -> Function | None:

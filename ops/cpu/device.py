@@ -13,7 +13,7 @@ from ostinato.ops.core.graph import Node
 from ostinato.ops.core.registry import OPS, Place, Specs
 from ostinato.ops.core.spec import DType, Shape, Spec, copied, in_line
 from ostinato.ops.cpu.limits import LIMITS
-from ostinato.ops.cpu.loops.flat import native_kernel
+from ostinato.ops.cpu.loops.flat import SHARE, native_kernel
 from ostinato.ops.jit.loops import space, strides_over
 from ostinato.ops.jit.moves import has_moves
 
@@ -94,10 +94,11 @@ class Cpu(Device):
         scratch: Sequence[Any],
         often: bool,
         at: Place | None = None,
+        read_next: bool = False,
     ) -> Function | Prepackable | InTurns | None:
         native, op = self.natives.get(node.op), OPS[node.op]
         if native is None and node.op in FUSED:
-            return _generated(node, shape, arrays, threads)
+            return _generated(node, shape, arrays, threads, 1 if read_next else SHARE)
         in_parts = op.run.placed and any(
             x.shape != s.shape for x, s in zip(arrays, specs, strict=True)
         )
@@ -117,14 +118,16 @@ class Cpu(Device):
 
 
 def _generated(
-    node: Node, shape: Callable[[Spec], Shape], arrays: Sequence[Any], threads: int
+    node: Node, shape: Callable[[Spec], Shape], arrays: Sequence[Any], threads: int, share: int
 ) -> Function | None:
-    """A loop over a body's elements."""
+    """A loop over a body's elements. What is larger than 1 / `share` of the last cache goes past it."""
     body, whole, axes = space(node, shape)
     if has_moves(body):
-        return boxed_kernel(body, whole, arrays, threads, axes) if math.prod(whole) else None
+        if not math.prod(whole):
+            return None
+        return boxed_kernel(body, whole, arrays, threads, axes, share)
     strides = strides_over(body, whole, arrays, axes)
-    kernel = native_kernel(body, whole, strides, threads, axes)
+    kernel = native_kernel(body, whole, strides, threads, axes, share)
     return kernel or in_rows(body, whole, arrays, threads, axes)
 
 

@@ -189,6 +189,7 @@ class Gpu(Device):
         scratch: Sequence[Any],
         often: bool,
         at: Place | None = None,
+        read_next: bool = False,
     ) -> Function | Prepackable | None:
         if node.op == IN_STAGES:
             shapes, steps = [x.shape for x in arrays], [x.strides for x in arrays]

@@ -39,6 +39,7 @@ from ostinato.ops.jit.values import HALVES
 
 import ostinato as ost
 from ostinato import settings as knobs
+from tests import sessions
 from tests.thorough import THOROUGH
 
 from .nodes import SAMPLED, nodes_of
@@ -284,6 +285,31 @@ def test_which_results_pass_the_caches(monkeypatch: Any) -> None:
     monkeypatch.setattr(native, "processor", lambda: "znver4")
     assert not passes(50_000)
     assert passes(100_000)
+
+
+@pytest.mark.parametrize("read", ["not", "by an operation", "in a loop", "by the next turn"])
+def test_what_is_read_next_passes_the_caches_later(read: str, monkeypatch: Any) -> None:
+    shares, streams = list[int](), native.streams
+
+    def watched(body: Graph, loops: Any, share: int = native.SHARE) -> bool:
+        shares.append(share)
+        return streams(body, loops, share)
+
+    def step(x: Any) -> Any:
+        return ost.sort(x) * 3.0 + 1.0
+
+    monkeypatch.setattr(native, "streams", watched)
+    native._told.cache_clear()
+    x = np.random.default_rng(5).standard_normal(20_000 + len(read))
+    y = {
+        "not": lambda x: x * 3.0 + 1.0,
+        "by an operation": lambda x: ost.sort(x * 3.0 + 1.0),
+        "in a loop": lambda x: ost.repeat(500, lambda y: 0.5 * y + y[0], x * 3.0 + 1.0),
+        "by the next turn": lambda x: ost.repeat(3, step, x),
+    }[read]
+    with sessions.use():
+        np.asarray(ost.compile(y)(x))
+    assert {*shares} == {native.SHARE if read == "not" else 1}
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
