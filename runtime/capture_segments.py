@@ -13,7 +13,7 @@ operation after another, as it cannot be repeated: who asks the host in the midd
 These lines run in four ways: RUN does all of it; REHEARSE, too, and finds what is needed to take parts down;
 TAKE takes each part down, and launches it before it goes on; LAUNCH launches what was taken down. A part
 that cannot be taken down runs operation by operation in the same run, which computed nothing of it so
-far."""
+far; one that something else spoiled is taken down once more before that."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from ostinato.ops.core.graph import Graph
 
 RUN, REHEARSE, TAKE, LAUNCH = "runs", "is rehearsed", "is taken down", "is launched"
 OURS = "another worker could not take it down"
+MOST_AGAIN = 2  # times in one run that what something else spoiled is taken down once more
 
 
 class Parts:
@@ -49,6 +50,7 @@ class Parts:
         self.missed = self.over = -1  # which part that was, and which has just run
         self.open: contextlib.AbstractContextManager[Any] | None = None
         self.made: list[Function] = []
+        self.again = 0  # times that parts of this run were taken down once more
 
     # -- what a run is -------------------------------------------------------------------------
     def run(self, run: Callable[[], None]) -> None:
@@ -74,6 +76,7 @@ class Parts:
 
     def _go(self, mode: str, run: Callable[[], None]) -> None:
         self.mode, self.missed, self.over, self.open = mode, -1, -1, None
+        self.again = 0
         try:
             run()
         finally:
@@ -115,8 +118,9 @@ class Parts:
         if self.agree is not None and not all(self.agree(1)):
             self._misses(k, RuntimeError(OURS), is_told=True)
             return
-        self.graphs.append(self.made[0])
-        self.made[0]()
+        graph, self.made = self.made[0], []
+        self.graphs.append(graph)
+        graph()
         self.over = k
 
     def forgives(self, k: int, error: BaseException) -> bool:
@@ -132,6 +136,10 @@ class Parts:
         return True
 
     def _misses(self, k: int, error: Exception, is_told: bool = False) -> None:
+        alone = self.agree is None
+        if alone and self.again < MOST_AGAIN and self.repeater.was_spoiled(error):
+            self.again += 1
+            return
         if self.agree is not None and not is_told:
             self.agree(0)
         self.missed = k

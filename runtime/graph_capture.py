@@ -7,7 +7,8 @@
 Buffers of results are used in turn, and so are weights that a plan was given, so few forms of a program
 serve all its runs. What is small and lies elsewhere each time, such as a learning rate or a loss that
 somebody keeps, has a place of its own: it is copied there before, or from there after. What cannot be captured
-runs apart, operation by operation, and what lies between is captured in segments (capture_segments.py); a
+runs apart, operation by operation, and what lies between is captured in segments (capture_segments.py). What
+something else spoiled is taken down once more, soon, then after twice as many runs each time; a
 program whose large operands are new in each run runs operation by operation. `how` says so in explain.
 
 Messages between devices are part of what is taken down. Then all workers take down the same run, and launch
@@ -42,8 +43,9 @@ MOVING = "its operands lie elsewhere in each run"
 MOST_CALLS = 20_000  # in one run: more would take gigabytes
 TOLD = 3  # operations that are named
 MOST_MISSED = 16  # times that it is bound anew without what could not be taken down
-# What workers tell each other of a part: that it could be taken down, that it could not, or at which node.
-NOBODY, SOMEWHERE, AT = 0, 1, 2
+# What workers tell each other of a part: that it could be taken down, that it could not, that something else
+# spoiled it, or at which node it could not.
+NOBODY, SOMEWHERE, SPOILED, AT = 0, 1, 2, 3
 _CONDITIONAL = ("while", "branch")
 _ON_HOST = {  # what decides, reads or writes there
     "blocks": "it runs block by block, with files",
@@ -87,6 +89,7 @@ class Replay:
         ] = {}  # those that all workers made
         self.places: dict[int, Any] = {}  # of operands and results that lie elsewhere each time
         self.taken = self.launched = 0
+        self.rests = self.rested = 0  # runs before it is taken down once more; as it was at first
 
     def _parts(self) -> Parts:
         apart = with_messages(self.program.graph, self.apart)
@@ -105,6 +108,8 @@ class Replay:
         if self.why:
             return f"operation by operation: {self.why}"
         forms = len(self.forms) + len(self.numbered)
+        if not forms and self.rested:
+            return "operation by operation so far: something else spoiled it while it was captured"
         if not forms:
             return f"operation by operation so far{self._unknown()}"
         count = self.parts.count if self.parts is not None else 1
@@ -141,6 +146,9 @@ class Replay:
             graphs = self.forms.get(key := self._key(arrays))
             if graphs is not None:
                 self._launch(graphs, arrays)
+            elif self.rests:
+                self.rests -= 1
+                self._run(arrays)
             elif self._is_enough():
                 self._give_up(MOVING)
                 self._run(arrays)
@@ -165,7 +173,7 @@ class Replay:
         """As all can: launched, if all have a form of one number for where their arrays lie; taken down, if
         all are as far as that; else operation by operation."""
         key, enough = self._key(arrays), self._is_enough()
-        can = int(self.is_rehearsed and not self.why and not enough)
+        can = int(self.is_rehearsed and not self.why and not enough and not self.rests)
         mine = sum(1 << n % WINDOW for n, (at, _) in self.numbered.items() if at == key)
         said = agree(self.next << WINDOW + 1 | can << WINDOW | mine)
         common = functools.reduce(operator.and_, said)
@@ -179,6 +187,7 @@ class Replay:
         else:
             if enough and not self.why:
                 self._give_up(MOVING)
+            self.rests = max(self.rests - 1, 0)
             if self.why:
                 self._run(arrays)
             else:
@@ -230,6 +239,7 @@ class Replay:
             self._miss(parts.error)
             return
         self.taken += 1
+        self.rested = 0
         if number is not None:
             for n in [n for n in self.numbered if n <= number - FORMS]:
                 del self.numbered[n]
@@ -248,7 +258,11 @@ class Replay:
         if row is not None and k is not None and row.node is not self.program.graph.nodes[k]:
             why = f"{_told(row.node)}: {why}"
         mine = NOBODY if why == OURS else SOMEWHERE if k is None else AT + k
+        mine = SPOILED if self.repeater.was_spoiled(error) else mine
         said = {*self.agree(mine)} if self.agree is not None else {mine}
+        if SPOILED in said:
+            self.rests = self.rested = min(max(2 * self.rested, 1), MOST_TAKEN)
+            return
         self.missed += 1
         if SOMEWHERE in said or said == {NOBODY} or self.missed > MOST_MISSED:
             self._give_up(f"a run: {why}")

@@ -44,7 +44,11 @@ counted = Counts()
 
 class CUDARuntimeError(RuntimeError):
     def __init__(self, name: str, text: str) -> None:
-        self.status = {"cudaErrorStreamCaptureUnsupported": 900}.get(name, 901)
+        self.status = {
+            "cudaErrorStreamCaptureUnsupported": 900,
+            "cudaErrorStreamCaptureInvalidated": 901,
+            "cudaErrorStreamCaptureUnjoined": 904,
+        }.get(name, 0)
         super().__init__(f"{name}: {text}")
 
 
@@ -218,9 +222,11 @@ class Stream:
         for other in graph.others:
             other.graph = None
             if other.clock.get(other.line, 0) > self.clock.get(other.line, 0):
-                graph.wrong = graph.wrong or "a stream was not joined again"
-        if graph.wrong:
-            raise CUDARuntimeError("cudaErrorStreamCaptureInvalidated", graph.wrong)
+                raise CUDARuntimeError(
+                    "cudaErrorStreamCaptureUnjoined", "a stream was not joined again"
+                )
+        graph.fails_if_wrong()
+        graph.is_executable = graph.around is None
         return graph
 
 
@@ -346,6 +352,8 @@ class Graph:
     around: Graph | None  # of whose node it is the body
     memory: dict[int, tuple[Any, list[_Use]]]
     steps: list[tuple[Callable[[], Any] | Conditional, list[Any], list[Any]]]
+    is_executable = False
+    ended_in_captures = 0  # of all
 
     def __init__(self) -> None:
         raise NotImplementedError("graphs are made by capturing")
@@ -357,8 +365,18 @@ class Graph:
         made.allocated, made.memory, made.around = 0, {}, None
         return made
 
+    def __del__(self) -> None:
+        """The driver refuses it in a thread that captures, and spoils what it captures; CuPy raises nothing."""
+        if self.is_executable and (other := capturing()) is not None:
+            other.breaks("a graph ended")
+            Graph.ended_in_captures += 1
+
     def breaks(self, why: str) -> None:
         self.wrong = self.wrong or why
+
+    def fails_if_wrong(self) -> None:
+        if self.wrong:
+            raise CUDARuntimeError("cudaErrorStreamCaptureInvalidated", self.wrong)
 
     def launch(self, stream: Stream | None = None) -> None:
         refuse_while_capturing("to launch a graph")
@@ -582,6 +600,7 @@ def ask(work: Callable[[], Any], reads: Sequence[Any], writes: Sequence[Any] = (
         return found
     on = get_current_stream()
     assert on.graph is graph, "work on a stream that captures nothing, while another one captures"
+    graph.fails_if_wrong()
     if writes:
         graph.steps.append((work, list(reads), list(writes)))
         touch(on, reads, writes)

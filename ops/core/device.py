@@ -99,6 +99,11 @@ class GraphCapture:
         cannot be repeated, raises an error; then nothing is left of it."""
         raise NotImplementedError
 
+    def was_spoiled(self, error: Exception) -> bool:
+        """Whether what was being taken down is lost, by this error, for what somebody else did meanwhile: the
+        same may be taken down at another time."""
+        return False
+
     def where(self, array: Any) -> int:
         """What tells arrays apart that lie elsewhere."""
         raise NotImplementedError

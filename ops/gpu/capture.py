@@ -12,6 +12,8 @@ its runs, so that memory is the pool's for good; graphs of one worker never run 
 While the stream captures, the driver refuses all that could not be repeated: to wait, to allocate, to
 read a value (cudaStreamCaptureModeThreadLocal). What it would let pass and must not be repeated is
 a number that comes from the host's memory, which is another one by then: that is refused here.
+The driver also refuses to end a graph in a thread that captures, and what is captured is then lost: graphs
+that nobody holds any more are kept until no thread captures (`CapturedGraph`).
 Conditions of loops and branches are looked at by the GPU (conditions.py)."""
 
 from __future__ import annotations
@@ -29,6 +31,21 @@ from .conditions import REHEARSED, TAKEN, Bodies, GpuBranch, GpuLoop
 _capturing: set[int] = set()  # threads
 _changes = threading.Lock()
 _off: list[bool] = []  # whether Python looks for garbage again when none of them does
+_unheld: list[Any] = []  # graphs that nobody holds, until none of them does
+
+
+class CapturedGraph:
+    """A launch of a graph."""
+
+    def __init__(self, graph: Any) -> None:
+        self.graph, self.launch = graph, graph.launch
+
+    def __call__(self) -> None:
+        self.launch()
+
+    def __del__(self) -> None:
+        if _capturing:
+            _unheld.append(self.graph)
 
 
 class Captures(GraphCapture):
@@ -71,7 +88,10 @@ class Captures(GraphCapture):
                 with contextlib.suppress(Exception):  # that it is worth nothing is known
                     self.stream.end_capture()
                 raise
-            made.append(self.stream.end_capture().launch)
+            made.append(CapturedGraph(self.stream.end_capture()))
+
+    def was_spoiled(self, error: Exception) -> bool:
+        return getattr(error, "status", 0) == 901  # cudaErrorStreamCaptureInvalidated
 
     def where(self, array: Any) -> int:
         at: int = array.data.ptr
@@ -107,6 +127,7 @@ def _alone(xp: Any) -> Iterator[None]:
         with _changes:
             _capturing.discard(threading.get_ident())
             if not _capturing:
+                _unheld.clear()
                 xp.cuda.set_pinned_memory_allocator(usual)
                 if _off:
                     _off.clear()

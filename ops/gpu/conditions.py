@@ -58,6 +58,12 @@ def found() -> Any:
     return driver
 
 
+class DriverError(RuntimeError):
+    def __init__(self, text: str, status: int) -> None:
+        super().__init__(text)
+        self.status = status  # the driver's number, as CuPy's errors have it
+
+
 class Bodies:
     """Of one worker: the streams on which bodies run, one within the other."""
 
@@ -141,7 +147,7 @@ class Bodies:
     def _ask(self, name: str, *given: Any) -> Sequence[Any]:
         error, *found = getattr(self.driver, name)(*given)
         if int(error):
-            raise RuntimeError(f"{name}: {getattr(error, 'name', error)}")
+            raise DriverError(f"{name}: {getattr(error, 'name', error)}", int(error))
         return found
 
 
