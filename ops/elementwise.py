@@ -16,6 +16,7 @@ import numpy as np
 
 from ostinato.errors import ArgumentError, DTypeError, ShapeError
 
+from . import like_numpy
 from .core import array
 from .core.array import (
     Array,
@@ -571,18 +572,10 @@ cbrt: Unary = unary(
 )
 
 
-def _reciprocal_kernel(xp: Any, out: Any, x: Any) -> None:
-    """NumPy's own of complex numbers has zeros and infinities in other places."""
-    if out.dtype.kind == "c":
-        xp.divide(1, x, out)
-    else:
-        xp.reciprocal(x, out)
-
-
 _reciprocal: Unary = unary(
     "reciprocal",
     "reciprocal",
-    kernel=_reciprocal_kernel,
+    kernel=like_numpy.reciprocal,
     doc="1 / x",
     grad=lambda g, y, x: (-g * y * y,),
     scalar="1 / {0}",
@@ -644,22 +637,10 @@ exp2: Unary = unary(
 )
 
 
-def _expm1_kernel(xp: Any, out: Any, x: Any) -> None:
-    """NumPy's of complex numbers multiplies infinities by zeros."""
-    if out.dtype.kind != "c":
-        xp.expm1(x, out)
-        return
-    far = ~((xp.abs(x.real) < 40) & xp.isfinite(x.imag))
-    large = xp.array(xp.exp(x))
-    large.real -= 1
-    xp.expm1(x, out)
-    xp.copyto(out, large, where=far)
-
-
 expm1: Unary = unary(
     "expm1",
     "expm1",
-    kernel=_expm1_kernel,
+    kernel=like_numpy.expm1,
     doc="""exp(x) - 1
 
     >>> ost.expm1([0.0, 1e-10])
@@ -690,9 +671,12 @@ log1p: Unary = unary(
     grad=lambda g, y, x: (g / (1 + x),),
     flops=12,
 )
+
+
 log2: Unary = unary(
     "log2",
     "log2",
+    kernel=like_numpy.log2,
     doc="""Logarithm to base 2.
 
     >>> ost.log2([8.0, 2.0])
@@ -1069,6 +1053,7 @@ multiply: Binary = binary(
 divide: Binary = binary(
     "divide",
     "divide",
+    kernel=like_numpy.divide,
     doc="""x / y
 
     >>> ost.divide([1, 2], 4)
@@ -1229,9 +1214,12 @@ copysign: Binary = binary(
     """,
     grad=lambda g, out, x, y: (where(equal(signbit(x), signbit(y)), g, -g), None),
 )
+
+
 nextafter: Binary = binary(
     "nextafter",
     "nextafter",
+    kernel=like_numpy.nextafter,
     doc="""The next number after x towards y.
 
     >>> ost.nextafter(1.0, 2.0) > 1.0
@@ -1318,9 +1306,12 @@ greater_equal: Binary = binary(
     """,
     scalar="{0} >= {1}",
 )
+
+
 logical_and: Binary = binary(
     "logical_and",
     "logical_and",
+    kernel=like_numpy.logical("logical_and"),
     doc="""x and y
 
     >>> ost.logical_and([True, True], [True, False])
@@ -1331,6 +1322,7 @@ logical_and: Binary = binary(
 logical_or: Binary = binary(
     "logical_or",
     "logical_or",
+    kernel=like_numpy.logical("logical_or"),
     doc="""x or y
 
     >>> ost.logical_or([False, True], [False, False])
@@ -1341,6 +1333,7 @@ logical_or: Binary = binary(
 logical_xor: Binary = binary(
     "logical_xor",
     "logical_xor",
+    kernel=like_numpy.logical("logical_xor"),
     doc="""Just one of x and y.
 
     >>> ost.logical_xor([True, True], [True, False])
@@ -1351,6 +1344,7 @@ logical_xor: Binary = binary(
 logical_not: Unary = unary(
     "logical_not",
     "logical_not",
+    kernel=like_numpy.logical("logical_not"),
     doc="""not x
 
     >>> ost.logical_not([True, False])

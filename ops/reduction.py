@@ -441,7 +441,9 @@ def prod(
 # -- smallest and largest ------------------------------------------------------------------
 def _extreme(name: str) -> None:
     def kernel(xp: Any, out: Any, x: Any, *, axes: tuple[int, ...]) -> None:
-        if x.size:
+        if x.size and name == "min":  # CuPy's takes `out` for a dtype
+            out[...] = x.min(axis=axes)
+        elif x.size:
             getattr(x, name)(axis=axes, out=out)
         else:  # a worker may have nothing
             out[...] = identity(name, x.dtype)

@@ -56,7 +56,7 @@ def _keys_kernel(xp: Any, out: Any, x: Any) -> None:
         xp.copyto(out, x.astype(out.dtype))
         return
     real = is_inexact(x.dtype)
-    signed = keys_of(xp, xp.where(x == x, x, x.dtype.type(np.nan))) if real else x
+    signed = keys_of(xp, x) if real else x
     top = np.iinfo(signed.dtype).min
     xp.copyto(out, (signed ^ top).view(out.dtype))
 
@@ -133,7 +133,7 @@ def _ranks_kernel(xp: Any, out: Any, x: Any, ranks: Any, *, axes: tuple[int, ...
         return
     lines = lines_of(x, axes)
     real = is_inexact(x.dtype)
-    ordered = keys_of(xp, xp.where(lines == lines, lines, x.dtype.type(np.nan))) if real else lines
+    ordered = keys_of(xp, lines) if real else lines
     ordered = xp.sort(ordered, axis=-1)
     places = xp.broadcast_to(ranks, out.shape)
     found = xp.take_along_axis(ordered, places, axis=-1)
@@ -291,7 +291,7 @@ def _partition_rule(x: Spec, *, axis: int, places: tuple[int, ...]) -> Spec:
 
 def _partition_kernel(xp: Any, out: Any, x: Any, *, axis: int, places: tuple[int, ...]) -> None:
     real = is_inexact(x.dtype)
-    made = keys_of(xp, xp.where(x == x, x, x.dtype.type(np.nan))) if real else x
+    made = keys_of(xp, x) if real else x
     made = xp.sort(made, axis=axis)
     xp.copyto(out, numbers_of(xp, made, x.dtype) if real else made)
 

@@ -170,7 +170,7 @@ def _distinct_rule(x: Spec, *, size: int) -> Spec:
 
 def _distinct_kernel(xp: Any, out: Any, x: Any, *, size: int) -> None:
     real = is_inexact(x.dtype)
-    ordered = keys_of(xp, xp.where(x == x, x, x.dtype.type(np.nan))) if real else x
+    ordered = keys_of(xp, x) if real else x
     ordered = xp.sort(ordered)
     ordered = numbers_of(xp, ordered, x.dtype) if real else ordered
     fresh = xp.concatenate([xp.ones(1, np.bool_), ordered[1:] != ordered[:-1]])

@@ -59,7 +59,11 @@ def _ordered(x: Spec, name: str) -> Spec:
 def keys_of(xp: Any, x: Any) -> Any:
     """Whole numbers in the order of the numbers, and back: NaN is the largest of all, and of two zeros the
     negative one comes first, as it does by machine code."""
-    whole = x if x.dtype.kind == "i" else x.view(f"i{x.itemsize}")
+    whole = x
+    if x.dtype.kind != "i":
+        whole = x.view(f"i{x.itemsize}")
+        nan = np.array(np.nan, x.dtype).view(whole.dtype)
+        whole = xp.where(x == x, whole, int(nan))  # CuPy's `where` has no bfloat16
     return xp.where(whole < 0, whole ^ np.iinfo(whole.dtype).max, whole)
 
 
@@ -70,7 +74,7 @@ def numbers_of(xp: Any, keys: Any, dtype: DType) -> Any:
 
 def _sort_kernel(xp: Any, out: Any, x: Any, *, axis: int, descending: bool, stable: bool) -> None:
     real = is_inexact(x.dtype)
-    made = keys_of(xp, xp.where(x == x, x, x.dtype.type(np.nan))) if real else x
+    made = keys_of(xp, x) if real else x
     made = xp.sort(made, axis=axis)
     made = xp.flip(made, axis) if descending else made
     xp.copyto(out, numbers_of(xp, made, x.dtype) if real else made)

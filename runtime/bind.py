@@ -662,7 +662,8 @@ class _Binder:
         ):
             f = self.ufuncs.get(op.run.ufunc) or self.name("f", getattr(self.xp, op.run.ufunc))
             self.ufuncs[op.run.ufunc] = f
-            out = f"out={outs[0]}" if op.run.ufunc in _OUT_BY_NAME else outs[0]
+            by_name = op.run.ufunc in _OUT_BY_NAME or op.run.dense  # CuPy's products take no other
+            out = f"out={outs[0]}" if by_name else outs[0]
             self.write(f"{f}({', '.join((*ins, out))})", row)
         else:
             params, place = plain(node.kw), ""

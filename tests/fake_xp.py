@@ -11,6 +11,10 @@ Where CuPy does another thing than NumPy, so do these arrays:
     - `a[places] = values` with a place that stands twice keeps any of the values: here it is an error,
       unless they are equal
     - functions of arrays give arrays, of no axes perhaps, and never NumPy's scalars
+    - functions of elements have the loops that CuPy has (cupy_loops.py): the first that operands may be
+      cast to gives the dtype, and none is an error; division by complex zeros and infinities, `log2` of complex
+      numbers and `nextafter` of halves give what they give there
+    - `matmul` takes `out` by its name only, and `min` takes it for a dtype
     - of ufuncs' methods there are add's and multiply's `reduce` and `accumulate`, and `at` where CUDA has
       atomic operations: for some functions, and some dtypes
     - `linalg` takes float32, float64 and their complex numbers; it looks at a status word (a wait) and
@@ -22,7 +26,7 @@ from __future__ import annotations
 
 import ctypes
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import ml_dtypes
@@ -30,6 +34,7 @@ import numpy as np
 
 from . import fake_cuda, fake_nccl
 from .cuda_host import HostKernel
+from .cupy_loops import LOOPS
 from .fake_cuda import ask, counted, refuse_library, refuse_while_capturing
 
 _DTYPES = {
@@ -322,6 +327,90 @@ class DeviceArray:
         return operator.index(self._memory)
 
 
+def _char(letter: str) -> Any:
+    return np.dtype(ml_dtypes.bfloat16 if letter == "E" else letter)
+
+
+def _fits(x: Any, dtype: Any) -> bool:
+    """A number of Python's is as narrow as what it meets."""
+    if isinstance(x, np.ndarray | np.generic):
+        return np.can_cast(x.dtype, dtype)
+    kinds = {bool: "biufcV", int: "iufcV", float: "fcV", complex: "c"}
+    return dtype.kind in kinds[type(x)]
+
+
+def _by_loop(
+    name: str,
+    given: Sequence[Any],
+    out: Any = None,
+    dtype: Any = None,
+    casting: Any = "same_kind",
+    where: Any = True,
+) -> Any:
+    """What CuPy's function of elements computes, by its first loop that takes these."""
+    plain, outs = getattr(np, name), out if isinstance(out, tuple) else (out,)
+    if name not in LOOPS:  # a generalized one
+        return plain(*given, out=out)
+    sides = [tuple([_char(c) for c in side] for side in loop.split("->")) for loop in LOOPS[name]]
+    if all(type(x) in (bool, int, float, complex) for x in given):
+        given = [np.asarray(x) for x in given]
+    fit = [
+        (ins, made)
+        for ins, made in sides
+        if (made[0] == dtype if dtype is not None else all(map(_fits, given, ins)))
+    ]
+    if not fit:
+        raise TypeError(f"Wrong type ({given!r:.80}) of arguments for cupy_{name}")
+    ins, kinds = fit[0]
+    xs = [np.asarray(x).astype(kind) for x, kind in zip(given, ins, strict=True)]
+    found = _as_there(name, xs, plain(*xs) if name != "where" else np.where(*xs))
+    found = [
+        np.asarray(y).astype(kind)
+        for y, kind in zip(found if isinstance(found, tuple) else (found,), kinds, strict=True)
+    ]
+    for y, to in zip(found, outs, strict=False) if out is not None else ():
+        np.copyto(to, y, casting, where)
+    return (found[0] if len(found) == 1 else tuple(found)) if out is None else out
+
+
+def _as_there(name: str, xs: Sequence[Any], found: Any) -> Any:
+    """Where CuPy gives other numbers."""
+    if name in ("divide", "true_divide") and found.dtype.kind == "c":
+        x, y = (v / (abs(xs[1].real) + abs(xs[1].imag)) for v in xs)
+        square = y.real * y.real + y.imag * y.imag
+        real, imag = x.real * y.real + x.imag * y.imag, x.imag * y.real - x.real * y.imag
+        found = np.stack([real / square, imag / square], -1).view(found.dtype)[..., 0]
+    elif name == "log2" and found.dtype.kind == "c":
+        found = np.log(xs[0]) * found.dtype.type(1 / np.log(2))
+    elif name == "nextafter" and found.itemsize == 2:
+        found = np.where(np.isinf(xs[0]), np.nan, found)
+    return found
+
+
+_OF_OPERATORS = {
+    "sub": "subtract",
+    "mul": "multiply",
+    "truediv": "true_divide",
+    "floordiv": "floor_divide",
+    "mod": "remainder",
+    "pow": "power",
+    "and": "bitwise_and",
+    "or": "bitwise_or",
+    "xor": "bitwise_xor",
+    "lshift": "left_shift",
+    "rshift": "right_shift",
+    "neg": "negative",
+    "pos": "positive",
+    "abs": "absolute",
+    "eq": "equal",
+    "ne": "not_equal",
+    "lt": "less",
+    "le": "less_equal",
+    "gt": "greater",
+    "ge": "greater_equal",
+}
+
+
 def _operators() -> Iterator[tuple[str, Callable[..., Any]]]:
     def plain(name: str) -> Callable[..., Any]:
         def method(self: DeviceArray, *other: Any) -> Any:
@@ -334,11 +423,17 @@ def _operators() -> Iterator[tuple[str, Callable[..., Any]]]:
                 refuse_library("cuBLAS")
 
             memory = self._memory
+            inplace = name.startswith("__i") and name != "__invert__"
+            mirrored = name.startswith("__r") and name != "__rshift__"
+            word = name.strip("_")[inplace or mirrored :]
+            operands = [*given, memory] if mirrored else [memory, *given]
 
             def work() -> Any:
-                return getattr(memory, name)(*given)
+                return _by_loop(
+                    _OF_OPERATORS.get(word, word), operands, memory if inplace else None
+                )
 
-            if name.startswith("__i") and name != "__invert__":
+            if inplace:
                 ask(work, [memory, *arrays], [memory])
                 return self
             return _made(ask(work, [memory, *arrays]))
@@ -577,6 +672,8 @@ def _checked(
             raise TypeError(f"cupy.{name} takes arrays, and no {type(args[0]).__name__}")
         if waits:
             _wait()
+        if name.endswith("min") and "arg" not in name and kwargs.get("out") is not None:
+            raise TypeError("operand type(s) all returned NotImplemented from __array_ufunc__")
         given, more = [*map(_host, args)], {k: _host(v) for k, v in kwargs.items()}
         reads = [x for x in _all((given, list(more.values()))) if isinstance(x, np.ndarray)]
         reads += [_host(owner)] if owner is not None else []
@@ -610,16 +707,18 @@ class Ufunc:
         self.__name__ = name
         self.plain = getattr(np, name)
         self.nin, self.nout = self.plain.nin, self.plain.nout
+        self.by_loop = lambda *given, **more: _by_loop(self.name, given, **more)
         self.name = self.plain.__name__
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         names = tuple(f"x{k}" for k in range(self.nin))
         outs = args[self.nin :]
+        if outs and self.name == "matmul":
+            raise TypeError("_try_fastcall_matmul() got multiple values for argument 'out'")
         if outs:
             args, kwargs = args[: self.nin], {**kwargs, "out": outs if len(outs) > 1 else outs[0]}
-        return _checked(self.__name__, self.plain, (*names, "out", "dtype", "casting", "where"))(
-            *args, **kwargs
-        )
+        known = (*names, "out", "dtype", "casting", "where")
+        return _checked(self.__name__, self.by_loop, known)(*args, **kwargs)
 
     def _lacks(self, method: str) -> NoReturn:
         raise NotImplementedError(f"`cupy_{self.name}.{method}` is not supported yet")
@@ -780,9 +879,14 @@ xp = Namespace(
     "cupy",
     __version__="14",
     RawKernel=RawKernel,
-    **{n: _checked(n, getattr(np, n), known, n in _WAITING) for n, known in _FUNCTIONS.items()},
+    **{
+        n: _checked(n, getattr(np, n), known, n in _WAITING)
+        for n, known in _FUNCTIONS.items()
+        if n != "where"
+    },
     **{n: Ufunc(n) for n in _UFUNCS},
     **{n: getattr(np, n) for n in _SHARED},
+    where=_checked("where", lambda *xs: _by_loop("where", xs), _FUNCTIONS["where"]),
     asarray=_asarray,
     from_dlpack=_from_dlpack,
     take=_checked("take", _take, ("a", "indices", "axis", "out")),

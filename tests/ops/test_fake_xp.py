@@ -28,6 +28,7 @@ from ostinato.ops.linalg import factorizations, matrices
 
 import ostinato as ost
 from tests import fake_cuda, fake_xp
+from tests.cupy_loops import LOOPS, installed
 from tests.fake_xp import counted, from_host, to_host, xp
 from tests.thorough import THOROUGH
 
@@ -246,6 +247,11 @@ def test_lists_name_operations():
     assert set(LOWERED) | set(BUILT) <= set(NOT_SAMPLED)
 
 
+def signature_of(cupy: Any, name: str) -> str:
+    """CuPy's compiled methods tell their arguments in their first line only."""
+    return getattr(cupy.ndarray, name).__doc__ or ""
+
+
 def test_what_the_fake_has_cupy_has() -> None:
     """Where it is installed, which needs no GPU: functions, their arguments, and what is used of `cupy.cuda`."""
     try:
@@ -256,14 +262,21 @@ def test_what_the_fake_has_cupy_has() -> None:
         function = getattr(cupy, name)
         if "*" in arguments or name in ("array", "rot90", "size"):  # other names, or none
             continue
-        known = inspect.signature(function).parameters
+        known = [*inspect.signature(function).parameters]
         assert {*arguments} <= {*known}, name
+        assert [*arguments] == sorted(arguments, key=known.index), f"{name}: in CuPy's order"
     for name, arguments in fake_xp._LINALG.items():
         assert {*arguments} <= {*inspect.signature(getattr(cupy.linalg, name)).parameters}, name
     for name in (*fake_xp._UFUNCS, *fake_xp._SHARED):
         assert hasattr(cupy, name), name
     for name in (*fake_xp._METHODS, *fake_xp._ATTRIBUTES):
         assert hasattr(cupy.ndarray, name), name
+    for name, arguments in fake_xp._METHODS.items():
+        said = re.match(rf"_ndarray_base\.{name}\(self(.*?)\) *(->|\n|$)", signature_of(cupy, name))
+        if said is not None and "*" not in said[1]:
+            words = [w.split("=")[0].split()[-1] for w in said[1].split(",") if w.strip()]
+            assert [*arguments] == [w for w in words if w in arguments], name
+    assert installed() == LOOPS
     for name in ("Device", "Event", "Stream", "MemoryPool"):
         real, fake = getattr(cupy.cuda, name), getattr(fake_cuda, name)
         ours = {n for n in vars(fake) if not n.startswith("_")} - OURS
@@ -373,6 +386,23 @@ def test_dtypes_of_the_device():
             from_host(wrong)
     with pytest.raises(TypeError, match="linalg"):
         xp.linalg.inv(xp.eye(2, dtype=np.float16))
+    x, pairs = from_host(np.ones(3, BF16)), from_host(np.ones(3, np.complex64))
+    assert xp.where(x == x, x, x).dtype == np.float32  # there is no loop of bfloat16
+    assert (x * 2).dtype == BF16
+    xp.maximum(pairs, pairs)
+    for call in (xp.logical_and, xp.floor_divide):
+        with pytest.raises(TypeError, match="Wrong type"):
+            call(pairs, pairs)
+
+
+def test_where_cupy_takes_a_result() -> None:
+    x, y = from_host(np.eye(3)), from_host(np.zeros((3, 3)))
+    with pytest.raises(TypeError, match="multiple values"):
+        xp.matmul(x, x, y)
+    with pytest.raises(TypeError, match="NotImplemented"):
+        x.min(axis=0, out=y[0])
+    xp.matmul(x, x, out=y)
+    x.max(axis=0, out=y[0])
 
 
 def test_what_is_done_as_cupy_does_it():

@@ -22,15 +22,16 @@ from ostinato.ops.cpu.libraries import onednn
 from ostinato.runtime.crew.orders import HEAD, KINDS, Order, described, unpack
 
 import ostinato as ost
+from ostinato.cluster import mpiexec as launcher
 from ostinato.errors import CommunicatorError
-from tests.clusters import MPIEXEC, ROOT, gone, needs_dask, needs_mpi
+from tests.clusters import ROOT, gone, needs_dask, needs_mpi
 from tests.sessions import use
 from tests.thorough import some
 
 
 def mpiexec(count: int, *arguments: str, limit: float = 120, **settings: str) -> Any:
     """A job that is ended with all its processes if it does not end itself."""
-    command = [str(MPIEXEC), "-disable-auto-cleanup", "-n", str(count), sys.executable, *arguments]
+    command = [*launcher(), "-n", str(count), sys.executable, *arguments]
     env = {**os.environ, "OSTINATO_CACHE": "off", "PYTHONPATH": str(ROOT)} | settings
     env.pop("PYTEST_XDIST_WORKER", None)
     job = subprocess.Popen(
