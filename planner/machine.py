@@ -8,8 +8,8 @@ smallest level that spans it.
     machine.links((256, 8))     (InfiniBand, NVLink)
 
 Machines are data (planner/machines/*.toml has those of real systems, with their sources), or measured:
-`ostinato calibrate` keeps what it finds in the cache, and `known` gives it. Where nobody measured,
-`NOMINAL` is meant.
+`ostinato calibrate` keeps what it finds in the cache, and `known` gives it. Where nobody measured, the
+preset of a GPU is meant that is called as this one, or nearest to it; of a CPU `NOMINAL` is.
 
 No machine is part of a plan's id: the same question may be answered differently on another machine."""
 
@@ -30,6 +30,7 @@ from typing import Any
 
 import numpy as np
 from ostinato.ops.core import disk_cache
+from ostinato.ops.core.device import described
 from ostinato.ops.core.layout import Mesh
 from ostinato.ops.core.user_line import misfit
 
@@ -158,11 +159,17 @@ class Machine:
     memory: float = math.inf  # bytes
     device: str = "cpu"
     about: str = ""
+    units: float = 0.0  # multiprocessors, which a kernel of few elements does not all occupy
+    models: tuple[str, ...] = ()  # words of the names of devices that it is the preset of
 
     def __hash__(self) -> int:
         return hash(self.name)  # it is a part of many keys
 
     # -- time ------------------------------------------------------------------------------
+    def busy(self, elements: float) -> float:
+        """The share of its multiprocessors that have anything to do, if a block makes 1,024 elements."""
+        return min(1.0, max(1.0, elements / 1024) / self.units) if self.units else 1.0
+
     def kernel_seconds(
         self, flops: float, moved: float, dense: bool, dtype: str = "float32"
     ) -> float:
@@ -261,7 +268,15 @@ class Machine:
             seen = tuple([_row(Seen, s) for s in row.get("seen", ())])
             levels.append((int(row["workers"]), _row(Link, {**row, "seen": seen})))
         found["levels"] = tuple(levels)
-        for name in ("call_seconds", "run_seconds", "again_seconds", "background", "memory"):
+        found["models"] = tuple(data.get("models", ()))
+        for name in (
+            "call_seconds",
+            "run_seconds",
+            "again_seconds",
+            "background",
+            "memory",
+            "units",
+        ):
             if name in found:
                 found[name] = float(found[name])
         return _checked(Machine(**found))
@@ -432,4 +447,21 @@ def _found(folder: Path | None, device: str, workers: int, apart: bool) -> Machi
         data = _kept(folder).get(kind_of(device, workers, apart))
         if data is not None:
             return Machine.of(data)
-    return NOMINAL
+    return unmeasured(device)
+
+
+def unmeasured(device: str) -> Machine:
+    """The machine that is meant where nobody measured."""
+    model = described(device).model()
+    return _preset_of(model) if model else NOMINAL
+
+
+@cache
+def _preset_of(model: str) -> Machine:
+    """Of the longest word that a device's name has; else the first one, which says for what it stands."""
+    found = [m for m in map(Machine.load, presets()) if m.models]
+    mine = [(len(word), m) for m in found for word in m.models if word in model]
+    if mine:
+        return max(mine, key=lambda m: m[0])[1]
+    nearest = next(m for m in found if m.name == "h100")
+    return replace(nearest, about=f"{nearest.about}, as {model} has no preset")

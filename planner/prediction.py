@@ -65,6 +65,8 @@ class Work:
     simple: float = 0.0  # sums and products of elements
     functions: float = 0.0  # exp and its like
     moved: float = 0.0  # bytes read and written
+    elements: float = math.inf  # of the largest array
+    by_elements: float = 0.0  # operations of products that a kernel of elements does
 
     @property
     def operations(self) -> float:
@@ -72,8 +74,12 @@ class Work:
 
     def seconds(self, machine: Machine, moving: float) -> float:
         """Without its start; `moving`: seconds for what it reads and writes."""
-        work = self.dense, self.factors, self.simple, self.functions
-        return machine.work_seconds(self.dtype, *work, moving)
+        dense, simple = self.dense, self.simple
+        if machine.units:  # whose library multiplies by other means, and by tiles of its own
+            dense, simple = dense - self.by_elements, simple + self.by_elements / 2
+        work = dense, self.factors, simple, self.functions
+        taken = machine.work_seconds(self.dtype, *work, moving)
+        return taken if dense else taken / machine.busy(self.elements)
 
 
 def work_of(graph: Graph, node: Node, part: Part = largest_part) -> Work:
@@ -81,11 +87,12 @@ def work_of(graph: Graph, node: Node, part: Part = largest_part) -> Work:
     ins = tuple([part(graph.specs[v]) for v in node.inputs])
     outs = tuple(map(part, node.specs))
     dtype = next((s.dtype.name for s in (*ins, *outs) if s.dtype.kind in "fcV"), "int64")
-    found = Work(dtype)
+    found = Work(dtype, elements=max((s.size for s in (*ins, *outs)), default=0))
     op, body = OPS[node.op], node.kw.get("body")
     if op.made_by == "machine" and isinstance(body, Graph):
         _count_all(found, node, body, part)
         found.moved = float(sum(s.nbytes for s in (*ins, *outs)))
+        found.by_elements = 0.0 if op.run.dense else found.dense
     else:
         found.moved = _count(found, node, ins, part)
     return found

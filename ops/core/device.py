@@ -382,6 +382,10 @@ class Device:
         """What the time that something takes depends on here, beside the host: names and versions."""
         return ()
 
+    def model(self) -> str:
+        """The name of what it is, if its rates follow from that."""
+        return ""
+
     def clock(self) -> float:
         """Seconds, when all that was asked of it is done."""
         return time.perf_counter()

@@ -351,9 +351,13 @@ class Gpu(Device):
         used, kept = pool.used_bytes(), pool.free_bytes()
         return {"total": total, "free": free, "arrays": used, "kept": kept}
 
-    def told(self) -> Sequence[str]:
+    def model(self) -> str:
         runtime = self.xp.cuda.runtime
-        name = runtime.getDeviceProperties(runtime.getDevice())["name"].decode()
+        name: str = runtime.getDeviceProperties(runtime.getDevice())["name"].decode()
+        return name
+
+    def told(self) -> Sequence[str]:
+        name = self.model()
         library = self.library
         by = library if isinstance(library, str) else f"cuBLASLt {library.functions.get_version()}"
         return name, f"CuPy {self.xp.__version__}", by

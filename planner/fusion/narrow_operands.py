@@ -30,7 +30,7 @@ def narrow(graph: Graph, target: Target) -> Graph:
         node, product = graph.nodes[k], OPS[graph.nodes[k].op].product
         assert product is not None
         inputs = [looked_at(builder, values[v], views) for v, views in found[k]]
-        params = (("dtype", node.specs[0].dtype),)
+        params = {**node.kw, "dtype": node.specs[0].dtype}
         return builder.add(product.wide, inputs, params, node.specs, node.line)
 
     return replace(graph, found, make, lambda g: narrow(g, target))

@@ -16,7 +16,7 @@ from ostinato.ops.core.registry import OPS, op_of
 from ostinato.ops.core.spec import Spec
 from ostinato.ops.core.user_line import short
 from ostinato.ops.cpu.fused import FUSED
-from ostinato.planner.machine import NOMINAL, Machine, presets
+from ostinato.planner.machine import NOMINAL, Machine, presets, unmeasured
 from ostinato.planner.passes.loop_casts import LOOPS
 from ostinato.planner.passes.memory import is_joined
 from ostinato.planner.passes.simplify import simplify
@@ -218,6 +218,8 @@ def _totals(plan: Plan, machine: Machine, measured: Measured | None) -> list[str
     lines = [f"predicted {seconds(predicted)} per run; {amount(sent)} between workers"]
     if machine is NOMINAL:
         lines.append("          (of a nominal machine: `ostinato calibrate` measures this one)")
+    elif machine is unmeasured(plan.target.device):
+        lines.append(f"          (of {machine.about}: `ostinato calibrate` measures this one)")
     elif machine.name in presets():
         lines[0] += f", simulated for {machine.name}"
     lines += waits(plan, run)

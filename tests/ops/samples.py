@@ -26,7 +26,7 @@ from ostinato.ops.jit.arrays import by_formula
 
 import ostinato as ost
 
-from . import philox
+from . import philox, windows_by_numpy
 
 Array = np.ndarray[Any, Any]
 BF16 = np.dtype(ml_dtypes.bfloat16)
@@ -65,6 +65,7 @@ NOT_SAMPLED = {
     "pair_distances": "made by the planner; see test_distances.py",
     "gram": "made by the planner; see test_gram.py",
     "wide_matmul": "made by the planner; see test_products.py",
+    "wide_conv": "made by the planner; see test_convolution.py",
     "fused": "made by the planner; see test_native.py and planner/test_fuse.py",
     "fused_nest": "made by the planner; see planner/test_nests.py",
     "count": "made by the planner; see planner/test_nests.py",
@@ -632,6 +633,44 @@ sample(
     lambda x: apply("slide", x, axes=(0,), sizes=(3,), steps=(2,), dilations=(2,), beside=(1,)),
     lambda x: np.stack([x[2 * r : 2 * r + 5 : 2, r] for r in range(3)], -1),
     normal(9, 3),
+)
+
+sample(
+    "conv",
+    lambda x, w: ost.nn.conv(x, w, stride=(2, 1), padding=((1, 0), (0, 2)), groups=2),
+    lambda x, w: windows_by_numpy.conv(x, w, (2, 1), ((1, 0), (0, 2)), (1, 1), 2),
+    normal(2, 4, 7, 5),
+    normal(4, 2, 3, 2),
+)
+sample(
+    "ordered_conv",
+    lambda x, w: apply(
+        "ordered_conv", x, w, **dict.fromkeys(("strides", "dilation", "every"), (1, 1)),
+        offsets=(-1, 0), extents=(6, 6),
+    ),
+    lambda x, w: np.moveaxis(
+        windows_by_numpy.conv(
+            np.moveaxis(x[..., 0, :], -1, 1), np.moveaxis(w[..., 0, :], (3, 2), (0, 1)),
+            (1, 1), ((1, 0), (0, 2)), (1, 1),
+        ), 1, -1,
+    )[..., None, :],
+    normal(2, 7, 5, 1, 4),
+    normal(3, 2, 4, 1, 3),
+)  # fmt: skip
+for _op, _by in (("max", np.max), ("avg", np.mean)):
+    sample(
+        f"{_op.replace('avg', 'sum')}_pool",
+        lambda x, o=_op: getattr(ost.nn, f"{o}_pool")(x, (3, 2), stride=(2, 1)),
+        lambda x, by=_by: windows_by_numpy.pool(
+            x, by, (3, 2), (2, 1), ((0, 0),) * 2, (1, 1), (3, 4)
+        ),
+        normal(2, 3, 7, 5),
+    )
+sample(
+    "matching_pool",
+    lambda x: ost.grad(lambda x: (ost.nn.max_pool(x, 2) * 3).sum())(x),
+    lambda x: 3.0 * (x == np.repeat(x.reshape(2, 3, -1, 2).max(-1), 2, -1)),
+    normal(2, 3, 8),
 )
 
 for _kind in ("float64", "complex64", "int8"):

@@ -167,6 +167,28 @@ for _steps, _dilations in (((1, 1), (1, 1)), ((2, 1), (1, 3)), ((3, 2), (2, 1)))
         ),
         normal(9, 3, 2),
     )
+_WINDOWS = {"strides": (2, 1), "dilation": (1, 2), "offsets": (-1, 0), "every": (1, 1)}
+for _every in ((1, 1), (2, 3)):
+    smooth(
+        "conv",
+        lambda x, w, e=_every: apply("conv", x, w, **{**_WINDOWS, "every": e}, extents=(3, 4)),
+        normal(2, 5, 7, 2, 2),
+        normal(3, 2, 2, 2, 1),
+    )
+for _op in ("max_pool", "sum_pool"):
+    smooth(
+        _op,
+        lambda x, o=_op: apply(o, x, **_WINDOWS, sizes=(3, 2), extents=(3, 4)),
+        normal(2, 5, 7, 2),
+    )
+smooth(
+    "matching_pool",
+    lambda v: apply(
+        "matching_pool", ost.ones((2, 3, 4, 2)), ost.ones((2, 5, 7, 2)), v,
+        **_WINDOWS, sizes=(3, 2), extents=(3, 4),
+    ),
+    normal(2, 5, 7, 2),
+)  # fmt: skip
 for _x, _w in (((9,), (4,)), ((2, 9), (4,)), ((9,), (2, 4)), ((2, 9), (2, 4)), ((4,), (4,))):
     for _before, _after in ((0, 0), (3, 1), (5, 4)):
         smooth(

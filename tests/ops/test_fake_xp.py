@@ -82,6 +82,17 @@ BUILT: dict[str, list[tuple[tuple[Any, ...], dict[str, Any]]]] = {  # operands a
     "round_addends": [((normal(3, 2),), {"dtype": np.dtype(np.float16)})],
     "where_positive": [((_rng.integers(0, 256, (3, 16), np.uint8), normal(3, 70)), {})],
     "wide_matmul": [((normal(4, 6).astype(BF16), normal(6, 3).astype(BF16)), {"dtype": float32})],
+    "wide_conv": [
+        (
+            (normal(2, 5, 1, 3).astype(BF16), normal(3, 3, 1, 2).astype(BF16)),
+            {
+                **dict.fromkeys(("strides", "dilation", "every"), (1,)),
+                "offsets": (-1,),
+                "extents": (5,),
+                "dtype": float32,
+            },
+        )
+    ],
     "widen_sum": [((normal(3, 2).astype(BF16),), {"dtype": float32})],
 }
 EXTRA: dict[str, list[tuple[tuple[Any, ...], dict[str, Any]]]] = {  # what samples leave out

@@ -1,26 +1,22 @@
-"""Functions of networks, composed of the operations of the other files."""
+"""Functions of networks, composed of the operations of other families."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import Any, Literal, cast
 
 import numpy as np
-
-from ostinato.errors import ArgumentError, BoundsError, DTypeError, ShapeError
-
-from .contraction import matmul
-from .core.array import Array, Axis, Host, Operandish, as_array
-from .core.spec import bool_, float32, is_inexact, is_integer
-from .core.spelling import missing
-from .core.user_line import misfit
-from .creation import ANYWHERE, iota, one_hot
-from .draws import _unit
-from .elementwise import (
+from ostinato.ops.contraction import matmul
+from ostinato.ops.core.array import Array, Axis, Host, Operandish, as_array
+from ostinato.ops.core.spec import bool_, float32, is_inexact, is_integer
+from ostinato.ops.core.user_line import misfit
+from ostinato.ops.creation import ANYWHERE, iota, one_hot
+from ostinato.ops.draws import _unit
+from ostinato.ops.elementwise import (
     abs as absolute,
 )
-from .elementwise import (
+from ostinato.ops.elementwise import (
     erf,
     exp,
     expm1,
@@ -33,9 +29,9 @@ from .elementwise import (
     tanh,
     where,
 )
-from .indexing import take_along_axis
-from .reduction import max, mean, moments_of, sum
-from .shape import (
+from ostinato.ops.indexing import take_along_axis
+from ostinato.ops.reduction import max, mean, moments_of, sum
+from ostinato.ops.shape import (
     axes_of,
     axis_of,
     expand_dims,
@@ -44,6 +40,8 @@ from .shape import (
     squeeze,
     stop_gradient,
 )
+
+from ostinato.errors import ArgumentError, BoundsError, DTypeError, ShapeError
 
 __all__ = [
     "attention",
@@ -72,14 +70,6 @@ __all__ = [
     "softsign",
     "tanh",
 ]
-
-
-def __dir__() -> list[str]:
-    return __all__
-
-
-if not TYPE_CHECKING:
-    __getattr__ = missing("nn")
 
 
 def relu(x: Operandish, /) -> Array:

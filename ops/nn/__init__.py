@@ -1,0 +1,22 @@
+"""Networks: what users call, and the operations behind it."""
+
+from typing import TYPE_CHECKING
+
+from ostinato.ops.core.spelling import missing
+
+from .composed import *
+from .composed import __all__ as _functions
+from .convolution import *
+from .convolution import __all__ as _convolution
+from .pooling import *
+from .pooling import __all__ as _pooling
+
+__all__ = [*_convolution, *_functions, *_pooling]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
+if not TYPE_CHECKING:
+    __getattr__ = missing("nn")

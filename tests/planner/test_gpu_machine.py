@@ -1,0 +1,91 @@
+"""Machines of GPUs: which preset one is, and what it says of programs that were measured on an H100."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from ostinato.planner import machine
+from ostinato.planner.machine import NOMINAL, resolve, unmeasured
+
+import ostinato as ost
+from benchmarks import kernels
+from tests import fake_cuda
+from tests.fake_device import KERNELS
+from tests.sessions import use
+
+MEASURED = {  # seconds of a run, one after the other
+    "copy": 56.5e-6,
+    "blackscholes": 71.4e-6,
+    "norm": 37.6e-6,
+    "gemm": 2.68e-3,
+    "gemm_bf16": 256e-6,
+    "linear": 2.73e-3,
+}
+BIG, MATRIX = ost.spec((20_000_000,)), ost.spec((4096, 4096))
+OPTIONS = [ost.spec((10_000_000,))] * 3
+
+
+def programs() -> dict[str, tuple[Any, list[Any], str]]:
+    return {
+        "copy": (lambda x: x + 1.0, [BIG], "as-written"),
+        "blackscholes": (lambda *x: kernels.blackscholes(ost, *x), OPTIONS, "as-written"),
+        "norm": (lambda x: kernels.norm(ost, x), [BIG], "as-written"),
+        "gemm": (lambda a, b: a @ b, [MATRIX] * 2, "as-written"),
+        "gemm_bf16": (lambda a, b: a @ b, [MATRIX] * 2, "mixed_bf16"),
+        "linear": (
+            lambda x, w, b, r: x @ w + b + r,
+            [MATRIX, MATRIX, ost.spec((4096,)), MATRIX],
+            "as-written",
+        ),
+    }
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_what_was_measured_is_predicted_within_a_factor_of_two(name: str) -> None:
+    function, given, precision = programs()[name]
+    with use(device=KERNELS, precision=precision):
+        plan = ost.plan(function, *given, machine="h100")
+    seconds = plan.simulate(machine="h100").seconds
+    assert MEASURED[name] / 2 < seconds < 2 * MEASURED[name], f"{seconds * 1e6:.1f} us"
+
+
+@pytest.mark.parametrize(
+    ("model", "preset"),
+    [
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA A100-SXM4-80GB", "a100"),
+        ("NVIDIA GeForce RTX 4090", "rtx4090"),
+    ],
+)
+def test_a_gpu_has_the_preset_of_its_name(
+    model: str, preset: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        fake_cuda.Runtime, "getDeviceProperties", lambda device: {"name": model.encode()}
+    )
+    assert unmeasured(KERNELS) is machine._preset_of(model)
+    assert unmeasured(KERNELS) == resolve(preset)
+    assert unmeasured("cpu") is NOMINAL
+
+
+def test_explain_says_whose_rates_they_are() -> None:
+    with use(device=KERNELS):
+        run = ost.compile(lambda x: ost.exp(x) + 1)
+        run(ost.ones((8,)))
+        told = run.plan.explain()
+    assert "of NVIDIA H100 SXM, as a GPU that is not there has no preset" in told
+
+
+def test_a_kernel_that_occupies_few_multiprocessors_takes_longer_an_element() -> None:
+    """Bytes and operations a second are those of all of them."""
+    taken = []
+    for n in (4096, 4096 * 33, 4096 * 33 * 8):
+        with use(device=KERNELS):
+            plan = ost.plan(lambda x: ost.exp(ost.sin(x)), ost.spec((n,)), machine="h100")
+        taken.append(plan.simulate(machine="h100").seconds - resolve("h100").run_seconds)
+    start = resolve("h100").call_seconds
+    few, all_of_them, more = (t - start for t in taken)
+    assert few == pytest.approx(all_of_them, rel=0.2), "4 blocks take as long as 132"
+    assert more == pytest.approx(8 * all_of_them, rel=0.2)
