@@ -30,7 +30,7 @@ from ostinato.planner.plan import Measured, Plan, Program
 
 from ostinato.errors import CommunicatorError, OstinatoError, SessionError
 
-from .bind import may_fail_later
+from .bound import may_fail_later
 from .messages.communicator import Alone, ThreadWorld
 from .timing import trials
 from .worker import CLOSED, Loaded, Worker

@@ -31,7 +31,7 @@ from ostinato.planner.title import title
 
 from ostinato import settings
 
-from .bind import Bound
+from .bound import Bound
 from .capture_segments import OURS, Parts, with_messages
 from .messages.communicator import Communicator
 

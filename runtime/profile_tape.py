@@ -20,7 +20,7 @@ from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.user_line import short
 from ostinato.planner.title import title
 
-from .bind import Row
+from .bound import Row
 
 MOST = 100_000  # operations that are written down
 WHOLE, WAIT = "run", "file"  # a plan's run, and a wait for what is read

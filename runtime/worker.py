@@ -32,7 +32,8 @@ from ostinato.planner.title import title
 
 from ostinato.errors import BoundsError, OstinatoError, SessionError
 
-from .bind import Bound, Row, bind, blamed
+from .bind import bind
+from .bound import Bound, Row, blamed
 from .graph_capture import Replay, has_messages, why_not
 from .messages.communicator import Communicator
 from .packed_weights import Prepacked

@@ -22,7 +22,7 @@ from ostinato.ops.core.spec import DTYPES, Spec, lent
 from ostinato.ops.core.user_line import misfit
 from ostinato.planner.file import encode_plan
 from ostinato.planner.plan import Measured, Plan, Program
-from ostinato.runtime.bind import may_fail_later
+from ostinato.runtime.bound import may_fail_later
 from ostinato.runtime.engine import Launcher, measured
 from ostinato.runtime.timing import trials
 

@@ -27,7 +27,7 @@ from ostinato.ops.core.targets import targets
 from ostinato.planner import external
 from ostinato.planner.passes import blocking
 from ostinato.planner.passes.memory import BUFFERS
-from ostinato.runtime.bind import is_server
+from ostinato.runtime.bound_values import is_server
 from ostinato.runtime.read_ahead import WriteBehind
 
 import ostinato as ost

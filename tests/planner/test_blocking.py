@@ -19,7 +19,7 @@ from ostinato.ops.core.layout import Partial
 from ostinato.planner.cpu import fuse
 from ostinato.planner.file import _prove
 from ostinato.planner.plan import Plan
-from ostinato.runtime import bind
+from ostinato.runtime import bind, control_flow
 
 import ostinato as ost
 from ostinato.errors import MemoryLimitError
@@ -428,7 +428,7 @@ def test_blocks_in_a_wrong_place_are_seen(monkeypatch: pytest.MonkeyPatch) -> No
         patch.setattr(bind._Binder, "at", first)
         with pytest.raises(AssertionError):
             test_random_numbers_are_those_of_the_whole()
-    monkeypatch.setitem(bind.MONOIDS, "max", bind.MONOIDS["min"])
+    monkeypatch.setitem(control_flow.MONOIDS, "max", control_flow.MONOIDS["min"])
     with pytest.raises(AssertionError):
         test_each_monoid_over_turns("max")
     assert Partial("max") != Partial("min")
