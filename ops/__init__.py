@@ -4,12 +4,15 @@ file.
 
 from . import (  # noqa: F401  (registers the operations)
     aliases,
+    arithmetic,
     array_function,
     assigning,
     bits,
     boxes,
     callback,
+    casts,
     collective,
+    comparisons,
     contraction,
     control,
     counting,
@@ -45,6 +48,7 @@ from . import (  # noqa: F401  (registers the operations)
     sorting,
     special,
     statistics,
+    transcendental,
     ufuncs,
     window_functions,
 )

@@ -4,6 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+from .arithmetic import abs as absolute
+from .arithmetic import atan2 as arctan2
+from .arithmetic import conj as conjugate
+from .arithmetic import divide as true_divide
+from .arithmetic import remainder as mod
+from .arithmetic import round as around
+from .arithmetic import trunc as fix
+from .comparisons import bitwise_invert as bitwise_not
+from .comparisons import bitwise_invert as invert
+from .comparisons import bitwise_left_shift as left_shift
+from .comparisons import bitwise_right_shift as right_shift
 from .core.array import Array, Operandish, Split, as_array
 from .core.spec import DTypeLike, Shape
 from .creation import ANYWHERE, asarray, placed
@@ -16,63 +27,16 @@ from .creation import (
 from .creation import (
     asarray as asfortranarray,
 )
-from .elementwise import (
-    abs as absolute,
-)
-from .elementwise import (
-    acos as arccos,
-)
-from .elementwise import (
-    acosh as arccosh,
-)
-from .elementwise import (
-    asin as arcsin,
-)
-from .elementwise import (
-    asinh as arcsinh,
-)
-from .elementwise import (
-    atan as arctan,
-)
-from .elementwise import (
-    atan2 as arctan2,
-)
-from .elementwise import (
-    atanh as arctanh,
-)
-from .elementwise import (
-    bitwise_invert as bitwise_not,
-)
-from .elementwise import (
-    bitwise_invert as invert,
-)
-from .elementwise import (
-    bitwise_left_shift as left_shift,
-)
-from .elementwise import (
-    bitwise_right_shift as right_shift,
-)
-from .elementwise import (
-    conj as conjugate,
-)
-from .elementwise import (
-    divide as true_divide,
-)
-from .elementwise import (
-    pow as power,
-)
-from .elementwise import (
-    remainder as mod,
-)
-from .elementwise import (
-    round as around,
-)
-from .elementwise import (
-    trunc as fix,
-)
 from .reduction import max as amax
 from .reduction import min as amin
 from .shape import axis_of, reshape
+from .transcendental import acos as arccos
+from .transcendental import acosh as arccosh
+from .transcendental import asin as arcsin
+from .transcendental import asinh as arcsinh
+from .transcendental import atan as arctan
+from .transcendental import atanh as arctanh
+from .transcendental import pow as power
 
 __all__ = [
     "absolute",

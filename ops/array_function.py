@@ -18,7 +18,9 @@ import numpy as np
 from ostinato.errors import ArgumentError
 
 from . import (
+    arithmetic,
     assigning,
+    casts,
     contraction,
     creation,
     elementary,
@@ -96,7 +98,7 @@ def _summed(function: Callable[..., Array]) -> Callable[..., Array]:
 
 
 def _cast(x: Any, dtype: Any) -> Array:
-    return as_array(x) if dtype is None else e.astype(x, dtype)
+    return as_array(x) if dtype is None else casts.astype(x, dtype)
 
 
 def _in(x: Any, dtype: Any, what: str) -> Array:
@@ -177,7 +179,7 @@ def _like(function: Callable[..., Array], full: bool = False) -> Callable[..., A
 def _clipped(
     a: Any, a_min: Any = None, a_max: Any = None, min: Any = None, max: Any = None
 ) -> Array:
-    return e.clip(a, a_min if min is None else min, a_max if max is None else max)
+    return arithmetic.clip(a, a_min if min is None else min, a_max if max is None else max)
 
 
 def _padded(
@@ -202,13 +204,13 @@ def _padded(
 
 def _places(indices: Any) -> Array:
     x = as_array(indices)
-    return e.astype(x, int64) if x.dtype == bool_ else x
+    return casts.astype(x, int64) if x.dtype == bool_ else x
 
 
 def _double(x: Any) -> Array:
     """What NumPy computes with in double precision whatever it is given."""
     found = as_array(x)
-    return e.astype(found, promote(found.dtype, float64))
+    return casts.astype(found, promote(found.dtype, float64))
 
 
 def _chosen(condition: Any, x: Any = None, y: Any = None) -> Any:
@@ -234,7 +236,7 @@ def _in_one_only(ar1: Any, ar2: Any, assume_unique: bool = False) -> Array:
 
 def _counts(x: Any, weights: Any = None, minlength: int = 0) -> Array:
     found = segments.bincount(x, weights, minlength)
-    return found if as_array(x).size else e.astype(found, int64)  # as NumPy counts nothing
+    return found if as_array(x).size else casts.astype(found, int64)  # as NumPy counts nothing
 
 
 def _histogram(
@@ -242,7 +244,7 @@ def _histogram(
 ) -> tuple[Array, Array]:
     found, edges = histograms.histogram(a, bins, range, bool(density), weights)
     whole = weights is not None and not density and not is_inexact(as_array(weights).dtype)
-    return e.astype(found, as_array(weights).dtype) if whole else found, edges
+    return casts.astype(found, as_array(weights).dtype) if whole else found, edges
 
 
 # -- what each of NumPy's functions is -----------------------------------------------------
@@ -323,14 +325,14 @@ MEANT: dict[str, Callable[..., Any]] = {
     )(arr, axis),
     # elements
     "astype": lambda x, dtype: assigning.astype(x, dtype),
-    "around": lambda a, decimals=0: e.round(a, decimals),
-    "round": lambda a, decimals=0: e.round(a, decimals),
+    "around": lambda a, decimals=0: arithmetic.round(a, decimals),
+    "round": lambda a, decimals=0: arithmetic.round(a, decimals),
     "clip": _clipped,
-    "fix": lambda x: e.trunc(x),
+    "fix": lambda x: arithmetic.trunc(x),
     "iscomplex": elementary.iscomplex,
     "isreal": elementary.isreal,
-    "imag": lambda val: e.imag(val),
-    "real": lambda val: e.real(val),
+    "imag": lambda val: arithmetic.imag(val),
+    "real": lambda val: arithmetic.real(val),
     # shapes
     "broadcast_arrays": lambda *args: _broadcast(args),
     "broadcast_to": lambda array, shape: functions["broadcast_to"](array, shape),
@@ -571,8 +573,8 @@ OURS = {  # NumPy's names of ufuncs that are called otherwise here
     "rint": "round",
 }
 UFUNCS: dict[str, Callable[..., Any]] = {  # those that are more than one function here
-    "deg2rad": lambda x: e.multiply(x, math.pi / 180),
-    "degrees": lambda x: e.multiply(x, 180 / math.pi),
+    "deg2rad": lambda x: arithmetic.multiply(x, math.pi / 180),
+    "degrees": lambda x: arithmetic.multiply(x, 180 / math.pi),
     **{
         name: getattr(elementary, name)
         for name in ("divmod", "fabs", "float_power", "fmod", "ldexp", "logaddexp2", "modf")
@@ -581,8 +583,8 @@ UFUNCS: dict[str, Callable[..., Any]] = {  # those that are more than one functi
     "fmin": numerical.fmin,
     "heaviside": numerical.heaviside,
     **{name: getattr(whole_numbers, name) for name in whole_numbers.__all__},
-    "rad2deg": lambda x: e.multiply(x, 180 / math.pi),
-    "radians": lambda x: e.multiply(x, math.pi / 180),
+    "rad2deg": lambda x: arithmetic.multiply(x, 180 / math.pi),
+    "radians": lambda x: arithmetic.multiply(x, math.pi / 180),
 }
 _SEVERAL = (
     "args",

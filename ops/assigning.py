@@ -8,8 +8,8 @@ before (none aliases), pending operations. Where nobody has it, plans write the 
     x[mask] = v     where                 if v is the same for all that a mask picks, or picked by it
     x += v          astype(x + v)
 
-What NumPy makes copies of are Arrays of their own here; `astype` and `conj` of elementwise.py, which all
-operations use, give what they are given where nothing changes."""
+What NumPy makes copies of are Arrays of their own here; `astype` and `conj` of casts.py and
+arithmetic.py, which all operations use, give what they are given where nothing changes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ import numpy as np
 
 from ostinato.errors import AssignmentError, DTypeError, ShapeError
 
-from . import elementwise
+from . import arithmetic, casts
 from .core import array
 from .core.array import Array, Operandish, another, as_array, export, in_dtype, weak_kind
 from .core.spec import DType, DTypeLike, Shape, is_inexact
@@ -46,7 +46,7 @@ def astype(
     >>> ost.astype([1.7, 2.2], ost.int32)
     Array([1, 2], dtype=int32)
     """
-    made = elementwise.astype(x, dtype, device=device)
+    made = casts.astype(x, dtype, device=device)
     return another(made) if copy and made is x else made
 
 
@@ -57,7 +57,7 @@ def conj(x: Operandish, /) -> Array:
     >>> ost.conj([1 + 2j])
     Array([1.-2.j], dtype=complex128)
     """
-    made = elementwise.conj(x)
+    made = arithmetic.conj(x)
     return another(made) if made is x else made
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from ostinato.errors import ArgumentError, ShapeError
 
 from .batching import Mapped, given_axis
+from .casts import astype
 from .core.array import Array, Operandish, apply, as_array, export
 from .core.bounds import BOUNDS, first_of, inside
 from .core.device import device_of
@@ -25,7 +26,7 @@ from .core.registry import Params, Piece, Place, Specs, op, stream_cost
 from .core.spec import Shape, Spec, int64, is_integer
 from .core.user_line import misfit
 from .creation import iota
-from .elementwise import astype, where
+from .elementwise import where
 from .indexing import in_bounds, updated_values
 from .indexing import updated as updated_at
 from .shape import (

@@ -17,6 +17,7 @@ import numpy as np
 from ostinato.errors import ArgumentError, DTypeError, ShapeError
 
 from . import folded, in_blocks
+from .arithmetic import conj, convert
 from .batching import Mapped, aligned
 from .core.array import Array, Operandish, apply, as_array, export, unify
 from .core.index import LETTERS, Indices, along, einsum_indices, product_labels, subscripts
@@ -25,7 +26,7 @@ from .core.registry import Params, Product, Reduce, Scratch, Specs, op
 from .core.spec import DType, DTypeLike, Shape, Spec, float32, promote
 from .core.tracebacks import door
 from .core.user_line import misfit
-from .elementwise import Out, broadcast, conj, convert, put_out
+from .elementwise import Out, broadcast, put_out
 from .picked import Picked, product
 from .shape import (
     accumulator,

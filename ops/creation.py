@@ -11,6 +11,9 @@ import numpy as np
 
 from ostinato.errors import ArgumentError, DTypeError
 
+from .arithmetic import floor
+from .casts import as_dtype, astype, check_device, number_of
+from .comparisons import equal
 from .core import array
 from .core.array import (
     DEFAULTS,
@@ -51,7 +54,7 @@ from .core.spec import (
     uint64,
 )
 from .core.user_line import misfit
-from .elementwise import as_dtype, astype, check_device, equal, floating, floor, number_of, where
+from .elementwise import floating, where
 from .picked import Picked
 from .shape import (
     axis_of,

@@ -18,6 +18,9 @@ import numpy as np
 
 from ostinato.errors import ArgumentError, DTypeError, ShapeError
 
+from .arithmetic import ceil, clip, floor, maximum, minimum, remainder, sqrt
+from .casts import as_dtype, astype
+from .comparisons import less, less_equal
 from .contraction import matmul
 from .core.array import Array, Operandish, Split, apply, as_array, weak_kind
 from .core.parameters import unfit, wrong_number
@@ -47,32 +50,14 @@ from .draws import (
     sorted_out,
     uniform,
 )
-from .elementwise import (
-    as_dtype,
-    astype,
-    broadcast,
-    ceil,
-    clip,
-    exp,
-    expm1,
-    floor,
-    less,
-    less_equal,
-    log,
-    log1p,
-    maximum,
-    minimum,
-    remainder,
-    sqrt,
-    tan,
-    where,
-)
+from .elementwise import broadcast, where
 from .jit.arrays import by_formula
 from .reduction import cumulative_sum, sum
 from .seeds import as_seed, fold
 from .shape import axis_of, broadcast_to, expand_dims, matrix_transpose, stack, whole_number
 from .sorting import argsort, searchsorted
 from .special_functions import _gamma_density, _gammainc_by_a
+from .transcendental import exp, expm1, log, log1p, tan
 
 Count = int | np.integer[Any]
 

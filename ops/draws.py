@@ -17,7 +17,9 @@ import numpy as np
 
 from ostinato.errors import ArgumentError, DTypeError, ShapeError
 
+from .arithmetic import clip, minimum, nextafter
 from .assigning import changed
+from .casts import as_dtype, astype
 from .core.array import Array, Operandish, Split, apply, as_array, weak_kind
 from .core.index import LETTERS, Indices
 from .core.parameters import DTYPE, FLAG, SHAPE, unfit, whole
@@ -41,12 +43,13 @@ from .core.spec import (
 )
 from .core.user_line import misfit
 from .creation import ANYWHERE, as_shape, placed
-from .elementwise import as_dtype, astype, broadcast, clip, log, minimum, nextafter
+from .elementwise import broadcast
 from .indexing import take_along_axis
 from .reduction import argmax
 from .seeds import Seeds, as_seed
 from .shape import axis_of, broadcast_to, moveaxis, whole_number
 from .sorting import argsort
+from .transcendental import log
 
 # Philox; kernels in registers do the same (ops/jit/random_bits.py)
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)

@@ -1,4 +1,4 @@
-"""Functions of elements by NumPy's names that are a few of the others' (elementwise.py)."""
+"""Functions of elements by NumPy's names that are a few of the others' (arithmetic.py)."""
 
 from __future__ import annotations
 
@@ -9,33 +9,16 @@ import numpy as np
 
 from ostinato.errors import DTypeError
 
+from .arithmetic import abs as absolute
+from .arithmetic import copysign, floor_divide, imag, maximum, remainder, trunc
+from .arithmetic import round as nearest
+from .casts import astype
+from .comparisons import equal, isinf
 from .core.array import Array, Operandish, apply, as_array, unify
 from .core.spec import bool_, float32, float64, is_inexact, promote
 from .core.user_line import misfit
-from .elementwise import (
-    abs as absolute,
-)
-from .elementwise import (
-    alike,
-    astype,
-    binary_function,
-    copysign,
-    equal,
-    exp2,
-    floating,
-    floor_divide,
-    imag,
-    isinf,
-    log1p,
-    maximum,
-    pow,
-    remainder,
-    together,
-    trunc,
-    unary_function,
-    where,
-)
-from .elementwise import round as nearest
+from .elementwise import alike, binary_function, floating, together, unary_function, where
+from .transcendental import exp2, log1p, pow
 
 __all__ = [
     "divmod",

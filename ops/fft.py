@@ -15,6 +15,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ostinato.errors import ArgumentError, DTypeError, ShapeError
 
+from .arithmetic import conj, real
+from .casts import as_dtype, astype, check_device
+from .comparisons import equal
 from .core.array import Array, Operandish, apply, as_array
 from .core.index import Indices, along
 from .core.parameters import AXIS, FLAG, one_of, unfit, whole
@@ -33,7 +36,7 @@ from .core.spec import (
 from .core.spelling import missing
 from .core.user_line import misfit
 from .creation import arange
-from .elementwise import as_dtype, astype, check_device, conj, equal, real, where
+from .elementwise import where
 from .reduction import running
 from .shape import add_zeros, axis_of, listed, roll, slice_axes, whole_number
 

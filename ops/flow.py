@@ -13,13 +13,13 @@ from typing import Any, TypeVar
 from ostinato.errors import ArgumentError, DTypeError, ShapeError
 
 from .batching import each, given_axis
+from .comparisons import less
 from .control import cond, scan
 from .core.array import Array, Operandish, as_array, export
 from .core.spec import is_integer
 from .core.tracebacks import door
 from .core.tree import flatten, unflatten
 from .core.user_line import misfit
-from .elementwise import less
 from .shape import axis_of, concat, reshape, slice_axes, stack, whole_number
 
 __all__ = ["associative_scan", "map", "switch"]

@@ -12,6 +12,7 @@ from typing import Any
 
 from ostinato.errors import ArgumentError, GradientError
 
+from .arithmetic import convert
 from .batching import Mapped, batched_graph, flags_of, given_axis
 from .core.array import Array, Term, Watch, act, apply, apply_all, term_of
 from .core.graph import Graph
@@ -21,7 +22,6 @@ from .core.registry import Params, Specs, op, stream_cost
 from .core.spec import Spec, is_inexact
 from .core.trace import Ref, acts, array_of, inline, quiet, subgraph
 from .core.user_line import misfit, on_behalf, short
-from .elementwise import convert
 from .shape import sum_to, zero_of
 
 

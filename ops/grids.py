@@ -11,11 +11,11 @@ import numpy as np
 from ostinato.errors import ArgumentError, DTypeError, ShapeError
 
 from .assigning import changed, written
+from .casts import as_dtype, astype
 from .core.array import Array, Operandish, another, apply, as_array
 from .core.spec import DTypeLike, bool_, int64
 from .core.user_line import misfit
 from .creation import arange, meshgrid, zeros
-from .elementwise import as_dtype, astype
 from .elementwise import where as choice
 from .indexing import inside, take
 from .joining import ravel

@@ -13,29 +13,15 @@ import numpy as np
 
 from ostinato.errors import ArgumentError, DTypeError, ShapeError
 
+from .arithmetic import abs as absolute
+from .arithmetic import clip, maximum, minimum, nextafter
+from .casts import astype
+from .comparisons import equal, greater_equal, isinf, less, less_equal, logical_and
 from .core import array
 from .core.array import Array, Operandish, apply, as_array
 from .core.spec import DType, bfloat16, float32, float64, int32, is_inexact, promote
 from .core.user_line import misfit
-from .elementwise import (
-    abs as absolute,
-)
-from .elementwise import (
-    astype,
-    clip,
-    equal,
-    floating,
-    greater_equal,
-    isinf,
-    less,
-    less_equal,
-    log2,
-    logical_and,
-    maximum,
-    minimum,
-    nextafter,
-    where,
-)
+from .elementwise import floating, where
 from .quantiles import quantile
 from .reduction import diff, mean, std
 from .reduction import max as largest
@@ -43,6 +29,7 @@ from .reduction import min as smallest
 from .segments import segment_sum, tally
 from .shape import concat, is_count, reshape, stack, whole_number
 from .sorting import searchsorted
+from .transcendental import log2
 
 __all__ = [
     "histogram",

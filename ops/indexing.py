@@ -20,7 +20,10 @@ import numpy as np
 
 from ostinato.errors import ArgumentError, BoundsError, DTypeError, ShapeError
 
+from .arithmetic import clip, maximum, minimum, remainder
 from .batching import Mapped, given_axis
+from .casts import astype
+from .comparisons import equal, less
 from .core import array
 from .core.array import Array, Operandish, apply, as_array, export, unify, unmasked
 from .core.bounds import outside
@@ -31,7 +34,7 @@ from .core.parameters import AXIS, FLAG, TEXT, one_of, unfit, whole
 from .core.registry import Params, Piece, Place, Specs, op, stream_cost
 from .core.spec import Shape, Spec, bool_, int64, is_inexact, is_integer
 from .core.user_line import misfit
-from .elementwise import Out, astype, clip, equal, less, maximum, minimum, put_out, remainder, where
+from .elementwise import Out, put_out, where
 from .extents import distance
 from .shape import (
     COMBINES,

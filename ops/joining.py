@@ -12,12 +12,14 @@ import numpy as np
 from ostinato.errors import ArgumentError, BoundsError
 
 from . import linalg
+from .arithmetic import conj, multiply
+from .casts import astype
 from .contraction import diagonal, matmul, tensordot, vecdot
 from .core.array import Array, Operandish, as_array, export, unify
 from .core.spec import DTypeLike, bool_
 from .core.user_line import misfit
 from .creation import eye, ones, zeros
-from .elementwise import Out, astype, conj, multiply, put_out, where
+from .elementwise import Out, put_out, where
 from .indexing import inside, take, take_along_axis
 from .reduction import cumulative_prod, cumulative_sum
 from .shape import (

@@ -17,6 +17,7 @@ import numpy as np
 from ostinato.errors import DTypeError, ShapeError
 
 from .batching import Mapped, each
+from .casts import astype
 from .core import array
 from .core.array import Array, Operandish, apply, as_array, export
 from .core.graph import Graph
@@ -26,7 +27,7 @@ from .core.registry import Params, Specs, op
 from .core.spec import Spec, bool_, int64
 from .core.trace import graph_of
 from .core.user_line import misfit
-from .elementwise import astype, where
+from .elementwise import where
 from .indexing import take
 from .joining import atleast_1d
 from .picked import places_of

@@ -8,26 +8,15 @@ import math
 from ostinato.errors import ArgumentError
 
 from . import nn
+from .arithmetic import abs as absolute
+from .arithmetic import floor, round, sqrt
+from .comparisons import equal, greater, isnan, less_equal
 from .core.array import Array, Operandish
 from .core.user_line import misfit
-from .elementwise import abs as absolute
-from .elementwise import (
-    equal,
-    exp,
-    expm1,
-    floating,
-    floor,
-    greater,
-    isnan,
-    less_equal,
-    log,
-    log1p,
-    round,
-    sqrt,
-    where,
-)
+from .elementwise import floating, where
 from .shape import whole_number
 from .special_functions import beta, gamma, gammaln
+from .transcendental import exp, expm1, log, log1p
 
 __all__ = [
     "binom",

@@ -12,31 +12,14 @@ import numpy as np
 from ostinato.errors import ArgumentError
 
 from . import linalg
+from .arithmetic import atan2, clip, imag, maximum, minimum, real, sqrt
+from .casts import astype
+from .comparisons import equal, greater, isnan, less
 from .core.array import Array, Operandish, apply, as_array, unify
 from .core.spec import DTypeLike, int64, is_inexact, promote
 from .core.user_line import misfit
 from .creation import linspace
-from .elementwise import (
-    alike,
-    astype,
-    atan2,
-    binary_function,
-    clip,
-    equal,
-    floating,
-    greater,
-    imag,
-    isnan,
-    less,
-    log10,
-    maximum,
-    minimum,
-    pow,
-    real,
-    sin,
-    sqrt,
-    where,
-)
+from .elementwise import alike, binary_function, floating, where
 from .reduction import cumulative_sum, diff
 from .reduction import sum as sum_of
 from .shape import (
@@ -51,6 +34,7 @@ from .shape import (
 )
 from .sliding import correlation
 from .sorting import argsort, searchsorted
+from .transcendental import log10, pow, sin
 
 __all__ = [
     "angle",

@@ -11,11 +11,12 @@ import numpy as np
 
 from ostinato.errors import ArgumentError, ShapeError
 
+from .arithmetic import round
+from .casts import astype, number_of
 from .core.array import Array, Operandish, another, apply, as_array
 from .core.spec import is_integer
 from .core.user_line import misfit
 from .creation import linspace
-from .elementwise import astype, number_of, round
 from .quantiles import median
 from .reduction import max, mean, min
 from .shape import axis_of, broadcast_to, concat, flip, slice_axes, squeeze, whole_number

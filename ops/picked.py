@@ -20,13 +20,14 @@ from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, cast
 
 from ostinato.errors import DataDependentShapeError
 
+from .casts import astype
 from .core import array
 from .core.array import Array, Axis, Operandish, Term, apply, apply_all, as_array, export, in_dtype
 from .core.exact import exact_items
 from .core.registry import Op
 from .core.spec import DType, Shape, int64, is_inexact
 from .core.user_line import is_ours, misfit, on_behalf, user_line
-from .elementwise import astype, where
+from .elementwise import where
 from .shape import axes_of, reshape
 
 P = ParamSpec("P")

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .casts import astype
 from .core.array import Array, apply, as_array, export
 from .core.registry import lookup
 from .core.spec import int64
-from .elementwise import astype, where
+from .elementwise import where
 from .indexing import combined, fits, getitem, is_mask, is_number, is_places, updated
 from .picked import Picked, are_same, pick
 from .shape import broadcast_to, concat, copy, moveaxis, reshape, slice_axes

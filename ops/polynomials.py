@@ -9,10 +9,11 @@ import numpy as np
 from ostinato.errors import ArgumentError
 
 from . import linalg
+from .casts import astype
 from .core.array import Array, Operandish, apply, as_array
 from .core.user_line import misfit
 from .creation import zeros
-from .elementwise import astype, floating
+from .elementwise import floating
 from .numerical import convolve
 from .shape import add_zeros, concat, reshape, slice_axes, whole_number
 

@@ -11,10 +11,12 @@ import numpy as np
 from ostinato.errors import ArgumentError, DTypeError, ShapeError
 
 from . import elementwise
+from .casts import astype
+from .comparisons import equal, isfinite, isnan, logical_not, not_equal
 from .core.array import Array, Axis, Operandish, apply, as_array, weak_kind
 from .core.spec import float64, int64, is_inexact, promote
 from .core.user_line import misfit
-from .elementwise import astype, equal, floating, isfinite, isnan, logical_not, not_equal, where
+from .elementwise import floating, where
 from .picked import Picked
 from .reduction import any as any_of
 from .reduction import sum as sum_of

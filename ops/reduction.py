@@ -18,6 +18,9 @@ import numpy as np
 from ostinato.errors import ArgumentError, DTypeError, ShapeError
 
 from . import in_blocks
+from .arithmetic import add, conj, maximum, minimum, multiply, real, sqrt
+from .casts import as_dtype, astype
+from .comparisons import equal, isfinite, not_equal
 from .control import scan
 from .core.array import Array, Axis, Operandish, apply, apply_all, as_array, export
 from .core.graph import Graph
@@ -40,27 +43,7 @@ from .core.spec import (
 )
 from .core.trace import graph_of
 from .core.user_line import misfit
-from .elementwise import (
-    Out,
-    add,
-    as_dtype,
-    astype,
-    broadcast,
-    conj,
-    equal,
-    exp,
-    floating,
-    isfinite,
-    log,
-    maximum,
-    minimum,
-    multiply,
-    not_equal,
-    put_out,
-    real,
-    sqrt,
-    where,
-)
+from .elementwise import Out, broadcast, floating, put_out, where
 from .picked import Picked, takes_picks
 from .shape import (
     accumulator,
@@ -78,6 +61,7 @@ from .shape import (
     stop_gradient,
     zero_of,
 )
+from .transcendental import exp, log
 
 __all__ = [
     "all",

@@ -13,10 +13,10 @@ import numpy as np
 
 from ostinato.errors import ArgumentError
 
+from .casts import astype
 from .core.array import Array, as_array
 from .core.spec import is_integer, uint64
 from .core.user_line import misfit
-from .elementwise import astype
 
 
 def mix(base: int, count: int) -> int:

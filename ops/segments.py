@@ -17,7 +17,11 @@ import numpy as np
 
 from ostinato.errors import ArgumentError, DTypeError, ShapeError
 
+from .arithmetic import abs as absolute
+from .arithmetic import clip, sqrt, square
 from .batching import Mapped, given_axis
+from .casts import astype
+from .comparisons import equal, greater, greater_equal, less, logical_and
 from .core import array
 from .core.array import Array, Operandish, apply, as_array
 from .core.index import LETTERS, Indices
@@ -34,22 +38,7 @@ from .core.spec import (
     real_of,
 )
 from .core.user_line import misfit
-from .elementwise import (
-    abs as absolute,
-)
-from .elementwise import (
-    astype,
-    clip,
-    equal,
-    floating,
-    greater,
-    greater_equal,
-    less,
-    logical_and,
-    sqrt,
-    square,
-    where,
-)
+from .elementwise import floating, where
 from .indexing import _combine_at
 from .reduction import _sum_dtype, read_cost
 from .reduction import max as largest

@@ -22,6 +22,9 @@ import numpy as np
 
 from ostinato.errors import BoundsError, DTypeError
 
+from .arithmetic import minimum
+from .casts import astype
+from .comparisons import equal, greater, less, less_equal
 from .core.array import Array, Operandish, apply, as_array
 from .core.graph import Graph
 from .core.index import LETTERS, Indices
@@ -30,7 +33,7 @@ from .core.registry import Params, Specs, op, stream_cost
 from .core.spec import DType, Spec, bfloat16, float64, int64, is_inexact
 from .core.trace import graph_of
 from .core.user_line import misfit
-from .elementwise import astype, equal, greater, less, less_equal, minimum, where
+from .elementwise import where
 from .indexing import take_along_axis
 from .reduction import argmax, cumulative_sum, running
 from .reduction import max as largest

@@ -19,6 +19,9 @@ import numpy as np
 
 from ostinato.errors import ArgumentError, ShapeError
 
+from .arithmetic import minimum
+from .casts import astype
+from .comparisons import equal, less, logical_and, logical_not, logical_or, logical_xor, not_equal
 from .core import array
 from .core.array import Array, Operandish, apply, as_array, export, unify
 from .core.graph import Graph
@@ -28,18 +31,7 @@ from .core.registry import Params, Place, Specs, op
 from .core.spec import DType, Spec, bfloat16, bool_, float32, int64, is_inexact, promote
 from .core.trace import graph_of
 from .core.user_line import misfit
-from .elementwise import (
-    astype,
-    equal,
-    less,
-    logical_and,
-    logical_not,
-    logical_or,
-    logical_xor,
-    minimum,
-    not_equal,
-    where,
-)
+from .elementwise import where
 from .indexing import take_along_axis
 from .linalg.blocked import parts_of
 from .reduction import any as anywhere

@@ -14,6 +14,8 @@ import numpy as np
 
 from ostinato.errors import ArgumentError, BoundsError, LayoutError, OstinatoError, ShapeError
 
+from .casts import astype, number_of
+from .comparisons import greater_equal
 from .core.array import (
     Array,
     Operandish,
@@ -48,7 +50,7 @@ from .core.parameters import (
 from .core.registry import ANY, Params, Piece, Place, Specs, op, stream_cost
 from .core.spec import DType, DTypeLike, Shape, Spec, float32, int64, is_float, promote
 from .core.user_line import misfit
-from .elementwise import Out, astype, broadcast, greater_equal, number_of, put_out, where
+from .elementwise import Out, broadcast, put_out, where
 
 __all__ = [
     "broadcast_arrays",

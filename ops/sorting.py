@@ -13,7 +13,9 @@ import numpy as np
 
 from ostinato.errors import ArgumentError, DTypeError, ShapeError
 
+from .arithmetic import imag, real
 from .batching import Mapped
+from .casts import astype
 from .core.array import Array, Operandish, apply, as_array, export
 from .core.index import LETTERS, Indices
 from .core.parameters import AXIS, BOUNDS, FLAG, one_of, unfit
@@ -31,7 +33,6 @@ from .core.spec import (
     promote,
 )
 from .core.user_line import misfit
-from .elementwise import astype, imag, real
 from .indexing import take, take_along_axis
 from .reduction import running
 from .shape import axis_of, reshape, whole_number

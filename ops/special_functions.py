@@ -16,34 +16,19 @@ from typing import Any
 from ostinato.errors import ArgumentError, DTypeError
 
 from . import nn
+from .arithmetic import abs, floor, sign, sqrt, square
+from .casts import astype
+from .comparisons import equal, less
 from .core.array import Array, Axis, Operandish, apply, unify
 from .core.parameters import unfit, wrong_number
 from .core.registry import ANY, op, stream_cost
 from .core.spec import Spec, float64, is_float, promote
 from .core.user_line import misfit
-from .elementwise import (
-    abs,
-    astype,
-    broadcast,
-    cos,
-    equal,
-    erf,
-    exp,
-    floating,
-    floor,
-    less,
-    log,
-    log1p,
-    sigmoid,
-    sign,
-    sin,
-    sqrt,
-    square,
-    where,
-)
+from .elementwise import broadcast, floating, where
 from .jit.arrays import by_formula
 from .reduction import logsumexp
 from .shape import whole_number
+from .transcendental import cos, erf, exp, log, log1p, sigmoid, sin
 
 __all__ = [
     "beta",

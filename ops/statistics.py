@@ -8,23 +8,13 @@ import ml_dtypes
 
 from ostinato.errors import ArgumentError, ShapeError
 
+from .arithmetic import abs as absolute
+from .arithmetic import conj, imag, maximum, real, sqrt
 from .assigning import written
-from .contraction import diagonal, matmul
-from .core.array import Array, Axis, Operandish, another, as_array
-from .core.spec import DTypeLike, float64, int64, is_inexact, promote, real_of
-from .core.user_line import misfit
-from .creation import ones
-from .elementwise import (
-    abs as absolute,
-)
-from .elementwise import (
-    as_dtype,
-    astype,
-    conj,
+from .casts import as_dtype, astype
+from .comparisons import (
     equal,
-    floating,
     greater,
-    imag,
     isfinite,
     isinf,
     isnan,
@@ -33,11 +23,13 @@ from .elementwise import (
     logical_and,
     logical_not,
     logical_or,
-    maximum,
-    real,
-    sqrt,
-    where,
 )
+from .contraction import diagonal, matmul
+from .core.array import Array, Axis, Operandish, another, as_array
+from .core.spec import DTypeLike, float64, int64, is_inexact, promote, real_of
+from .core.user_line import misfit
+from .creation import ones
+from .elementwise import floating, where
 from .joining import atleast_2d, cumprod, cumsum
 from .reduction import all as all_of
 from .reduction import argmax, argmin, mean, prod

@@ -16,13 +16,13 @@ from typing import Any
 from ostinato.errors import GradientError
 
 from .batching import each
+from .casts import astype
 from .core.array import Array, Term, apply, apply_all, term_of
 from .core.graph import Graph
 from .core.spec import Spec, is_inexact
 from .core.trace import array_of, inline, quiet
 from .core.user_line import on_behalf, short
 from .creation import eye
-from .elementwise import astype
 from .gradient import fitted, terms_between, vjp
 from .shape import reshape, zero_of
 

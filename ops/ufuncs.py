@@ -18,15 +18,16 @@ import numpy as np
 
 from ostinato.errors import ArgumentError, BoundsError, DTypeError, ShapeError
 
+from . import arithmetic, comparisons, segments, transcendental
 from . import elementwise as e
-from . import segments
+from .casts import astype
 from .control import repeat, scan
 from .core import array
 from .core.array import Array, Axis, Operandish, as_array
 from .core.spec import bool_, int64
 from .core.user_line import misfit
 from .elementary import logaddexp2
-from .elementwise import Binary, Out, astype, binaries, where
+from .elementwise import Binary, Out, binaries, where
 from .indexing import is_places
 from .numerical import fmax, fmin
 from .reduction import all as all_of
@@ -45,41 +46,41 @@ from .shape import axes_of, axis_of, broadcast_to, concat, expand_dims, moveaxis
 from .whole_numbers import gcd, lcm
 
 Method = Callable[..., Array]
-_SUMS: dict[Any, Method] = {e.add: sum_of, e.multiply: prod}
-_EXTREMES: dict[Any, Method] = {e.maximum: largest, e.minimum: smallest}
-_TRUTH: dict[Any, Method] = {e.logical_and: all_of, e.logical_or: any_of}
+_SUMS: dict[Any, Method] = {arithmetic.add: sum_of, arithmetic.multiply: prod}
+_EXTREMES: dict[Any, Method] = {arithmetic.maximum: largest, arithmetic.minimum: smallest}
+_TRUTH: dict[Any, Method] = {comparisons.logical_and: all_of, comparisons.logical_or: any_of}
 _RUNNING: dict[Any, Method] = {
-    e.add: cumulative_sum,
-    e.multiply: cumulative_prod,
-    e.maximum: cumulative_max,
-    e.minimum: cumulative_min,
+    arithmetic.add: cumulative_sum,
+    arithmetic.multiply: cumulative_prod,
+    arithmetic.maximum: cumulative_max,
+    arithmetic.minimum: cumulative_min,
 }
 _GROUPS: dict[Any, Method] = {
-    e.add: segments.segment_sum,
-    e.multiply: segments.segment_prod,
-    e.maximum: segments.segment_max,
-    e.minimum: segments.segment_min,
+    arithmetic.add: segments.segment_sum,
+    arithmetic.multiply: segments.segment_prod,
+    arithmetic.maximum: segments.segment_max,
+    arithmetic.minimum: segments.segment_min,
 }
 _MODES: dict[Any, str] = {
-    e.add: "add",
-    e.multiply: "multiply",
-    e.maximum: "max",
-    e.minimum: "min",
+    arithmetic.add: "add",
+    arithmetic.multiply: "multiply",
+    arithmetic.maximum: "max",
+    arithmetic.minimum: "min",
 }
 _ANY_ORDER: dict[Any, Any] = {  # functions in which order is no matter, and what changes nothing
-    e.bitwise_and: -1,
-    e.bitwise_or: 0,
-    e.bitwise_xor: 0,
-    e.logical_xor: False,
-    e.hypot: 0,
-    e.logaddexp: -math.inf,
+    comparisons.bitwise_and: -1,
+    comparisons.bitwise_or: 0,
+    comparisons.bitwise_xor: 0,
+    comparisons.logical_xor: False,
+    transcendental.hypot: 0,
+    transcendental.logaddexp: -math.inf,
     logaddexp2: -math.inf,
     gcd: 0,
     lcm: None,
     fmax: None,
     fmin: None,
 }
-_LOGICAL = (e.logical_and, e.logical_or, e.logical_xor)
+_LOGICAL = (comparisons.logical_and, comparisons.logical_or, comparisons.logical_xor)
 
 
 def outer(function: Binary, a: Operandish, b: Operandish, /, **how: Any) -> Array:
@@ -222,8 +223,8 @@ def at(function: Binary, a: Array, indices: Any, b: Operandish, /) -> None:
         )
     if function in _MODES:
         made = array.functions["updated"](a, indices, b, _MODES[function])
-    elif function is e.subtract:
-        made = array.functions["updated"](a, indices, e.negative(b), "add")
+    elif function is arithmetic.subtract:
+        made = array.functions["updated"](a, indices, arithmetic.negative(b), "add")
     elif _once(indices, a.shape):
         cast = array.functions["cast_in_place"]
         made = a.copy()

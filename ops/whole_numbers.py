@@ -6,6 +6,10 @@ import numpy as np
 
 from ostinato.errors import DTypeError
 
+from .arithmetic import abs as absolute
+from .arithmetic import floor, floor_divide, remainder
+from .casts import astype
+from .comparisons import equal, isfinite, logical_and, not_equal
 from .control import while_loop
 from .core.array import Array, Operandish, as_array
 from .core.spec import (
@@ -18,24 +22,10 @@ from .core.spec import (
 )
 from .core.user_line import misfit
 from .elementary import ldexp, magnitude
-from .elementwise import abs as absolute
-from .elementwise import (
-    alike,
-    astype,
-    binary_function,
-    equal,
-    floating,
-    floor,
-    floor_divide,
-    isfinite,
-    log2,
-    logical_and,
-    not_equal,
-    remainder,
-    where,
-)
+from .elementwise import alike, binary_function, floating, where
 from .reduction import any as any_of
 from .shape import broadcast_arrays
+from .transcendental import log2
 
 __all__ = ["bitwise_count", "frexp", "gcd", "lcm"]
 

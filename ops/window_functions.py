@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 
 from . import special
+from .arithmetic import abs as absolute
+from .arithmetic import clip, sqrt
 from .core.array import Array
 from .core.spec import float64
 from .creation import iota, ones
-from .elementwise import abs as absolute
-from .elementwise import clip, cos, exp, sqrt
 from .shape import whole_number
+from .transcendental import cos, exp
 
 __all__ = ["bartlett", "blackman", "hamming", "hanning", "kaiser"]
 

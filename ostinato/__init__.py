@@ -35,8 +35,10 @@ from ostinato.ops import random as random
 from ostinato.ops import solve as solve
 from ostinato.ops import special as special
 from ostinato.ops.aliases import *
+from ostinato.ops.arithmetic import *
 from ostinato.ops.assigning import *
 from ostinato.ops.boxes import *
+from ostinato.ops.comparisons import *
 from ostinato.ops.contraction import *
 from ostinato.ops.control import *
 from ostinato.ops.core.array import Array as Array
@@ -64,6 +66,7 @@ from ostinato.ops.shape import *
 from ostinato.ops.sliding import *
 from ostinato.ops.sorting import *
 from ostinato.ops.statistics import *
+from ostinato.ops.transcendental import *
 from ostinato.ops.whole_numbers import *
 from ostinato.ops.window_functions import *
 from ostinato.planner.plan import Plan as Plan

@@ -13,6 +13,7 @@ import ml_dtypes
 import numpy as np
 
 from ostinato.errors import ArgumentError, DTypeError
+from ostinato.ops.casts import as_dtype, check_device
 from ostinato.ops.core import array
 from ostinato.ops.core.array import Array, as_array, weak_dtype, weak_kind
 from ostinato.ops.core.spec import (
@@ -33,7 +34,6 @@ from ostinato.ops.core.user_line import misfit
 from ostinato.ops.cpu.jit.llvm import why_not
 from ostinato.ops.cpu.libraries.onednn import in_words
 from ostinato.ops.cpu.threads import blas, cores, has_pool
-from ostinato.ops.elementwise import as_dtype, check_device
 
 from .sessions import current
 

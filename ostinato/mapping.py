@@ -21,6 +21,7 @@ from ostinato.errors import (
     TracedValueError,
 )
 from ostinato.ops.batching import Batch, given_axis
+from ostinato.ops.casts import as_dtype, astype
 from ostinato.ops.core.array import Array, Trace, as_array, have_values
 from ostinato.ops.core.refusals import end_refusals
 from ostinato.ops.core.spec import Spec, int64
@@ -29,7 +30,6 @@ from ostinato.ops.core.tracebacks import door
 from ostinato.ops.core.tree import Structure, fields_of, flatten, in_order, paths, unflatten
 from ostinato.ops.core.user_line import misfit
 from ostinato.ops.creation import iota
-from ostinato.ops.elementwise import as_dtype, astype
 from ostinato.ops.seeds import seeds
 from ostinato.ops.shape import broadcast_shapes, broadcast_to, moveaxis, reshape
 

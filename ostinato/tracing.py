@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ostinato.errors import TracedValueError
+from ostinato.ops.casts import astype
 from ostinato.ops.core import array
 from ostinato.ops.core.array import Array, Operand, Term, placeholder
 from ostinato.ops.core.graph import Graph
@@ -27,7 +28,6 @@ from ostinato.ops.core.tree import (
     objects_beside,
     unflatten,
 )
-from ostinato.ops.elementwise import astype
 from ostinato.ops.seeds import mix, seeds
 
 from .arguments import NUMBERS, Call, Described, keywords, positional

@@ -8,7 +8,7 @@ import math
 from typing import Any
 
 import numpy as np
-from ostinato.ops import elementwise
+from ostinato.ops import transcendental
 from ostinato.ops.core.spec import DType, bool_, float32, float64
 
 from .values import (
@@ -655,9 +655,9 @@ def erf(x: Value) -> Value:
         return _erf_of_floats(x)
     a = abs(x)
     t = a * a
-    small = horner(t, elementwise.ERF_SMALL) * a
+    small = horner(t, transcendental.ERF_SMALL) * a
     part = 2.0 / (a + 2.0)
-    q = horner(part - 0.5, elementwise.ERF_LARGE)
+    q = horner(part - 0.5, transcendental.ERF_LARGE)
     large = 1.0 - exp(q - t) * part
     return copysign(where(t < 1.0, small, large), x)
 

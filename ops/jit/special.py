@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
-from ostinato.ops import elementwise
+from ostinato.ops import transcendental
 
 from . import special_floats as floats
 from . import special_tables as tables
@@ -297,7 +297,7 @@ def _tail(a: Value) -> Value:
 
 def _near(x: Value) -> Value:
     """erf of numbers up to 1."""
-    return horner(x * x, elementwise.ERF_SMALL) * x
+    return horner(x * x, transcendental.ERF_SMALL) * x
 
 
 @in_double

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any, SupportsIndex
 
 import numpy as np
+from ostinato.ops.arithmetic import convert
 from ostinato.ops.core.array import Array, Operandish, apply, as_array, unify
 from ostinato.ops.core.device import device_of
 from ostinato.ops.core.parameters import AXIS, FLAG, whole
@@ -21,7 +22,7 @@ from ostinato.ops.core.registry import Params, Specs, op
 from ostinato.ops.core.spec import Spec, promote
 from ostinato.ops.core.user_line import misfit
 from ostinato.ops.creation import iota
-from ostinato.ops.elementwise import broadcast, convert, floating, where
+from ostinato.ops.elementwise import broadcast, floating, where
 from ostinato.ops.reduction import running
 from ostinato.ops.shape import (
     axis_of,

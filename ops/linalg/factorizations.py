@@ -16,7 +16,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from ostinato.ops.arithmetic import abs as absolute
+from ostinato.ops.arithmetic import conj, convert, imag, real
 from ostinato.ops.batching import Mapped, aligned
+from ostinato.ops.comparisons import logical_not
 from ostinato.ops.core.array import Array, apply, apply_all
 from ostinato.ops.core.device import device_of
 from ostinato.ops.core.index import LETTERS, Indices
@@ -25,8 +28,7 @@ from ostinato.ops.core.registry import Params, Scratch, Specs, op
 from ostinato.ops.core.spec import Shape, Spec, int64, real_of
 from ostinato.ops.core.user_line import misfit
 from ostinato.ops.creation import eye
-from ostinato.ops.elementwise import abs as absolute
-from ostinato.ops.elementwise import broadcast, conj, convert, imag, logical_not, real, where
+from ostinato.ops.elementwise import broadcast, where
 from ostinato.ops.reduction import any as anywhere
 from ostinato.ops.reduction import prod
 from ostinato.ops.reduction import sum as total

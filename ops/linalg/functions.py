@@ -11,14 +11,15 @@ from typing import Any, Literal, NamedTuple, overload
 
 import numpy as np
 from ostinato.ops import contraction
+from ostinato.ops.arithmetic import abs as absolute
+from ostinato.ops.arithmetic import conj, convert, real
 from ostinato.ops.contraction import matmul, tensordot, vecdot
 from ostinato.ops.core.array import Array, Operandish, apply, apply_all, as_array, called, unify
 from ostinato.ops.core.spec import DTypeLike, promote, real_of
 from ostinato.ops.core.user_line import misfit
 from ostinato.ops.creation import eye
 from ostinato.ops.draws import normal
-from ostinato.ops.elementwise import abs as absolute
-from ostinato.ops.elementwise import conj, convert, floating, real, where
+from ostinato.ops.elementwise import floating, where
 from ostinato.ops.indexing import take_along_axis
 from ostinato.ops.reduction import count_nonzero, max, min, sum
 from ostinato.ops.shape import (

@@ -7,6 +7,15 @@ from collections.abc import Sequence
 from typing import Any, Literal, cast
 
 import numpy as np
+from ostinato.ops.arithmetic import (
+    abs as absolute,
+)
+from ostinato.ops.arithmetic import (
+    rsqrt,
+)
+from ostinato.ops.comparisons import (
+    isfinite,
+)
 from ostinato.ops.contraction import matmul
 from ostinato.ops.core.array import Array, Axis, Host, Operandish, as_array
 from ostinato.ops.core.spec import bool_, float32, is_inexact, is_integer
@@ -14,19 +23,7 @@ from ostinato.ops.core.user_line import misfit
 from ostinato.ops.creation import ANYWHERE, iota, one_hot
 from ostinato.ops.draws import _unit
 from ostinato.ops.elementwise import (
-    abs as absolute,
-)
-from ostinato.ops.elementwise import (
-    erf,
-    exp,
-    expm1,
     floating,
-    isfinite,
-    log,
-    rsqrt,
-    sigmoid,
-    softplus,
-    tanh,
     where,
 )
 from ostinato.ops.indexing import take_along_axis
@@ -39,6 +36,15 @@ from ostinato.ops.shape import (
     slice_axes,
     squeeze,
     stop_gradient,
+)
+from ostinato.ops.transcendental import (
+    erf,
+    exp,
+    expm1,
+    log,
+    sigmoid,
+    softplus,
+    tanh,
 )
 
 from ostinato.errors import ArgumentError, BoundsError, DTypeError, ShapeError

@@ -11,6 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
+from ostinato.ops.arithmetic import (
+    minimum,
+)
+from ostinato.ops.casts import astype
 from ostinato.ops.core.array import Array, Operandish, apply, as_array
 from ostinato.ops.core.index import Indices, taps, windowed
 from ostinato.ops.core.layout import Box
@@ -20,7 +24,9 @@ from ostinato.ops.core.registry import Cost, Params, Place, Specs, op
 from ostinato.ops.core.spec import Spec
 from ostinato.ops.core.user_line import misfit
 from ostinato.ops.creation import iota, ones, ones_like
-from ostinato.ops.elementwise import astype, floating, minimum
+from ostinato.ops.elementwise import (
+    floating,
+)
 from ostinato.ops.indexing import take
 from ostinato.ops.reduction import max, mean
 from ostinato.ops.reduction import sum as total_of

@@ -12,7 +12,9 @@ import numpy as np
 
 from ostinato.errors import ArgumentError, ShapeError
 
+from ..arithmetic import conj, maximum, real, sqrt
 from ..batching import each
+from ..casts import astype
 from ..contraction import matmul
 from ..control import repeat, while_loop
 from ..core.array import Array, apply, as_array
@@ -22,7 +24,7 @@ from ..core.trace import inline
 from ..core.tree import flatten, unflatten
 from ..core.user_line import misfit
 from ..creation import eye
-from ..elementwise import astype, conj, maximum, real, sqrt, where
+from ..elementwise import where
 from ..gradient import vjp
 from ..linalg import lstsq
 from ..linalg import solve as solve_whole

@@ -12,14 +12,16 @@ from typing import Any, NamedTuple
 
 from ostinato.errors import ArgumentError
 
+from ..arithmetic import abs as size_of
+from ..arithmetic import clip, convert, maximum, minimum, sqrt
+from ..casts import astype
 from ..control import scan, while_loop
 from ..core.array import Array, apply, as_array
 from ..core.graph import Graph
 from ..core.spec import int64, is_inexact, promote, real_of
 from ..core.trace import inline
 from ..core.user_line import misfit
-from ..elementwise import abs as size_of
-from ..elementwise import astype, clip, convert, maximum, minimum, sqrt, where
+from ..elementwise import where
 from ..gradient import vjp
 from ..shape import concat, reshape, whole_number, zero_of
 from ..tangents import Tangents, pushed, solid

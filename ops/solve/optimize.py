@@ -10,7 +10,11 @@ from typing import Any, NamedTuple
 
 from ostinato.errors import ShapeError
 
+from ..arithmetic import abs as size_of
+from ..arithmetic import maximum, sqrt
 from ..batching import each
+from ..casts import astype
+from ..comparisons import isfinite
 from ..contraction import matmul
 from ..control import while_loop
 from ..core.array import Array, apply, as_array, from_term, term_of
@@ -18,8 +22,7 @@ from ..core.spec import int64
 from ..core.tree import flatten
 from ..core.user_line import misfit
 from ..creation import eye
-from ..elementwise import abs as size_of
-from ..elementwise import astype, isfinite, maximum, sqrt, where
+from ..elementwise import where
 from ..gradient import vjp
 from ..linalg import solve as solve_whole
 from ..reduction import max as largest
