@@ -23,6 +23,7 @@ from . import (
     casts,
     contraction,
     creation,
+    cumulative,
     elementary,
     fft,
     grids,
@@ -31,6 +32,7 @@ from . import (
     joining,
     linalg,
     masks,
+    moments,
     numerical,
     padding,
     polynomials,
@@ -290,14 +292,14 @@ MEANT: dict[str, Callable[..., Any]] = {
     "amin": _extreme(reduction.min),
     "sum": _summed(reduction.sum),
     "prod": _summed(reduction.prod),
-    "mean": lambda a, axis=None, dtype=None, keepdims=False, where=None: reduction.mean(
+    "mean": lambda a, axis=None, dtype=None, keepdims=False, where=None: moments.mean(
         _in(a, dtype, "mean"), axis, keepdims=keepdims, where=where
     ),
-    "var": _spread(reduction.var),
-    "std": _spread(reduction.std),
-    "cumulative_sum": reduction.cumulative_sum,
-    "cumulative_prod": reduction.cumulative_prod,
-    "diff": lambda a, n=1, axis=-1, prepend=None, append=None: reduction.diff(
+    "var": _spread(moments.var),
+    "std": _spread(moments.std),
+    "cumulative_sum": cumulative.cumulative_sum,
+    "cumulative_prod": cumulative.cumulative_prod,
+    "diff": lambda a, n=1, axis=-1, prepend=None, append=None: cumulative.diff(
         a, n=n, axis=axis, prepend=prepend, append=append
     ),
     **{

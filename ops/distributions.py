@@ -39,6 +39,7 @@ from .core.spec import (
 )
 from .core.user_line import misfit
 from .creation import ANYWHERE, as_shape, iota, placed
+from .cumulative import cumulative_sum
 from .draws import (
     _DIGITS,
     _float_dtype,
@@ -52,7 +53,7 @@ from .draws import (
 )
 from .elementwise import broadcast, where
 from .jit.arrays import by_formula
-from .reduction import cumulative_sum, sum
+from .reduction import sum
 from .seeds import as_seed, fold
 from .shape import axis_of, broadcast_to, expand_dims, matrix_transpose, stack, whole_number
 from .sorting import argsort, searchsorted

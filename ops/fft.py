@@ -36,8 +36,8 @@ from .core.spec import (
 from .core.spelling import missing
 from .core.user_line import misfit
 from .creation import arange
+from .cumulative import running
 from .elementwise import where
-from .reduction import running
 from .shape import add_zeros, axis_of, listed, roll, slice_axes, whole_number
 
 __all__ = [

@@ -16,11 +16,11 @@ from .core.array import Array, Operandish, another, apply, as_array
 from .core.spec import DTypeLike, bool_, int64
 from .core.user_line import misfit
 from .creation import arange, meshgrid, zeros
+from .cumulative import cumulative_sum
 from .elementwise import where as choice
 from .indexing import inside, take
 from .joining import ravel
 from .masks import nonzero
-from .reduction import cumulative_sum
 from .shape import MODES, axis_of, broadcast_to, listed, reshape, stack
 
 __all__ = [

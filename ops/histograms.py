@@ -21,9 +21,10 @@ from .core import array
 from .core.array import Array, Operandish, apply, as_array
 from .core.spec import DType, bfloat16, float32, float64, int32, is_inexact, promote
 from .core.user_line import misfit
+from .cumulative import diff
 from .elementwise import floating, where
+from .moments import mean, std
 from .quantiles import quantile
-from .reduction import diff, mean, std
 from .reduction import max as largest
 from .reduction import min as smallest
 from .segments import segment_sum, tally

@@ -19,9 +19,9 @@ from .core.array import Array, Operandish, as_array, export, unify
 from .core.spec import DTypeLike, bool_
 from .core.user_line import misfit
 from .creation import eye, ones, zeros
+from .cumulative import cumulative_prod, cumulative_sum
 from .elementwise import Out, put_out, where
 from .indexing import inside, take, take_along_axis
-from .reduction import cumulative_prod, cumulative_sum
 from .shape import (
     add_zeros,
     axis_of,

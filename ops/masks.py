@@ -27,11 +27,11 @@ from .core.registry import Params, Specs, op
 from .core.spec import Spec, bool_, int64
 from .core.trace import graph_of
 from .core.user_line import misfit
+from .cumulative import cumulative_sum
 from .elementwise import where
 from .indexing import take
 from .joining import atleast_1d
 from .picked import places_of
-from .reduction import cumulative_sum
 from .shape import copy, reshape, stack, whole_number
 
 __all__ = ["argwhere", "compress", "extract", "flatnonzero", "nonzero"]

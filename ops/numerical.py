@@ -19,8 +19,8 @@ from .core.array import Array, Operandish, apply, as_array, unify
 from .core.spec import DTypeLike, int64, is_inexact, promote
 from .core.user_line import misfit
 from .creation import linspace
+from .cumulative import cumulative_sum, diff
 from .elementwise import alike, binary_function, floating, where
-from .reduction import cumulative_sum, diff
 from .reduction import sum as sum_of
 from .shape import (
     axis_of,

@@ -17,8 +17,9 @@ from .core.array import Array, Operandish, another, apply, as_array
 from .core.spec import is_integer
 from .core.user_line import misfit
 from .creation import linspace
+from .moments import mean
 from .quantiles import median
-from .reduction import max, mean, min
+from .reduction import max, min
 from .shape import axis_of, broadcast_to, concat, flip, slice_axes, squeeze, whole_number
 
 __all__ = ["pad"]

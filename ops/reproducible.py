@@ -24,7 +24,7 @@ from .core.monoid import identity
 from .core.parameters import AXIS, one_of, unfit
 from .core.registry import Params, Place, Scratch, Specs, op
 from .core.spec import Shape, Spec
-from .reduction import _left, read_cost
+from .reduction import read_cost, shape_left
 
 _UFUNC = {"sum": "add", "prod": "multiply"}
 _MONOID = one_of(*_UFUNC)
@@ -106,7 +106,9 @@ def _block_sum_indices(ins: Specs, outs: Specs, p: Params) -> Indices:
 
 op(
     "block_sum",
-    infer=lambda x, *, axis, monoid: Spec((grid_size(x.shape[axis]), *_left(x, (axis,))), x.dtype),
+    infer=lambda x, *, axis, monoid: Spec(
+        (grid_size(x.shape[axis]), *shape_left(x, (axis,))), x.dtype
+    ),
     takes={"axis": AXIS, "monoid": _MONOID},
     made_by="passes",
     indices=_block_sum_indices,
@@ -166,7 +168,7 @@ def _fixed_sum_indices(ins: Specs, outs: Specs, p: Params) -> Indices:
 
 op(
     "fixed_sum",
-    infer=lambda x, *, axis, monoid: Spec(_left(x, (axis,)), x.dtype),
+    infer=lambda x, *, axis, monoid: Spec(shape_left(x, (axis,)), x.dtype),
     takes={"axis": AXIS, "monoid": _MONOID},
     made_by="passes",
     indices=_fixed_sum_indices,

@@ -40,9 +40,9 @@ from .core.spec import (
 from .core.user_line import misfit
 from .elementwise import floating, where
 from .indexing import _combine_at
-from .reduction import _sum_dtype, read_cost
 from .reduction import max as largest
 from .reduction import min as smallest
+from .reduction import read_cost, sum_dtype
 from .shape import accumulator, broadcast_to, moveaxis, reshape, stack, whole_number
 
 __all__ = [
@@ -270,7 +270,7 @@ def _segments(
 
 def _added(monoid: str, data: Operandish, ids: Operandish, count: int | None) -> Array:
     x, k, n = _segments(monoid, data, ids, count)
-    kind = _sum_dtype(x.spec, None)
+    kind = sum_dtype(x.spec, None)
     made = apply(f"segment_{monoid}", astype(x, accumulator(kind)), k, count=n)
     return astype(made, kind)
 

@@ -33,9 +33,10 @@ from .core.registry import Params, Specs, op, stream_cost
 from .core.spec import DType, Spec, bfloat16, float64, int64, is_inexact
 from .core.trace import graph_of
 from .core.user_line import misfit
+from .cumulative import cumulative_sum, running
 from .elementwise import where
 from .indexing import take_along_axis
-from .reduction import argmax, cumulative_sum, running
+from .reduction import argmax
 from .reduction import max as largest
 from .reduction import sum as sum_of
 from .segments import segment_sum, tally

@@ -31,11 +31,12 @@ from .core.registry import Params, Place, Specs, op
 from .core.spec import DType, Spec, bfloat16, bool_, float32, int64, is_inexact, promote
 from .core.trace import graph_of
 from .core.user_line import misfit
+from .cumulative import cumulative_sum
 from .elementwise import where
 from .indexing import take_along_axis
 from .linalg.blocked import parts_of
 from .reduction import any as anywhere
-from .reduction import argmax, cumulative_sum
+from .reduction import argmax
 from .reduction import sum as sum_of
 from .segments import tally
 from .shape import (

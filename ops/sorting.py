@@ -33,8 +33,8 @@ from .core.spec import (
     promote,
 )
 from .core.user_line import misfit
+from .cumulative import running
 from .indexing import take, take_along_axis
-from .reduction import running
 from .shape import axis_of, reshape, whole_number
 
 __all__ = [

@@ -31,8 +31,9 @@ from .core.user_line import misfit
 from .creation import ones
 from .elementwise import floating, where
 from .joining import atleast_2d, cumprod, cumsum
+from .moments import mean
 from .reduction import all as all_of
-from .reduction import argmax, argmin, mean, prod
+from .reduction import argmax, argmin, prod
 from .reduction import max as largest
 from .reduction import min as smallest
 from .reduction import sum as sum_of

@@ -26,21 +26,16 @@ from .core import array
 from .core.array import Array, Axis, Operandish, as_array
 from .core.spec import bool_, int64
 from .core.user_line import misfit
+from .cumulative import cumulative_max, cumulative_min, cumulative_prod, cumulative_sum
 from .elementary import logaddexp2
 from .elementwise import Binary, Out, binaries, where
 from .indexing import is_places
 from .numerical import fmax, fmin
 from .reduction import all as all_of
 from .reduction import any as any_of
-from .reduction import (
-    cumulative_max,
-    cumulative_min,
-    cumulative_prod,
-    cumulative_sum,
-    prod,
-)
 from .reduction import max as largest
 from .reduction import min as smallest
+from .reduction import prod
 from .reduction import sum as sum_of
 from .shape import axes_of, axis_of, broadcast_to, concat, expand_dims, moveaxis, reshape, stack
 from .whole_numbers import gcd, lcm

@@ -44,6 +44,7 @@ from ostinato.ops.control import *
 from ostinato.ops.core.array import Array as Array
 from ostinato.ops.core.tree import tree_map as tree_map
 from ostinato.ops.creation import *
+from ostinato.ops.cumulative import *
 from ostinato.ops.elementary import *
 from ostinato.ops.elementwise import *
 from ostinato.ops.flow import *
@@ -53,6 +54,7 @@ from ostinato.ops.indexing import *
 from ostinato.ops.joining import *
 from ostinato.ops.makers import *
 from ostinato.ops.masks import *
+from ostinato.ops.moments import *
 from ostinato.ops.numerical import *
 from ostinato.ops.padding import *
 from ostinato.ops.polynomials import *

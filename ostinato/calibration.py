@@ -28,8 +28,8 @@ from ostinato.ops.core.array import Array, as_array
 from ostinato.ops.core.layout import Mesh
 from ostinato.ops.core.spec import bfloat16, float16, float32, float64
 from ostinato.ops.creation import full, zeros
+from ostinato.ops.cumulative import cumulative_sum
 from ostinato.ops.linalg import cholesky
-from ostinato.ops.reduction import cumulative_sum
 from ostinato.ops.transcendental import exp, log, sin, tanh
 from ostinato.planner.machine import NOMINAL, Link, Machine, Rate, Seen, keep, memory
 from ostinato.planner.plan import Plan

@@ -22,8 +22,8 @@ from ostinato.ops.core.registry import Params, Specs, op
 from ostinato.ops.core.spec import Spec, promote
 from ostinato.ops.core.user_line import misfit
 from ostinato.ops.creation import iota
+from ostinato.ops.cumulative import running
 from ostinato.ops.elementwise import broadcast, floating, where
-from ostinato.ops.reduction import running
 from ostinato.ops.shape import (
     axis_of,
     broadcast_to,

@@ -27,7 +27,14 @@ from ostinato.ops.elementwise import (
     where,
 )
 from ostinato.ops.indexing import take_along_axis
-from ostinato.ops.reduction import max, mean, moments_of, sum
+from ostinato.ops.moments import (
+    moments_of,
+)
+from ostinato.ops.reduction import (
+    max,
+    mean,
+    sum,
+)
 from ostinato.ops.shape import (
     axes_of,
     axis_of,
