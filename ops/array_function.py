@@ -21,6 +21,7 @@ from . import (
     arithmetic,
     assigning,
     casts,
+    concatenation,
     contraction,
     creation,
     cumulative,
@@ -42,6 +43,7 @@ from . import (
     selection,
     sets,
     shape,
+    slicing,
     sliding,
     sorting,
     statistics,
@@ -342,7 +344,7 @@ MEANT: dict[str, Callable[..., Any]] = {
     "copy": lambda a, order="K": shape.copy(a, order),
     "diagonal": lambda a, offset=0, axis1=0, axis2=1: contraction.diagonal(a, offset, axis1, axis2),
     "expand_dims": lambda a, axis: shape.expand_dims(a, axis),
-    "flip": lambda m, axis=None: shape.flip(m, axis),
+    "flip": lambda m, axis=None: slicing.flip(m, axis),
     "matrix_transpose": lambda x: shape.matrix_transpose(x),
     "meshgrid": lambda *xi, indexing="xy", sparse=False: tuple(
         creation.meshgrid(*xi, indexing=indexing, sparse=sparse)
@@ -354,14 +356,16 @@ MEANT: dict[str, Callable[..., Any]] = {
     "reshape": lambda a, shape, order="C", copy=None: functions["reshape"](
         a, shape, order, copy=copy
     ),
-    "roll": lambda a, shift, axis=None: shape.roll(a, shift, axis),
+    "roll": lambda a, shift, axis=None: concatenation.roll(a, shift, axis),
     "squeeze": lambda a, axis=None: as_array(a).squeeze(axis),
-    "stack": lambda arrays, axis=0, dtype=None: _cast(shape.stack(list(arrays), axis), dtype),
+    "stack": lambda arrays, axis=0, dtype=None: _cast(
+        concatenation.stack(list(arrays), axis), dtype
+    ),
     "swapaxes": lambda a, axis1, axis2: shape.swapaxes(a, axis1, axis2),
-    "tile": lambda A, reps: shape.tile(A, reps),
+    "tile": lambda A, reps: concatenation.tile(A, reps),
     "tril": lambda m, k=0: shape.tril(m, k=k),
     "triu": lambda m, k=0: shape.triu(m, k=k),
-    "unstack": lambda x, axis=0: shape.unstack(x, axis),
+    "unstack": lambda x, axis=0: concatenation.unstack(x, axis),
     **{
         f"{name}_like": _like(getattr(creation, f"{name}_like"))
         for name in ("empty", "ones", "zeros")

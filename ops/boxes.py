@@ -29,16 +29,8 @@ from .creation import iota
 from .elementwise import where
 from .indexing import in_bounds, updated_values
 from .indexing import updated as updated_at
-from .shape import (
-    COMBINES,
-    MODES,
-    grad_of_update,
-    listed,
-    moveaxis,
-    reshape,
-    slice_axes,
-    update_box,
-)
+from .shape import listed, moveaxis, reshape
+from .slicing import COMBINES, MODES, grad_of_update, slice_axes, update_box
 
 __all__ = ["dynamic_slice", "dynamic_update_slice"]
 

@@ -19,6 +19,7 @@ from ostinato.errors import ArgumentError, DTypeError, ShapeError
 from . import folded, in_blocks
 from .arithmetic import conj, convert
 from .batching import Mapped, aligned
+from .concatenation import add_zeros
 from .core.array import Array, Operandish, apply, as_array, export, unify
 from .core.index import LETTERS, Indices, along, einsum_indices, product_labels, subscripts
 from .core.parameters import DTYPE, FARTHEST, TEXT, unfit, whole
@@ -31,7 +32,6 @@ from .picked import Picked, product
 from .shape import (
     accumulator,
     add_up,
-    add_zeros,
     axis_of,
     broadcast_to,
     diagonal_number,

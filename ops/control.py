@@ -16,6 +16,7 @@ import numpy as np
 from ostinato.errors import ArgumentError, DTypeError, GradientError, ShapeError
 
 from .batching import Mapped, batched_graph, flags_of, given_axis, spread_axis
+from .concatenation import repeat_elements
 from .core.array import (
     DEFAULTS,
     Array,
@@ -43,7 +44,7 @@ from .core.user_line import misfit
 from .elementwise import where
 from .gradient import added, vjp
 from .seeds import seeds
-from .shape import moveaxis, repeat_elements, reshape, whole_number, zero_of
+from .shape import moveaxis, reshape, whole_number, zero_of
 from .tangents import Tangents, pushed, solid
 
 __all__ = [

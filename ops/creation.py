@@ -14,6 +14,7 @@ from ostinato.errors import ArgumentError, DTypeError
 from .arithmetic import floor
 from .casts import as_dtype, astype, check_device, number_of
 from .comparisons import equal
+from .concatenation import stack
 from .core import array
 from .core.array import (
     DEFAULTS,
@@ -67,7 +68,6 @@ from .shape import (
     reshape,
     resplit,
     split_of,
-    stack,
     whole_number,
 )
 

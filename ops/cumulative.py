@@ -12,6 +12,7 @@ from ostinato.errors import ArgumentError, DTypeError
 
 from .casts import astype
 from .comparisons import equal, not_equal
+from .concatenation import concat
 from .control import scan
 from .core.array import Array, Operandish, apply, as_array, export
 from .core.graph import Graph
@@ -33,17 +34,8 @@ from .core.user_line import misfit
 from .elementwise import where
 from .picked import Picked
 from .reduction import check_dtype, sum_dtype
-from .shape import (
-    accumulator,
-    axis_of,
-    broadcast_to,
-    concat,
-    flip,
-    moveaxis,
-    reshape,
-    slice_axes,
-    zero_of,
-)
+from .shape import accumulator, axis_of, broadcast_to, moveaxis, reshape, zero_of
+from .slicing import flip, slice_axes
 
 __all__ = [
     "cumulative_max",

@@ -21,6 +21,7 @@ from ostinato.errors import ArgumentError, DTypeError, ShapeError
 from .arithmetic import ceil, clip, floor, maximum, minimum, remainder, sqrt
 from .casts import as_dtype, astype
 from .comparisons import less, less_equal
+from .concatenation import stack
 from .contraction import matmul
 from .core.array import Array, Operandish, Split, apply, as_array, weak_kind
 from .core.parameters import unfit, wrong_number
@@ -55,7 +56,7 @@ from .elementwise import broadcast, where
 from .jit.arrays import by_formula
 from .reduction import sum
 from .seeds import as_seed, fold
-from .shape import axis_of, broadcast_to, expand_dims, matrix_transpose, stack, whole_number
+from .shape import axis_of, broadcast_to, expand_dims, matrix_transpose, whole_number
 from .sorting import argsort, searchsorted
 from .special_functions import _gamma_density, _gammainc_by_a
 from .transcendental import exp, expm1, log, log1p, tan

@@ -18,6 +18,7 @@ from ostinato.errors import ArgumentError, DTypeError, ShapeError
 from .arithmetic import conj, real
 from .casts import as_dtype, astype, check_device
 from .comparisons import equal
+from .concatenation import add_zeros, roll
 from .core.array import Array, Operandish, apply, as_array
 from .core.index import Indices, along
 from .core.parameters import AXIS, FLAG, one_of, unfit, whole
@@ -38,7 +39,8 @@ from .core.user_line import misfit
 from .creation import arange
 from .cumulative import running
 from .elementwise import where
-from .shape import add_zeros, axis_of, listed, roll, slice_axes, whole_number
+from .shape import axis_of, listed, whole_number
+from .slicing import slice_axes
 
 __all__ = [
     "fft",

@@ -14,13 +14,15 @@ from ostinato.errors import ArgumentError, DTypeError, ShapeError
 
 from .batching import each, given_axis
 from .comparisons import less
+from .concatenation import concat, stack
 from .control import cond, scan
 from .core.array import Array, Operandish, as_array, export
 from .core.spec import is_integer
 from .core.tracebacks import door
 from .core.tree import flatten, unflatten
 from .core.user_line import misfit
-from .shape import axis_of, concat, reshape, slice_axes, stack, whole_number
+from .shape import axis_of, reshape, whole_number
+from .slicing import slice_axes
 
 __all__ = ["associative_scan", "map", "switch"]
 

@@ -12,6 +12,7 @@ from ostinato.errors import ArgumentError, DTypeError, ShapeError
 
 from .assigning import changed, written
 from .casts import as_dtype, astype
+from .concatenation import stack
 from .core.array import Array, Operandish, another, apply, as_array
 from .core.spec import DTypeLike, bool_, int64
 from .core.user_line import misfit
@@ -21,7 +22,8 @@ from .elementwise import where as choice
 from .indexing import inside, take
 from .joining import ravel
 from .masks import nonzero
-from .shape import MODES, axis_of, broadcast_to, listed, reshape, stack
+from .shape import axis_of, broadcast_to, listed, reshape
+from .slicing import MODES
 
 __all__ = [
     "copyto",

@@ -17,6 +17,7 @@ from .arithmetic import abs as absolute
 from .arithmetic import clip, maximum, minimum, nextafter
 from .casts import astype
 from .comparisons import equal, greater_equal, isinf, less, less_equal, logical_and
+from .concatenation import concat, stack
 from .core import array
 from .core.array import Array, Operandish, apply, as_array
 from .core.spec import DType, bfloat16, float32, float64, int32, is_inexact, promote
@@ -28,7 +29,7 @@ from .quantiles import quantile
 from .reduction import max as largest
 from .reduction import min as smallest
 from .segments import segment_sum, tally
-from .shape import concat, is_count, reshape, stack, whole_number
+from .shape import is_count, reshape, whole_number
 from .sorting import searchsorted
 from .transcendental import log2
 

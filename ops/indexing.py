@@ -36,19 +36,8 @@ from .core.spec import Shape, Spec, bool_, int64, is_inexact, is_integer
 from .core.user_line import misfit
 from .elementwise import Out, put_out, where
 from .extents import distance
-from .shape import (
-    COMBINES,
-    MODES,
-    axis_of,
-    broadcast_to,
-    expand_dims,
-    moveaxis,
-    reshape,
-    slice_axes,
-    sliced,
-    squeeze,
-    zero_of,
-)
+from .shape import axis_of, broadcast_to, expand_dims, moveaxis, reshape, squeeze, zero_of
+from .slicing import COMBINES, MODES, slice_axes, sliced
 
 __all__ = [
     "take",

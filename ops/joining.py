@@ -14,6 +14,7 @@ from ostinato.errors import ArgumentError, BoundsError
 from . import linalg
 from .arithmetic import conj, multiply
 from .casts import astype
+from .concatenation import add_zeros, concat, stack, tile
 from .contraction import diagonal, matmul, tensordot, vecdot
 from .core.array import Array, Operandish, as_array, export, unify
 from .core.spec import DTypeLike, bool_
@@ -23,22 +24,17 @@ from .cumulative import cumulative_prod, cumulative_sum
 from .elementwise import Out, put_out, where
 from .indexing import inside, take, take_along_axis
 from .shape import (
-    add_zeros,
     axis_of,
     broadcast_arrays,
     broadcast_to,
-    concat,
     expand_dims,
-    flip,
     listed,
     moveaxis,
     reshape,
-    slice_axes,
-    stack,
     swapaxes,
-    tile,
     tril,
 )
+from .slicing import flip, slice_axes
 
 __all__ = [
     "append",

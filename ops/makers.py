@@ -10,11 +10,12 @@ import numpy as np
 from ostinato.errors import ArgumentError
 
 from .casts import as_dtype
+from .concatenation import concat, stack
 from .core.array import Array, unify
 from .core.spec import DTypeLike, ShapeLike, promote
 from .core.user_line import misfit
 from .creation import arange, asarray, empty, linspace, meshgrid
-from .shape import concat, permute_dims, reshape, stack
+from .shape import permute_dims, reshape
 
 __all__ = ["c_", "frombuffer", "fromiter", "index_exp", "mgrid", "ndarray", "ogrid", "r_", "s_"]
 

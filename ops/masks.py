@@ -18,6 +18,7 @@ from ostinato.errors import DTypeError, ShapeError
 
 from .batching import Mapped, each
 from .casts import astype
+from .concatenation import stack
 from .core import array
 from .core.array import Array, Operandish, apply, as_array, export
 from .core.graph import Graph
@@ -32,7 +33,7 @@ from .elementwise import where
 from .indexing import take
 from .joining import atleast_1d
 from .picked import places_of
-from .shape import copy, reshape, stack, whole_number
+from .shape import copy, reshape, whole_number
 
 __all__ = ["argwhere", "compress", "extract", "flatnonzero", "nonzero"]
 

@@ -15,6 +15,7 @@ from . import linalg
 from .arithmetic import atan2, clip, imag, maximum, minimum, real, sqrt
 from .casts import astype
 from .comparisons import equal, greater, isnan, less
+from .concatenation import concat
 from .core.array import Array, Operandish, apply, as_array, unify
 from .core.spec import DTypeLike, int64, is_inexact, promote
 from .core.user_line import misfit
@@ -22,16 +23,8 @@ from .creation import linspace
 from .cumulative import cumulative_sum, diff
 from .elementwise import alike, binary_function, floating, where
 from .reduction import sum as sum_of
-from .shape import (
-    axis_of,
-    broadcast_to,
-    concat,
-    flip,
-    is_count,
-    moveaxis,
-    reshape,
-    slice_axes,
-)
+from .shape import axis_of, broadcast_to, is_count, moveaxis, reshape
+from .slicing import flip, slice_axes
 from .sliding import correlation
 from .sorting import argsort, searchsorted
 from .transcendental import log10, pow, sin

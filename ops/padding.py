@@ -13,6 +13,7 @@ from ostinato.errors import ArgumentError, ShapeError
 
 from .arithmetic import round
 from .casts import astype, number_of
+from .concatenation import concat
 from .core.array import Array, Operandish, another, apply, as_array
 from .core.spec import is_integer
 from .core.user_line import misfit
@@ -20,7 +21,8 @@ from .creation import linspace
 from .moments import mean
 from .quantiles import median
 from .reduction import max, min
-from .shape import axis_of, broadcast_to, concat, flip, slice_axes, squeeze, whole_number
+from .shape import axis_of, broadcast_to, squeeze, whole_number
+from .slicing import flip, slice_axes
 
 __all__ = ["pad"]
 

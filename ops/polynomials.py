@@ -10,12 +10,14 @@ from ostinato.errors import ArgumentError
 
 from . import linalg
 from .casts import astype
+from .concatenation import add_zeros, concat
 from .core.array import Array, Operandish, apply, as_array
 from .core.user_line import misfit
 from .creation import zeros
 from .elementwise import floating
 from .numerical import convolve
-from .shape import add_zeros, concat, reshape, slice_axes, whole_number
+from .shape import reshape, whole_number
+from .slicing import slice_axes
 
 __all__ = [
     "poly",

@@ -13,6 +13,7 @@ from ostinato.errors import ArgumentError, DTypeError, ShapeError
 from . import elementwise
 from .casts import astype
 from .comparisons import equal, isfinite, isnan, logical_not, not_equal
+from .concatenation import concat, stack
 from .core.array import Array, Axis, Operandish, apply, as_array, weak_kind
 from .core.spec import float64, int64, is_inexact, promote
 from .core.user_line import misfit
@@ -26,12 +27,10 @@ from .shape import (
     accumulator,
     axes_of,
     broadcast_to,
-    concat,
     expand_dims,
     moveaxis,
     permute_dims,
     reshape,
-    stack,
     stop_gradient,
 )
 

@@ -47,11 +47,11 @@ from .shape import (
     axis_of,
     broadcast_to,
     expand_dims,
-    flip,
     permute_dims,
     reshape,
     stop_gradient,
 )
+from .slicing import flip
 from .transcendental import exp, log
 
 __all__ = [

@@ -22,6 +22,7 @@ from .arithmetic import clip, sqrt, square
 from .batching import Mapped, given_axis
 from .casts import astype
 from .comparisons import equal, greater, greater_equal, less, logical_and
+from .concatenation import stack
 from .core import array
 from .core.array import Array, Operandish, apply, as_array
 from .core.index import LETTERS, Indices
@@ -43,7 +44,7 @@ from .indexing import _combine_at
 from .reduction import max as largest
 from .reduction import min as smallest
 from .reduction import read_cost, sum_dtype
-from .shape import accumulator, broadcast_to, moveaxis, reshape, stack, whole_number
+from .shape import accumulator, broadcast_to, moveaxis, reshape, whole_number
 
 __all__ = [
     "GroupBy",

@@ -25,6 +25,7 @@ from ostinato.errors import BoundsError, DTypeError
 from .arithmetic import minimum
 from .casts import astype
 from .comparisons import equal, greater, less, less_equal
+from .concatenation import concat
 from .core.array import Array, Operandish, apply, as_array
 from .core.graph import Graph
 from .core.index import LETTERS, Indices
@@ -40,7 +41,7 @@ from .reduction import argmax
 from .reduction import max as largest
 from .reduction import sum as sum_of
 from .segments import segment_sum, tally
-from .shape import axis_of, broadcast_to, concat, expand_dims, listed, reshape
+from .shape import axis_of, broadcast_to, expand_dims, listed, reshape
 from .sorting import argsort, keys_of, numbers_of
 
 __all__ = ["argpartition", "partition"]

@@ -22,6 +22,7 @@ from ostinato.errors import ArgumentError, ShapeError
 from .arithmetic import minimum
 from .casts import astype
 from .comparisons import equal, less, logical_and, logical_not, logical_or, logical_xor, not_equal
+from .concatenation import concat, stack, unstack
 from .core import array
 from .core.array import Array, Operandish, apply, as_array, export, unify
 from .core.graph import Graph
@@ -39,17 +40,8 @@ from .reduction import any as anywhere
 from .reduction import argmax
 from .reduction import sum as sum_of
 from .segments import tally
-from .shape import (
-    broadcast_to,
-    concat,
-    expand_dims,
-    moveaxis,
-    reshape,
-    slice_axes,
-    stack,
-    unstack,
-    whole_number,
-)
+from .shape import broadcast_to, expand_dims, moveaxis, reshape, whole_number
+from .slicing import slice_axes
 from .sorting import argsort, keys_of, lexsort, numbers_of, searchsorted, sort
 
 __all__ = [

@@ -1,13 +1,12 @@
 """Operations that only move elements: views where they can be, copies where they must.
 
-A basic slice is a `Window` on each axis: for the outputs `[a, b)` it needs the inputs `[start +
-step*a, ...)`. Concatenation, padding and updates are the same thing seen from the other side."""
+Axes and whole numbers as users give them; copies, shapes, orders of axes, broadcasting, triangles."""
 
 from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, SupportsIndex, TypeGuard
 
 import numpy as np
@@ -20,60 +19,42 @@ from .core.array import (
     Array,
     Operandish,
     Split,
-    another,
     apply,
     as_array,
     export,
-    functions,
-    unify,
-    unmasked,
 )
-from .core.index import LETTERS, Indices, Window, along, reshape_labels, taps
+from .core.index import LETTERS, Indices, along, reshape_labels
 from .core.layout import Box
 from .core.parameters import (
     AXES,
-    AXIS,
     MESH,
     NEW_AXES,
-    NUMBER,
     ORDER,
     SHAPE,
-    SIZES,
     SPLIT,
-    STARTS,
-    STEPS,
-    WIDTHS,
-    check_value,
-    one_of,
     unfit,
 )
 from .core.registry import ANY, Params, Piece, Place, Specs, op, stream_cost
-from .core.spec import DType, DTypeLike, Shape, Spec, float32, int64, is_float, promote
+from .core.spec import DType, Shape, Spec, float32, int64, is_float
 from .core.user_line import misfit
-from .elementwise import Out, broadcast, put_out, where
+from .elementwise import broadcast, where
 
 __all__ = [
     "broadcast_arrays",
     "broadcast_shapes",
     "broadcast_to",
-    "concat",
     "copy",
     "expand_dims",
-    "flip",
     "matrix_transpose",
     "moveaxis",
     "permute_dims",
     "reshape",
     "resplit",
-    "roll",
     "squeeze",
-    "stack",
     "stop_gradient",
     "swapaxes",
-    "tile",
     "tril",
     "triu",
-    "unstack",
 ]
 
 Pairs = tuple[tuple[int, int], ...]
@@ -192,7 +173,7 @@ op(
 
 @export
 def resplit(x: Operandish, /, split: Split = None, *, mesh: tuple[int, ...] | None = None) -> Array:
-    """The same values in another layout: split along a dimension (or one per mesh axis); None for
+    """Give the values another layout: split along a dimension (or one per mesh axis); None for
     replicas.
 
     >>> ost.resplit(ost.arange(4), 0)
@@ -230,7 +211,7 @@ def counts_columns(order: str | None, name: str) -> bool:
 
 @export
 def copy(x: Operandish, /, order: str = "K") -> Array:
-    """The same values in memory of their own, which lies as the planner likes, whatever the order.
+    """Copy the values to memory of their own, which lies as the planner likes, whatever the order.
 
     >>> ost.copy(ost.arange(3))
     Array([0, 1, 2], dtype=int64)
@@ -241,7 +222,7 @@ def copy(x: Operandish, /, order: str = "K") -> Array:
 
 @export
 def stop_gradient(x: Operandish, /) -> Array:
-    """The same values, as a constant for gradients.
+    """Make the values a constant for gradients.
 
     >>> ost.grad(lambda x: x * ost.stop_gradient(x))(3.0)
     Array(3., dtype=float64)
@@ -280,7 +261,7 @@ op(
 def reshape(
     x: Operandish, /, shape: int | Sequence[int], order: str = "C", *, copy: bool | None = None
 ) -> Array:
-    """The same elements in another shape; one -1 stands for what is left. `order="F"` counts them with
+    """Give the elements another shape; one -1 stands for what is left. `order="F"` counts them with
     the first index running fastest.
 
     >>> ost.reshape(ost.arange(4), (2, 2))
@@ -553,7 +534,7 @@ def broadcast_shapes(*shapes: int | Shape) -> Shape:
 
 
 def accumulator(dtype: DType) -> DType:
-    """What sums and products of a dtype are accumulated in: halves in float32."""
+    """Choose what sums and products of a dtype are accumulated in: halves in float32."""
     return float32 if dtype.itemsize == 2 and is_float(dtype) else dtype
 
 
@@ -569,472 +550,6 @@ def sum_to(x: Array, shape: Shape) -> Array:
     skip = x.ndim - len(shape)
     axes = tuple(d for d in range(x.ndim) if d < skip or (shape[d - skip] == 1 and x.shape[d] != 1))
     return reshape(add_up(x, axes) if axes else x, shape)
-
-
-# -- slices --------------------------------------------------------------------------------
-def _slice_rule(x: Spec, *, starts: Shape, sizes: Shape, steps: Shape) -> Spec:
-    _inside("slice", x, starts, sizes, steps)
-    return Spec(sizes, x.dtype)
-
-
-def _inside(name: str, x: Spec, starts: Shape, sizes: Shape, steps: Shape) -> None:
-    for start, size, step, n in zip(starts, sizes, steps, x.shape, strict=True):
-        last = start + step * (size - 1)
-        if step == 0 or size < 0 or (size > 0 and not (0 <= start < n and 0 <= last < n)):
-            raise misfit(
-                BoundsError,
-                name,
-                got=f"{size} elements from {start} on in steps of {step}",
-                needed=f"elements of an axis with {n}",
-            )
-
-
-def _slice_indices(ins: Specs, outs: Specs, p: Params) -> Indices:
-    dims = tuple(
-        LETTERS[d]
-        if (start, size, step) == (0, n, 1)
-        else Window(LETTERS[d], offset=start, stride=step)
-        for d, (start, size, step, n) in enumerate(
-            zip(p["starts"], p["sizes"], p["steps"], ins[0].shape, strict=True)
-        )
-    )
-    return Indices((dims,), (tuple(LETTERS[: outs[0].ndim]),))
-
-
-def _slice_view(xp: Any, x: Any, at: Place, *, starts: Shape, sizes: Shape, steps: Shape) -> Any:
-    windows = [Window("", start, step) for start, step in zip(starts, steps, strict=True)]
-    return x[taps(windows, at.outs[0], at.ins[0])[1]]
-
-
-def _slice_grad(
-    g: Array, y: Array, x: Array, *, starts: Shape, sizes: Shape, steps: Shape
-) -> Sequence[Array | None]:
-    zeros = apply("full", shape=x.shape, value=0, dtype=g.dtype)
-    return (apply("update_slice", zeros, g, starts=starts, steps=steps, mode="set"),)
-
-
-op(
-    "slice",
-    infer=_slice_rule,
-    takes={"starts": STARTS, "sizes": SIZES, "steps": STEPS},
-    indices=_slice_indices,
-    view=_slice_view,
-    grad=_slice_grad,
-    cost=MOVE,
-    selects="slices",
-)
-
-
-def slice_axes(x: Array, parts: dict[int, tuple[int, int, int]]) -> Array:
-    """Slices `axis: (start, size, step)`, each inside its axis."""
-    full = [(0, n, 1) for n in x.shape]
-    for axis, part in parts.items():
-        full[axis] = part
-    return sliced(x, full)
-
-
-def sliced(x: Array, parts: Sequence[tuple[int, int, int]]) -> Array:
-    """These parts (start, size, step) of its axes, each inside its axis."""
-    if all(p == (0, n, 1) for p, n in zip(parts, x.shape, strict=True)):
-        return x
-    starts, sizes, steps = zip(*parts, strict=True)
-    return apply("slice", x, starts=starts, sizes=sizes, steps=steps)
-
-
-@export
-def flip(x: Operandish, /, axis: int | Sequence[int] | None = None) -> Array:
-    """Backwards along axes; all of them for None.
-
-    >>> ost.flip([1, 2, 3])
-    Array([3, 2, 1], dtype=int64)
-    """
-    x = as_array(x)
-    axes = axes_of(axis, x.ndim, "flip")
-    return slice_axes(x, {a: (x.shape[a] - 1, x.shape[a], -1) for a in axes if x.shape[a] > 1})
-
-
-def _shifts(shift: Any) -> tuple[Any, ...]:
-    """Numbers, or arrays of one number where a function is traced."""
-    if isinstance(shift, (list, tuple)):
-        return tuple([k for s in shift for k in _shifts(s)])
-    if isinstance(shift, Array) and shift._is_traced and not shift.shape:
-        return (shift,)
-    return listed(shift, "roll")
-
-
-@export
-def roll(
-    x: Operandish,
-    /,
-    shift: int | Array | Sequence[int | Array],
-    axis: int | Sequence[int] | None = None,
-) -> Array:
-    """Shifted along axes; what leaves at one end enters at the other. By how much may be found out as
-    it runs.
-
-    >>> ost.roll([1, 2, 3], 1)
-    Array([3, 1, 2], dtype=int64)
-    """
-    given = x = as_array(x)
-    shifts = _shifts(shift)
-    if axis is None:
-        return reshape(roll(reshape(x, (-1,)), sum(shifts), axis=0), x.shape)
-    axes = listed(axis, "roll")
-    if len(shifts) == 1 or len(axes) == 1:
-        shifts, axes = shifts * len(axes), axes * len(shifts)
-    if len(shifts) != len(axes):
-        raise misfit(
-            ArgumentError, "roll", got=f"shift {shift}, axis {axis}", needed="one shift per axis"
-        )
-    for a, s in zip(axes, shifts, strict=True):
-        d = axis_of(a, x.ndim, "roll")
-        n = x.shape[d]
-        by = s % n if n else 0
-        if isinstance(by, Array):
-            key = (*(slice(None),) * d, slice(n - by, n - by + n))
-            x = concat([x, x], axis=d)[key]
-        elif by:
-            x = concat(
-                [slice_axes(x, {d: (n - by, by, 1)}), slice_axes(x, {d: (0, n - by, 1)})], axis=d
-            )
-    return another(x) if x is given else x
-
-
-# -- joining -------------------------------------------------------------------------------
-def _concat_rule(*xs: Spec, axis: int) -> Spec:
-    first = xs[0]
-    for x in xs[1:]:
-        if x.ndim != first.ndim or any(
-            m != n for d, (m, n) in enumerate(zip(x.shape, first.shape, strict=True)) if d != axis
-        ):
-            raise unfit("concat", (first, x), f"shapes that differ in axis {axis} only")
-    shape = list(first.shape)
-    shape[axis] = sum(x.shape[axis] for x in xs)
-    return Spec(tuple(shape), promote(*(x.dtype for x in xs)))
-
-
-def _offsets(shapes: Sequence[Shape], axis: int) -> list[int]:
-    found = [0]
-    for shape in shapes:
-        found.append(found[-1] + shape[axis])
-    return found
-
-
-def _concat_indices(ins: Specs, outs: Specs, p: Params) -> Indices:
-    axis = p["axis"]
-    offsets = _offsets([s.shape for s in ins], axis)
-    return Indices(
-        tuple(
-            tuple(
-                Window(LETTERS[d], offset=-offset) if d == axis else LETTERS[d]
-                for d in range(outs[0].ndim)
-            )
-            for offset in offsets[:-1]
-        ),
-        (tuple(LETTERS[: outs[0].ndim]),),
-    )
-
-
-def _paste(out: Any, x: Any, at: Place, operand: int, axis: int, offset: int) -> None:
-    """Copy an operand to where it lies in the output, as far as both are here."""
-    (olo, ohi), (ilo, ihi) = at.outs[0][axis], at.ins[operand][axis]
-    lo, hi = max(olo, ilo + offset), min(ohi, ihi + offset)
-    if lo < hi:
-        before = (slice(None),) * axis
-        out[(*before, slice(lo - olo, hi - olo))] = x[
-            (*before, slice(lo - offset - ilo, hi - offset - ilo))
-        ]
-
-
-def _concat_kernel(xp: Any, out: Any, *xs: Any, axis: int, at: Place) -> None:
-    for k, (x, offset) in enumerate(zip(xs, _offsets(at.in_shapes, axis), strict=False)):
-        _paste(out, x, at, k, axis, offset)
-
-
-def _concat_pieces(ins: Sequence[Shape], *, axis: int) -> list[Piece]:
-    begins = _offsets(ins, axis)
-    ends = [begin + shape[axis] for begin, shape in zip(begins, ins, strict=False)]
-    before = (slice(None),) * axis
-    return [
-        Piece(k, (*before, slice(begin, end)))
-        for k, (begin, end) in enumerate(zip(begins, ends, strict=False))
-    ]
-
-
-def _concat_grad(g: Array, y: Array, *xs: Array, axis: int) -> Sequence[Array | None]:
-    offsets = _offsets([x.shape for x in xs], axis)
-    return [
-        slice_axes(g, {axis: (offset, x.shape[axis], 1)})
-        for x, offset in zip(xs, offsets, strict=False)
-    ]
-
-
-op(
-    "concat",
-    infer=_concat_rule,
-    takes={"axis": AXIS},
-    indices=_concat_indices,
-    kernel=_concat_kernel,
-    pieces=_concat_pieces,
-    grad=_concat_grad,
-    cost=MOVE,
-    placed=True,
-    concatenates=True,
-)
-
-
-@export
-def concat(
-    arrays: Sequence[Operandish],
-    /,
-    axis: int | None = 0,
-    out: Out = None,
-    *,
-    dtype: DTypeLike | None = None,
-    casting: str = "same_kind",
-) -> Array:
-    """One after the other along an axis; flattened first for None. `casting` is there since NumPy has it.
-
-    >>> ost.concat([[1, 2], [3]])
-    Array([1, 2, 3], dtype=int64)
-    """
-    if not len(arrays):
-        raise misfit(ArgumentError, "concat", got="no arrays", needed="at least one")
-    xs = unify(*arrays)
-    if axis is None:
-        xs, axis = [reshape(x, (-1,)) for x in xs], 0
-    found = apply("concat", *xs, axis=axis_of(axis, xs[0].ndim, "concat"))
-    return put_out(found if dtype is None else astype(found, dtype), out, "concat")
-
-
-@export
-def stack(
-    arrays: Sequence[Operandish],
-    /,
-    axis: int = 0,
-    out: Out = None,
-    *,
-    dtype: DTypeLike | None = None,
-) -> Array:
-    """Side by side along a new axis.
-
-    >>> ost.stack([[1, 2], [3, 4]], axis=1)
-    Array([[1, 3],
-           [2, 4]], dtype=int64)
-    """
-    xs = unify(*arrays) if len(arrays) else []
-    if len({x.shape for x in xs}) != 1:
-        raise misfit(
-            ShapeError,
-            "stack",
-            got=" and ".join(str(x.shape) for x in xs) or "no arrays",
-            needed="arrays of one shape",
-        )
-    at = axis_of(axis, xs[0].ndim + 1, "stack")
-    return concat([expand_dims(x, axis=at) for x in xs], at, out, dtype=dtype)
-
-
-@export
-def unstack(x: Operandish, /, axis: int = 0) -> tuple[Array, ...]:
-    """The slices along an axis, without it.
-
-    >>> [row.tolist() for row in ost.unstack(ost.asarray([[1, 2], [3, 4]]))]
-    [[1, 2], [3, 4]]
-    """
-    x = as_array(x)
-    d = axis_of(axis, x.ndim, "unstack")
-    return tuple(squeeze(slice_axes(x, {d: (k, 1, 1)}), d) for k in range(x.shape[d]))
-
-
-# -- padding and repetition ----------------------------------------------------------------
-def _pad_indices(ins: Specs, outs: Specs, p: Params) -> Indices:
-    dims = tuple(
-        Window(LETTERS[d], offset=-before) if before or after else LETTERS[d]
-        for d, (before, after) in enumerate(p["widths"])
-    )
-    return Indices((dims,), (tuple(LETTERS[: outs[0].ndim]),))
-
-
-def _pad_kernel(xp: Any, out: Any, x: Any, *, widths: Pairs, value: Any, at: Place) -> None:
-    out[...] = value
-    target, source = taps([Window("", -before) for before, _ in widths], at.outs[0], at.ins[0])
-    out[target] = x[source]
-
-
-def _pad_pieces(ins: Sequence[Shape], *, widths: Pairs, value: Any) -> list[Piece]:
-    (shape,) = ins
-    inside = tuple(slice(b, b + n) for n, (b, _) in zip(shape, widths, strict=True))
-    return [Piece(-1, value=value), Piece(0, inside)]
-
-
-def _pad_grad(g: Array, y: Array, x: Array, *, widths: Pairs, value: Any) -> Sequence[Array | None]:
-    return (slice_axes(g, {d: (before, x.shape[d], 1) for d, (before, _) in enumerate(widths)}),)
-
-
-def _pad_rule(x: Spec, *, widths: Pairs, value: Any) -> Spec:
-    check_value("pad", value, x.dtype)
-    return Spec(tuple(n + b + a for n, (b, a) in zip(x.shape, widths, strict=True)), x.dtype)
-
-
-op(
-    "pad",
-    infer=_pad_rule,
-    takes={"widths": WIDTHS, "value": NUMBER},
-    indices=_pad_indices,
-    kernel=_pad_kernel,
-    pieces=_pad_pieces,
-    grad=_pad_grad,
-    cost=MOVE,
-    placed=True,
-)
-
-
-def add_zeros(x: Array, width: Any) -> Array:
-    """Zeros around: so many before and behind, along each axis or along all."""
-    pairs = np.broadcast_to(np.asarray(width), (x.ndim, 2)).tolist()
-    return apply("pad", x, widths=tuple((int(b), int(a)) for b, a in pairs), value=0)
-
-
-@export
-def tile(x: Operandish, /, reps: int | Sequence[int]) -> Array:
-    """The whole array again and again along its axes.
-
-    >>> ost.tile([1, 2], 2)
-    Array([1, 2, 1, 2], dtype=int64)
-    """
-    x, given = as_array(x), listed(reps, "tile")
-    counts = (1,) * (x.ndim - len(given)) + given
-    if min(counts, default=0) < 0:
-        raise misfit(ArgumentError, "tile", got=f"{given}", needed="numbers of 0 or more")
-    x = reshape(x, (1,) * (len(counts) - x.ndim) + x.shape)
-    spread = expand_dims(x, axis=tuple(range(0, 2 * x.ndim, 2)))
-    wide = tuple(k for pair in zip(counts, x.shape, strict=True) for k in pair)
-    return reshape(
-        broadcast_to(spread, wide), [c * n for c, n in zip(counts, x.shape, strict=True)]
-    )
-
-
-def repeat_elements(x: Operandish, repeats: Any, axis: int | None) -> Array:
-    """Each element again and again; as many times as `repeats` says, for all or one by one."""
-    x = as_array(x)
-    if axis is None:
-        x, axis = reshape(x, (-1,)), 0
-    d = axis_of(axis, x.ndim, "repeat")
-    unmasked(repeats, "repeat")
-    counts = np.asarray(repeats)
-    if counts.dtype.kind not in "iu" or counts.shape not in ((), (1,), (x.shape[d],)):
-        raise misfit(
-            ShapeError,
-            "repeat",
-            got=f"repeats of shape {counts.shape} and dtype {counts.dtype}",
-            needed=f"one whole number, or {x.shape[d]} of them",
-        )
-    if counts.size and counts.min() < 0:
-        raise misfit(ArgumentError, "repeat", got=f"{counts.min()} times", needed="0 or more")
-    if counts.size != 1:
-        return take(x, np.repeat(np.arange(x.shape[d]), counts), axis=d)
-    repeats = int(counts.reshape(())[()])
-    spread = expand_dims(x, axis=d + 1)
-    wide = broadcast_to(spread, (*x.shape[: d + 1], repeats, *x.shape[d + 1 :]))
-    return reshape(wide, (*x.shape[:d], x.shape[d] * repeats, *x.shape[d + 1 :]))
-
-
-def take(x: Array, indices: Any, *, axis: int) -> Array:
-    """By name, since the module of indexing builds on this one."""
-    return functions["take"](x, indices, axis=axis)
-
-
-# -- updates -------------------------------------------------------------------------------
-MODES = ("set", "add", "multiply", "min", "max")
-COMBINES = {"add": "add", "multiply": "multiply", "min": "minimum", "max": "maximum"}
-
-
-def _update_indices(ins: Specs, outs: Specs, p: Params) -> Indices:
-    dims: list[str | Window] = []
-    for d, (start, step, n, size) in enumerate(
-        zip(p["starts"], p["steps"], ins[0].shape, ins[1].shape, strict=True)
-    ):
-        plain = (start, size, step) == (0, n, 1)
-        dims.append(LETTERS[d] if plain else Window.placing(LETTERS[d], start, step))
-    labels = tuple(LETTERS[: ins[0].ndim])
-    return Indices((labels, tuple(dims)), (labels,))
-
-
-def update_box(
-    xp: Any, out: Any, x: Any, v: Any, *, starts: Shape, steps: Shape, mode: str, at: Place
-) -> None:
-    if out is not x:
-        xp.copyto(out, x)
-    windows = [Window.placing("", *places) for places in zip(starts, steps, strict=True)]
-    target, source = taps(windows, at.outs[0], at.ins[1])
-    place, values = out[target], v[source]
-    if mode == "set":
-        xp.copyto(place, values, casting="unsafe")
-    else:
-        getattr(xp, COMBINES[mode])(place, values, out=place, casting="unsafe")
-
-
-def _update_pieces(ins: Sequence[Shape], *, starts: Shape, steps: Shape, mode: str) -> list[Piece]:
-    ends = [a + step * n for a, step, n in zip(starts, steps, ins[1], strict=True)]
-    at = [slice(a, z if z >= 0 else None, s) for a, z, s in zip(starts, ends, steps, strict=True)]
-    return [Piece(0), Piece(1, tuple(at), combine=COMBINES.get(mode, ""))]
-
-
-def _update_grad(
-    g: Array, y: Array, x: Array, v: Array, *, starts: Shape, steps: Shape, mode: str
-) -> Sequence[Array | None]:
-    parts = {d: (starts[d], v.shape[d], steps[d]) for d in range(v.ndim)}
-
-    def put(values: Array) -> Array:
-        return apply("update_slice", g, values, starts=starts, steps=steps, mode="set")
-
-    return grad_of_update(mode, g, y, x, v, lambda of: slice_axes(of, parts), put)
-
-
-def grad_of_update(
-    mode: str,
-    g: Array,
-    y: Array,
-    x: Array,
-    v: Array,
-    part: Callable[[Array], Array],
-    put: Callable[[Array], Array],
-) -> tuple[Array, Array]:
-    """To an array and values, of which each element went to a place of its own: `part` is what lies there,
-    `put` the gradient of the result with something there."""
-    at_v = part(g)
-    match mode:
-        case "set":
-            return put(zero_of(at_v)), at_v
-        case "add":
-            return g, at_v
-        case "multiply":
-            return put(at_v * v), at_v * part(x)
-    won = part(y)
-    by_x, by_v = astype(part(x) == won, g.dtype), astype(v == won, g.dtype)
-    share = at_v / (by_x + by_v)
-    return put(share * by_x), share * by_v
-
-
-def _update_rule(x: Spec, v: Spec, *, starts: Shape, steps: Shape, mode: str) -> Spec:
-    if v.ndim != x.ndim or v.dtype != x.dtype:
-        raise unfit("update_slice", (x, v), "as many axes in both, and one dtype")
-    _inside("update_slice", x, starts, v.shape, steps)
-    return Spec(x.shape, x.dtype)
-
-
-op(
-    "update_slice",
-    infer=_update_rule,
-    takes={"starts": STARTS, "steps": STEPS, "mode": one_of(*MODES)},
-    indices=_update_indices,
-    kernel=update_box,
-    pieces=_update_pieces,
-    grad=_update_grad,
-    cost=MOVE,
-    placed=True,
-    overwrite=(0,),
-)
 
 
 # -- triangles and diagonals ---------------------------------------------------------------

@@ -14,6 +14,7 @@ from typing import Any
 from ostinato.errors import ArgumentError, ShapeError
 
 from .batching import Mapped, given_axis
+from .concatenation import add_zeros
 from .core.array import Array, Operandish, apply, as_array
 from .core.index import LETTERS, Indices, Window
 from .core.parameters import AXES, PLACES, Kind, unfit, whole
@@ -22,7 +23,8 @@ from .core.spec import Shape, Spec, promote
 from .core.user_line import misfit
 from .expressions import Expression
 from .gradient import fitted
-from .shape import MOVE, add_up, add_zeros, axis_of, flip, listed, permute_dims, slice_axes
+from .shape import MOVE, add_up, axis_of, listed, permute_dims
+from .slicing import flip, slice_axes
 
 __all__ = ["sliding_window_view"]
 

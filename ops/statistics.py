@@ -24,6 +24,7 @@ from .comparisons import (
     logical_not,
     logical_or,
 )
+from .concatenation import concat
 from .contraction import diagonal, matmul
 from .core.array import Array, Axis, Operandish, another, as_array
 from .core.spec import DTypeLike, float64, int64, is_inexact, promote, real_of
@@ -37,7 +38,7 @@ from .reduction import argmax, argmin, prod
 from .reduction import max as largest
 from .reduction import min as smallest
 from .reduction import sum as sum_of
-from .shape import broadcast_to, concat, expand_dims, is_count, reshape
+from .shape import broadcast_to, expand_dims, is_count, reshape
 
 __all__ = [
     "allclose",

@@ -21,6 +21,7 @@ from ostinato.errors import ArgumentError, BoundsError, DTypeError, ShapeError
 from . import arithmetic, comparisons, segments, transcendental
 from . import elementwise as e
 from .casts import astype
+from .concatenation import concat, stack
 from .control import repeat, scan
 from .core import array
 from .core.array import Array, Axis, Operandish, as_array
@@ -37,7 +38,7 @@ from .reduction import max as largest
 from .reduction import min as smallest
 from .reduction import prod
 from .reduction import sum as sum_of
-from .shape import axes_of, axis_of, broadcast_to, concat, expand_dims, moveaxis, reshape, stack
+from .shape import axes_of, axis_of, broadcast_to, expand_dims, moveaxis, reshape
 from .whole_numbers import gcd, lcm
 
 Method = Callable[..., Array]

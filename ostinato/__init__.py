@@ -39,6 +39,7 @@ from ostinato.ops.arithmetic import *
 from ostinato.ops.assigning import *
 from ostinato.ops.boxes import *
 from ostinato.ops.comparisons import *
+from ostinato.ops.concatenation import *
 from ostinato.ops.contraction import *
 from ostinato.ops.control import *
 from ostinato.ops.core.array import Array as Array
@@ -65,6 +66,7 @@ from ostinato.ops.segments import *
 from ostinato.ops.selection import *
 from ostinato.ops.sets import *
 from ostinato.ops.shape import *
+from ostinato.ops.slicing import *
 from ostinato.ops.sliding import *
 from ostinato.ops.sorting import *
 from ostinato.ops.statistics import *

@@ -15,6 +15,7 @@ from typing import Any, SupportsIndex
 
 import numpy as np
 from ostinato.ops.arithmetic import convert
+from ostinato.ops.concatenation import concat, roll
 from ostinato.ops.core.array import Array, Operandish, apply, as_array, unify
 from ostinato.ops.core.device import device_of
 from ostinato.ops.core.parameters import AXIS, FLAG, whole
@@ -24,16 +25,7 @@ from ostinato.ops.core.user_line import misfit
 from ostinato.ops.creation import iota
 from ostinato.ops.cumulative import running
 from ostinato.ops.elementwise import broadcast, floating, where
-from ostinato.ops.shape import (
-    axis_of,
-    broadcast_to,
-    concat,
-    expand_dims,
-    reshape,
-    roll,
-    squeeze,
-    zero_of,
-)
+from ostinato.ops.shape import axis_of, broadcast_to, expand_dims, reshape, squeeze, zero_of
 
 from ostinato.errors import ArgumentError, DTypeError, ShapeError
 

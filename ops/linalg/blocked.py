@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from ostinato.ops.arithmetic import abs as absolute
 from ostinato.ops.arithmetic import conj, sign
+from ostinato.ops.concatenation import concat
 from ostinato.ops.core.array import Array, apply, apply_all
 from ostinato.ops.core.device import device_of
 from ostinato.ops.core.graph import Graph
@@ -30,7 +31,7 @@ from ostinato.ops.core.user_line import misfit
 from ostinato.ops.creation import eye, zeros
 from ostinato.ops.elementwise import where
 from ostinato.ops.reduction import prod, sum
-from ostinato.ops.shape import concat, expand_dims, reshape
+from ostinato.ops.shape import expand_dims, reshape
 from ostinato.ops.transcendental import log
 
 from ostinato.errors import ShapeError

@@ -20,6 +20,7 @@ from ostinato.ops.arithmetic import abs as absolute
 from ostinato.ops.arithmetic import conj, convert, imag, real
 from ostinato.ops.batching import Mapped, aligned
 from ostinato.ops.comparisons import logical_not
+from ostinato.ops.concatenation import concat
 from ostinato.ops.core.array import Array, apply, apply_all
 from ostinato.ops.core.device import device_of
 from ostinato.ops.core.index import LETTERS, Indices
@@ -32,16 +33,7 @@ from ostinato.ops.elementwise import broadcast, where
 from ostinato.ops.reduction import any as anywhere
 from ostinato.ops.reduction import prod
 from ostinato.ops.reduction import sum as total
-from ostinato.ops.shape import (
-    concat,
-    expand_dims,
-    matrix_transpose,
-    moveaxis,
-    reshape,
-    tril,
-    triu,
-    zero_of,
-)
+from ostinato.ops.shape import expand_dims, matrix_transpose, moveaxis, reshape, tril, triu, zero_of
 from ostinato.ops.sorting import argsort
 
 from ostinato.errors import DTypeError, GradientError, ShapeError

@@ -13,6 +13,7 @@ import numpy as np
 from ostinato.ops import contraction
 from ostinato.ops.arithmetic import abs as absolute
 from ostinato.ops.arithmetic import conj, convert, real
+from ostinato.ops.concatenation import stack
 from ostinato.ops.contraction import matmul, tensordot, vecdot
 from ostinato.ops.core.array import Array, Operandish, apply, apply_all, as_array, called, unify
 from ostinato.ops.core.spec import DTypeLike, promote, real_of
@@ -32,7 +33,6 @@ from ostinato.ops.shape import (
     moveaxis,
     reshape,
     squeeze,
-    stack,
     whole_number,
 )
 

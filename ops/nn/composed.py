@@ -28,11 +28,11 @@ from ostinato.ops.elementwise import (
 )
 from ostinato.ops.indexing import take_along_axis
 from ostinato.ops.moments import (
+    mean,
     moments_of,
 )
 from ostinato.ops.reduction import (
     max,
-    mean,
     sum,
 )
 from ostinato.ops.shape import (
@@ -40,9 +40,11 @@ from ostinato.ops.shape import (
     axis_of,
     expand_dims,
     matrix_transpose,
-    slice_axes,
     squeeze,
     stop_gradient,
+)
+from ostinato.ops.slicing import (
+    slice_axes,
 )
 from ostinato.ops.transcendental import (
     erf,

@@ -28,7 +28,12 @@ from ostinato.ops.elementwise import (
     floating,
 )
 from ostinato.ops.indexing import take
-from ostinato.ops.reduction import max, mean
+from ostinato.ops.moments import (
+    mean,
+)
+from ostinato.ops.reduction import (
+    max,
+)
 from ostinato.ops.reduction import sum as total_of
 from ostinato.ops.shape import accumulator, reshape
 

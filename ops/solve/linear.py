@@ -15,6 +15,7 @@ from ostinato.errors import ArgumentError, ShapeError
 from ..arithmetic import conj, maximum, real, sqrt
 from ..batching import each
 from ..casts import astype
+from ..concatenation import concat, stack
 from ..contraction import matmul
 from ..control import repeat, while_loop
 from ..core.array import Array, apply, as_array
@@ -28,7 +29,7 @@ from ..elementwise import where
 from ..gradient import vjp
 from ..linalg import lstsq
 from ..linalg import solve as solve_whole
-from ..shape import concat, matrix_transpose, reshape, stack, whole_number, zero_of
+from ..shape import matrix_transpose, reshape, whole_number, zero_of
 from ..tangents import solid
 from .implicit import kind, solution
 

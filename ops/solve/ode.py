@@ -15,6 +15,7 @@ from ostinato.errors import ArgumentError
 from ..arithmetic import abs as size_of
 from ..arithmetic import clip, convert, maximum, minimum, sqrt
 from ..casts import astype
+from ..concatenation import concat
 from ..control import scan, while_loop
 from ..core.array import Array, apply, as_array
 from ..core.graph import Graph
@@ -23,7 +24,7 @@ from ..core.trace import inline
 from ..core.user_line import misfit
 from ..elementwise import where
 from ..gradient import vjp
-from ..shape import concat, reshape, whole_number, zero_of
+from ..shape import reshape, whole_number, zero_of
 from ..tangents import Tangents, pushed, solid
 from .implicit import forward, kind, solution
 from .linear import Raveled, square

@@ -15,6 +15,7 @@ from ..arithmetic import maximum, sqrt
 from ..batching import each
 from ..casts import astype
 from ..comparisons import isfinite
+from ..concatenation import concat
 from ..contraction import matmul
 from ..control import while_loop
 from ..core.array import Array, apply, as_array, from_term, term_of
@@ -26,7 +27,7 @@ from ..elementwise import where
 from ..gradient import vjp
 from ..linalg import solve as solve_whole
 from ..reduction import max as largest
-from ..shape import concat, reshape, whole_number
+from ..shape import reshape, whole_number
 from ..tangents import push, solid
 from .implicit import solution
 from .linear import DENSE, Raveled, Solution, dot, flat, ratio, square

@@ -29,7 +29,7 @@ from ostinato.ops.jit.combining import (
 from ostinato.ops.jit.labels import combines
 from ostinato.ops.jit.scalar import lower
 from ostinato.ops.jit.values import Unsupported, Value, can_add, can_combine, cast, where
-from ostinato.ops.shape import COMBINES
+from ostinato.ops.slicing import COMBINES
 
 from .loop_values import Carried, Frame, Index, Lies, Room, Seen, fit, homes_of, is_whole, limited
 from .loop_writer import Writer
