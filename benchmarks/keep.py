@@ -46,7 +46,7 @@ def no_triangles() -> None:
 def no_epilogue() -> None:
     from ostinato.planner.cpu import fuse
 
-    fuse.ENOUGH = 1 << 62  # type: ignore[attr-defined]
+    fuse.MIN_ROWS = 1 << 62  # type: ignore[attr-defined]
 
 
 def nothing_stays() -> None:
@@ -78,7 +78,7 @@ def no_zen() -> None:
 def nobody_counts() -> None:
     from ostinato.planner.fusion import counting
 
-    counting.LARGE = 1 << 62
+    counting.MIN_READ_ELEMENTS = 1 << 62
 
 
 # -- the work ------------------------------------------------------------------------------

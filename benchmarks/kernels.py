@@ -267,7 +267,7 @@ def whole(function: Function, operands: Callable[[], Sequence[Numbers]]) -> dict
     def ready() -> Case:
         from ostinato.planner.passes import cache_blocking
 
-        cache_blocking.LARGE = sys.maxsize
+        cache_blocking.MIN_VALUE_BYTES = sys.maxsize
         return ostinato_case(function, operands())
 
     return {"ostinato/whole": ready}

@@ -46,7 +46,7 @@ from .threads import Index, each_of
 HEADER = "zarr.json"
 OLD_HEADER = ".zarray"  # of version 2
 LONGEST_HEAD = 1 << 24  # bytes of what says what an array is
-MANY = 1 << 12  # chunks at once, from which it is looked which of them there are
+MIN_LISTED_CHUNKS = 1 << 12  # chunks at once, from which it is looked which of them there are
 NOWHERE, CRC = (1 << 64) - 1, 4  # of a chunk that is not in its shard; bytes of a checksum
 OPEN = 16  # shards that stay open
 SPARE = 1 << 16  # bytes that a codec may need in addition
@@ -131,7 +131,7 @@ class ChunkSource(Source):
         ranges = chunks_in(box, self.chunks)
         wanted: Iterable[Index] = itertools.product(*ranges)
         many = math.prod(map(len, ranges))
-        if self.sums is None and many > MANY:
+        if self.sums is None and many > MIN_LISTED_CHUNKS:
             out[...] = self.empty
             wanted = (i for i in self._there() if all(map(_is_in, i, ranges)))
         self.read_chunks(out, box, wanted)

@@ -20,8 +20,8 @@ from .source import LONGEST
 
 PAGE = 1 << 12  # bytes to which places in the file are aligned,
 SECTOR = 1 << 9  # and in memory
-LEAST = 1 << 20  # bytes of a stretch that goes past the cache,
-LARGE = 1 << 26  # and of a file; what is smaller is soon read again
+MIN_DIRECT_BYTES = 1 << 20  # bytes of a stretch that goes past the cache,
+MIN_DIRECT_FILE_BYTES = 1 << 26  # and of a file; what is smaller is soon read again
 BUFFER = 8 << 20
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
@@ -48,7 +48,7 @@ class Writing:
     def __init__(self, path: str, size: int, flags: int = 0) -> None:
         self.handle = os.open(path, os.O_WRONLY | flags, 0o666)
         self.past = -1
-        if _PAST and size >= LARGE:
+        if _PAST and size >= MIN_DIRECT_FILE_BYTES:
             with contextlib.suppress(OSError):  # a file system without
                 self.past = os.open(path, os.O_WRONLY | _PAST)
 
@@ -56,7 +56,7 @@ class Writing:
         """Write bytes at a place of the file."""
         head = min(-at % PAGE, data.size)
         middle = (data.size - head) // PAGE * PAGE
-        if self.past < 0 or middle < LEAST:
+        if self.past < 0 or middle < MIN_DIRECT_BYTES:
             self._through(data, at)
             return
         self._through(data[:head], at)

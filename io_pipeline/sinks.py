@@ -37,12 +37,13 @@ from ostinato.ops.core.spec import DTYPES
 from ostinato.errors import DataFileError
 
 from . import chunks as zarr
-from .direct import LARGE, PAGE, Bytes, Writing
+from .direct import MIN_DIRECT_FILE_BYTES, PAGE, Bytes, Writing
 from .files import SUFFIXES, chosen
 from .source import chunk_box, chunks_in, here, runs, trouble, version
 
 LEADS = 10  # bytes of a .npy file before its header: magic, version, the header's length
-LONG = 1 << 16  # bytes of a stretch from which on writing it costs no more than copying it
+# bytes of a stretch from which on writing it costs no more than copying it
+MIN_PWRITE_BYTES = 1 << 16
 
 
 class Sink:
@@ -111,7 +112,7 @@ class Sink:
         that all is on the disk; what others wrote elsewhere they do themselves."""
         whole = np.ascontiguousarray(part).reshape([hi - lo for lo, hi in box])
         first, _ = next(runs(whole, box, self.shape))
-        if first.nbytes < LONG and first.size < whole.size:
+        if first.nbytes < MIN_PWRITE_BYTES and first.size < whole.size:
             lies = np.memmap(self.part, self.dtype, "r+", begin, self.shape)
             lies[tuple(slice(lo, hi) for lo, hi in box)] = whole
             lies.flush()
@@ -208,7 +209,7 @@ class NpySink(Sink):
     def _make(self, about: dict[str, Any]) -> None:
         with open(self.part, "x+b") as file:
             np.lib.format.write_array_header_1_0(file, about)
-            if self.nbytes >= LARGE:  # the numbers begin on a page
+            if self.nbytes >= MIN_DIRECT_FILE_BYTES:  # the numbers begin on a page
                 self._go_on_page(file)
             file.flush()
             file.truncate(file.tell() + self.nbytes)
@@ -298,9 +299,9 @@ class Hdf5Sink(Sink):
 
     def _on_pages(self) -> dict[str, int]:
         """Large arrays begin on a page."""
-        if self.nbytes < LARGE:
+        if self.nbytes < MIN_DIRECT_FILE_BYTES:
             return {}
-        return {"alignment_threshold": LARGE, "alignment_interval": PAGE}
+        return {"alignment_threshold": MIN_DIRECT_FILE_BYTES, "alignment_interval": PAGE}
 
     def _copy_others(self, h5py: Any) -> None:
         """Begin with what the file has beside this dataset."""

@@ -26,25 +26,24 @@ from ostinato.ops.core.spec import DTYPES, MOST_AXES, misshapen
 from ostinato.errors import DataFileError
 
 from .remote import IN_FLIGHT, Address, absolute, is_remote
-from .threads import LARGE, Index, each_of
+from .threads import MIN_THREADED_BYTES, Index, each_of
 
 LONGEST = 1 << 30  # bytes of one read or write
 PASSING = 1 << 20  # bytes of one read that leaves nothing in the system's cache,
 CACHED = 4  # since the file takes such a share of the memory that there is, or more
 DONTCACHE = 0x80  # RWF_DONTCACHE, of Linux 6.14, for which Python has no name yet
-NEAR = 1 << 14  # bytes between two rows that are sooner read than left out,
+MAX_GAP_BYTES = 1 << 14  # bytes between two rows that are sooner read than left out,
 LARGEST_CHUNK = 1 << 30  # bytes of what is read whole
 HOLES = 1 << 30  # bytes of an array that may be all holes
 RATIO = 1100  # times as large as its file: more than compression makes of numbers
 _LAZY = "load it with resident=False, and use parts of it"
 SLAB = 1 << 16  # if no more than this is read at once
 CLOSE = 1 << 12  # bytes between two places that are sooner read than left out
-LARGEST_BOX = (
-    1 << 18
-)  # bytes of a box that is read beside what is wanted, about; LARGE of what is in chunks
+# bytes of a box that is read beside what is wanted, about; LARGE of what is in chunks
+LARGEST_BOX = 1 << 18
 KEPT = 8 << 20  # bytes of chunks that stay for who reads another part of them
 ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # of an object, as Python's own words have it
-FEW = 64  # reads that are not worth looking for fewer
+MAX_PLAIN_READS = 64  # reads that are not worth looking for fewer
 LITTLE = 1 << 20  # bytes that are always there to note places in
 NOTES = 40  # bytes for each of them,
 SORTED = 20  # and where they are put in order only
@@ -267,7 +266,7 @@ def read_box(
     lies = tuple(step * size for step in steps[outer if first else 0 :])
     lies = lies if first else (out.nbytes, *lies)  # one row
     length = rows[(0,) * (outer + 1)].nbytes
-    many = max(SLAB // lies[0], 1) if lies[0] - length <= NEAR else 1
+    many = max(SLAB // lies[0], 1) if lies[0] - length <= MAX_GAP_BYTES else 1
     for place in np.ndindex(rows.shape[:outer]):
         at = begin + size * (start + sum(k * n for k, n in zip(place, steps, strict=False)))
         for k in range(0, rows.shape[outer], many):
@@ -594,10 +593,10 @@ def read_single(
     row = np.arange(places.start, places.stop, places.step) if isinstance(places, range) else places
     shape = source.shape[:axes]
     index = np.unravel_index(row, shape)
-    order, starts = _in_tiles(index, shape, _tile(source, NEAR))
-    if source.grain is None and len(starts) > FEW:
+    order, starts = _in_tiles(index, shape, _tile(source, MAX_GAP_BYTES))
+    if source.grain is None and len(starts) > MAX_PLAIN_READS:
         large = _in_tiles(index, shape, _tile(source, LARGEST_BOX))
-        if _covered(index, *large) * size <= (len(starts) + 1) * NEAR:
+        if _covered(index, *large) * size <= (len(starts) + 1) * MAX_GAP_BYTES:
             order, starts = large  # fewer reads of no more bytes
     rest = _ranges(source, [*[range(1)] * axes, *inner])[axes:]
     for here in np.split(order, starts):
@@ -668,7 +667,7 @@ def _ranges(source: Source, axes: Sequence[Axis]) -> list[list[Run]]:
     for d in range(len(axes)) if source.by_columns else reversed(range(len(axes))):
         grain = source.grain[d] if source.grain else 1
         left //= max(least[d], 1)  # elements of what outer axes have at least
-        largest = LARGEST_BOX if source.grain is None else LARGE
+        largest = LARGEST_BOX if source.grain is None else MIN_THREADED_BYTES
         most = -(-max(largest // (room * max(left, 1)), 1) // grain) * grain
         found[d] = list(_runs(axes[d], CLOSE // size, most, grain))
         size *= _span(axes[d])

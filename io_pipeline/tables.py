@@ -30,9 +30,10 @@ from .threads import each_of
 
 SUFFIXES = (".parquet", ".csv", ".tsv")
 LINES = 1 << 20  # bytes of a block of a CSV file, about,
-NEAR = 1 << 12  # and of a step to the end of its last line
+TAIL_BYTES = 1 << 12  # and of a step to the end of its last line
 WHOLE = 64 << 20  # bytes of a row group that is read whole, and of parts of what is larger
-KEPT, FEW = 64 << 20, 2  # bytes of blocks that stay, and blocks that stay whatever they hold
+KEPT_BYTES = 64 << 20  # bytes of blocks that stay,
+KEPT_BLOCKS = 2  # and blocks that stay whatever they hold
 BESIDE = 2  # times what is read at once: of blocks that stay for a plan
 AHEAD = 1 << 16  # bytes that are read of a column before they are decoded
 CUT = 1 << 20  # bytes of a block that a row group is cut into, about,
@@ -65,8 +66,8 @@ class Blocks:
         paths: Sequence[str],
         columns: Sequence[str] | None,
         dtypes: Mapping[str, str] | None,
-        kept: int = KEPT,
-        few: int = FEW,
+        kept: int = KEPT_BYTES,
+        few: int = KEPT_BLOCKS,
         cut: int = 0,  # bytes of blocks into which row groups are cut, for who reads in order
     ) -> None:
         self.paths, self.dtypes = list(paths), dict(dtypes or {})
@@ -199,7 +200,7 @@ class TableSource(Source):
             return
         (lo, hi), *inner = box
         first, last = self.table.place(lo)[0], self.table.place(hi - 1)[0]
-        self.table.kept_bytes = min(KEPT, max(self.table.kept_bytes, BESIDE * out.nbytes))
+        self.table.kept_bytes = min(KEPT_BYTES, max(self.table.kept_bytes, BESIDE * out.nbytes))
         one = isinstance(self.dataset, str)
         names = self.columns if one else self.columns[slice(*inner[0])]
 
@@ -391,7 +392,7 @@ class _Csv:
 
 def _to_line(file: BinaryIO, data: bytes, end: bytes) -> bytes:
     """What was read, and what follows up to the end of a line."""
-    while not data.endswith(end) and (more := file.read(NEAR)):
+    while not data.endswith(end) and (more := file.read(TAIL_BYTES)):
         cut = more.find(end) + 1
         if cut:
             file.seek(cut - len(more), os.SEEK_CUR)

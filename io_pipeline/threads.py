@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 
 from ostinato.ops.core.helpers import begin_to_help
 
-LARGE = 1 << 22  # bytes for which it is worth to start threads,
+MIN_THREADED_BYTES = 1 << 22  # bytes for which it is worth to start threads,
 FEWEST_THREADS, MOST_THREADS = 4, 16  # as many as there are processors
 
 Index = tuple[int, ...]
@@ -23,7 +23,7 @@ def each_of(
 ) -> None:
     """Does it for all chunks, several at a time if there are many bytes in them: codecs and checksums take
     long, and let other threads run. threads: so many, for what waits rather than computes."""
-    if size < LARGE and not threads:
+    if size < MIN_THREADED_BYTES and not threads:
         for index in chunks:
             work(index)
         return

@@ -35,7 +35,7 @@ from .core.user_line import misfit
 _WORD = os.urandom(8).hex()
 _functions: dict[str, Callable[[], Callable[..., Any] | None]] = {}  # as plans name them
 _names: dict[Any, str] = {}  # by function, or object and method
-_MANY = 64  # functions, of which those that are gone are looked for
+_SWEEP_FROM = 64  # functions, of which those that are gone are looked for
 _count = itertools.count(1)
 _SHAPES = Kind(
     "a tuple of shapes", lambda v, ins: type(v) is tuple and all(SHAPE.fits(s, ins) for s in v)
@@ -60,7 +60,7 @@ def known(function: Callable[..., Any]) -> Called:
     name = _names.get(key)
     there = None if name is None else _function(name)
     if name is None or not (there is function or (is_method and there == function)):
-        if len(_functions) >= _MANY and len(_functions) & (len(_functions) - 1) == 0:
+        if len(_functions) >= _SWEEP_FROM and len(_functions) & (len(_functions) - 1) == 0:
             _forget()
         said = getattr(function, "__name__", "function")
         name = f"{said} {_WORD}-{next(_count)}"

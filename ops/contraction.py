@@ -165,7 +165,7 @@ def _matmul_cost(ins: Specs, outs: Specs, p: Params) -> tuple[float, float]:
     return 2.0 * outs[0].size * ins[0].shape[-1], float(sum(s.nbytes for s in (*ins, *outs)))
 
 
-SMALL = 64  # rows and columns of matrices that many vectors are multiplied with one by one
+MAX_GEMV_SIDE = 64  # rows and columns of matrices that many vectors are multiplied with one by one
 
 
 def _adds_elements(a: Array, b: Array, rows: int, columns: int) -> bool:
@@ -174,7 +174,11 @@ def _adds_elements(a: Array, b: Array, rows: int, columns: int) -> bool:
     if min(rows, columns) > 1 or max(rows, columns) > 2:
         return False
     sizes = a.shape[-rows:] + b.shape[-columns:]
-    return a.dtype.kind != "b" and a.dtype.itemsize > 2 and (rows == columns or max(sizes) <= SMALL)
+    return (
+        a.dtype.kind != "b"
+        and a.dtype.itemsize > 2
+        and (rows == columns or max(sizes) <= MAX_GEMV_SIDE)
+    )
 
 
 def _matmul_batched(size: int, *xs: Mapped) -> Sequence[Mapped]:

@@ -13,7 +13,7 @@ from .core.parameters import unfit
 from .core.registry import Params, Specs, op
 from .core.spec import Spec, float32, float64
 
-NEAR = 1 / 8  # of the squared lengths: a shorter distance is made from differences
+CANCELLING_SHARE = 1 / 8  # of the squared lengths: a shorter distance is made from differences
 
 
 def _indices(ins: Specs, outs: Specs, p: Params) -> Indices:
@@ -23,7 +23,7 @@ def _indices(ins: Specs, outs: Specs, p: Params) -> Indices:
 def _kernel(xp: Any, out: Any, products: Any, a: Any, b: Any, x: Any, c: Any) -> None:
     size = a[:, None] + b
     made = size - 2 * products
-    far = made > size * NEAR
+    far = made > size * CANCELLING_SHARE
     xp.copyto(out, made)
     for i in range(len(x)):
         (near,) = xp.nonzero(~far[i])

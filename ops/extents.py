@@ -11,7 +11,7 @@ from typing import Any
 from .core.array import Array, Host, Term, term_of
 from .core.spec import DType, is_integer
 
-_MOST = 200  # operations that are looked at
+_MAX_OPERATIONS = 200  # operations that are looked at
 
 
 def distance(a: Any, b: Any) -> int | None:
@@ -48,7 +48,7 @@ class _Sums:
     def term(self, term: Term, k: int) -> dict[Any, int]:
         at = id(term), k
         if at not in self.known:
-            if len(self.known) == _MOST:
+            if len(self.known) == _MAX_OPERATIONS:
                 raise _TooLong
             self.kept.append(term)
             self.known[at] = self._found(term, k)

@@ -47,7 +47,7 @@ from .sorting import argsort, keys_of, numbers_of
 __all__ = ["argpartition", "partition"]
 
 WIDEST, WIDE, NARROW = 16, 11, 8  # bits of a digit: of files, of few ranks at a time, and of many
-FEW = 1 << 6  # ranks
+MAX_WIDE_RANKS = 1 << 6  # ranks
 
 
 # -- keys --------------------------------------------------------------------------------------
@@ -170,7 +170,7 @@ def _by_digits(ins: Specs, outs: Specs, p: Params) -> Sequence[Graph]:
     layout = x.layout
     if layout is None or layout.windows or not {*axes} & {*layout.splits}:
         return ()
-    bits = WIDE if outs[0].size <= FEW else NARROW
+    bits = WIDE if outs[0].size <= MAX_WIDE_RANKS else NARROW
     if layout.stored:
         room = x.nbytes // (layout.workers * 8 * max(outs[0].size, 1))
         bits = max(bits, min(room.bit_length() - 1, WIDEST))

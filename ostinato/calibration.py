@@ -41,9 +41,8 @@ from .sessions import Session, current
 STREAM = tuple(1 << k for k in (16, 18, 20, 21, 22, 23, 24, 25, 26, 28))  # bytes per worker
 SIDES = (96, 256, 768)  # of products
 FEW_ELEMENTS, MANY_ELEMENTS = 1 << 8, 1 << 20  # elements of collectives
-MIN_SAMPLE_SECONDS = (
-    5e-4  # seconds of one sample, at least: short ones are seldom disturbed by others
-)
+# seconds of one sample, at least: short ones are seldom disturbed by others
+MIN_SAMPLE_SECONDS = 5e-4
 SAMPLES = 64
 QUICK = 1 << 21  # bytes that are looked at in less time than it takes to start a plan
 TURNS = 64

@@ -418,9 +418,8 @@ class Session:
 # an asyncio task enters, is of this thread or task, and of tasks that it starts.
 MAX_REMEMBERED = 16  # sessions that were made and not closed, to come back to
 
-in_use: Session | None = (
-    None  # everybody's, as long as nobody has one of his own: for who is in haste
-)
+# everybody's, as long as nobody has one of his own: for who is in haste
+in_use: Session | None = None
 _everybodys: list[Session] = []  # the last one is in use
 _own: ContextVar[Session | None] = ContextVar("ostinato_session", default=None)
 _is_shared = True  # whether nobody ever had one of his own

@@ -41,10 +41,10 @@ FORMAT = 2  # of what is kept of measurements
 HERE = "here"  # of settings
 KEPT = "machine.json"
 PRESETS = Path(__file__).resolve().parent / "machines"
-BESIDE = (
-    0.5  # the share of what a kernel does in addition that is not hidden beside the longest part
-)
-NEAR = 1 << 18  # bytes that a kernel may touch and still work in cache, on the nominal machine
+# the share of what a kernel does in addition that is not hidden beside the longest part
+BESIDE = 0.5
+# bytes that a kernel may touch and still work in cache, on the nominal machine
+NOMINAL_CACHE_BYTES = 1 << 18
 
 
 # -- links ---------------------------------------------------------------------------------------
@@ -153,9 +153,8 @@ class Machine:
     factors: tuple[Rate, ...] = ()  # of factorizations, as for products; empty: as products
     run_seconds: float = 0.0  # to start a plan
     again_seconds: float | None = None  # to start a kernel in a loop that needs no Python
-    background: float = (
-        1.0  # the share of a started collective that goes on while its worker computes
-    )
+    # the share of a started collective that goes on while its worker computes
+    background: float = 1.0
     memory: float = math.inf  # bytes
     device: str = "cpu"
     about: str = ""
@@ -363,7 +362,7 @@ def resolve(machine: Machine | str | os.PathLike[str]) -> Machine:
 NOMINAL = Machine(
     "nominal",
     call_seconds=2e-6,
-    stream=((NEAR, 1e11), (NEAR + 1, 2e10)),
+    stream=((NOMINAL_CACHE_BYTES, 1e11), (NOMINAL_CACHE_BYTES + 1, 2e10)),
     products=(Rate("float32", 1e11),),
     elements=(("float32", 1e10),),
     functions=(("float32", 1e9),),

@@ -45,7 +45,9 @@ from .policy import LETTERS
 
 ROUNDOFF = {"b": 2.0**-9, "h": 2.0**-12, "s": 2.0**-24, "-": 0.0}
 CODES = {letter: code for code, letter in enumerate(LETTERS)}
-MARGIN, FEW, OF_FEW = 3.0, 64, 5.0  # of results of few elements, whose errors are more by chance
+MARGIN = 3.0  # of the tolerance over what is estimated,
+SMALL_RESULT_MARGIN = 5.0  # and of results of fewer elements, whose errors are more by chance,
+SMALL_RESULT = 64  # than these
 FEW_PROBES = 8  # plans that measure sums, and as many that are tried
 PROBES = 64  # runs that measure sensitivities; products beyond that are measured in groups
 OFTEN = 4  # times each group is measured, if they are few
@@ -205,7 +207,9 @@ def choose(
     not to be narrower."""
     draw = random.Random(0)
     room = [
-        max(t - e, 0.0) / (OF_FEW if n < FEW else MARGIN) if t < math.inf else math.inf
+        max(t - e, 0.0) / (SMALL_RESULT_MARGIN if n < SMALL_RESULT else MARGIN)
+        if t < math.inf
+        else math.inf
         for t, e, n in zip(allowed, written, sizes, strict=True)
     ]
     groups = [range(k, len(found), PROBES) for k in range(min(PROBES, len(found)))]
@@ -291,7 +295,7 @@ def room_for_sums(
     """Of each result, the error that sums may add to that of its products."""
     room = []
     for e, off, n, t in zip(products, written, sizes, allowed, strict=True):
-        most = max(t - off, 0.0) / (OF_FEW if n < FEW else MARGIN)
+        most = max(t - off, 0.0) / (SMALL_RESULT_MARGIN if n < SMALL_RESULT else MARGIN)
         room.append(math.inf if t == math.inf else math.sqrt(max(most**2 - e**2, 0.0)))
     return room
 

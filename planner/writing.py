@@ -28,8 +28,9 @@ from .passes.file_views import groups
 from .plan import Target
 from .rewrite import inline
 
-SMALL = 1 << 22  # bytes of pieces that are written together, or such a share of the memory limit
-MOST = 64  # pieces
+# bytes of pieces that are written together, or such a share of the memory limit
+MAX_JOINED_BYTES = 1 << 22
+MAX_PIECES = 64  # pieces
 
 
 def writing(graph: Graph, target: Target) -> Graph:
@@ -83,14 +84,14 @@ def _ends(graph: Graph, target: Target) -> list[int]:
     if not spec.ndim or not spec.shape[0] or not any(map(is_stored, graph.inputs)):
         return []
     limit = target.memory_limit
-    most = SMALL if limit is None else min(SMALL, limit // SHARE)
+    most = MAX_JOINED_BYTES if limit is None else min(MAX_JOINED_BYTES, limit // SHARE)
     row, found = spec.nbytes // spec.shape[0], [0]
     inner = sorted(_borders(graph)[v])
     for k, end in enumerate(inner):
         after = inner[k + 1] if k + 1 < len(inner) else spec.shape[0]
         if (after - found[-1]) * row > most:  # else it goes with the next one
             found.append(end)
-    return [*found, spec.shape[0]] if len(found) <= MOST else []
+    return [*found, spec.shape[0]] if len(found) <= MAX_PIECES else []
 
 
 def _borders(graph: Graph) -> list[set[int]]:

@@ -59,8 +59,9 @@ from .packed_weights import PrepackedOperand
 from .run_progress import Span
 
 CONSTANT = 1 << 12  # bytes of what is made once for all turns
-MANY = 256  # operations of a program, from which stretches of it are left to machine code ...
-FEW = 16  # ... that have so many calls
+# operations of a program, from which stretches of it are left to machine code ...
+MIN_STRETCHED_NODES = 256
+MIN_STRETCH_CALLS = 16  # ... that have so many calls
 _OUT_BY_NAME = ("maximum", "minimum")  # NumPy wants to be sure that `out` is no third operand
 
 
@@ -94,7 +95,12 @@ def bind(
         binder.names["talk"] = communicator
         binder.write("t0 = t1 = mark(); c0 = talk.talking")
     with device.together():
-        if parts is None and device.is_host and not timed and len(graph.nodes) >= MANY:
+        if (
+            parts is None
+            and device.is_host
+            and not timed
+            and len(graph.nodes) >= MIN_STRETCHED_NODES
+        ):
             binder.in_stretches(program, ins, outs)
         elif parts is None:
             binder.program(program, ins, outs, 0)
@@ -180,7 +186,7 @@ class _Binder(ControlFlow):
             if record.lines == record.known and len(self.stays) == stays:
                 stretch.seconds += Span(0, 0, graph, node).seconds
                 continue
-            if record.count < FEW:
+            if record.count < MIN_STRETCH_CALLS:
                 stretch = self.record = None
                 continue
             self.unwrite(before)  # what machine code does not do stands behind what it does
@@ -197,7 +203,7 @@ class _Binder(ControlFlow):
     ) -> None:
         """Leave it to machine code, if it has enough calls; looks that later ones have stay."""
         graph, record, self.record = program.graph, stretch.record, None
-        if record.count < FEW:
+        if record.count < MIN_STRETCH_CALLS:
             return
         self.unwrite(stretch.begun)
         row = Row(graph.nodes[stretch.first], self.depth)

@@ -41,7 +41,7 @@ from .read_ahead import Step
 from .run_progress import BYTES, CALL, FLOPS, Turns
 
 SLICE = 2e-3  # seconds of turns after which others may have the interpreter
-SHORT = 10  # of so many turns each is short enough for what Python does to matter
+SHORT_LOOP_STEPS = 10  # of so many turns each is short enough for what Python does to matter
 
 
 class ControlFlow(Values):
@@ -287,7 +287,7 @@ class ControlFlow(Values):
 
     def is_sequence(self, record: Recorder, step: int) -> bool:
         """Decide whether machine code does its turns, if they are short; no operand is kept for them."""
-        found = record.is_whole and step >= SHORT
+        found = record.is_whole and step >= SHORT_LOOP_STEPS
         if found:
             del self.stays[record.stays :]
         return found

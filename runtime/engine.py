@@ -37,7 +37,7 @@ from .worker import CLOSED, Loaded, Worker
 
 MOST_UNSURE = 10_000  # results of which nobody knows yet whether all went well
 FILES = 4  # threads for files at the most
-SMALL = 1 << 20  # bytes of an array for which no thread is started
+MIN_THREADED_BYTES = 1 << 20  # bytes of an array for which no thread is started
 Task = Callable[[Worker], list[Any]]
 Launcher = Callable[[Sequence[Operand]], list[Operand]]
 
@@ -261,7 +261,7 @@ class LocalEngine:
     ) -> list[Any]:
         """Work on files, in threads beside the workers, who may be busy with plans."""
         threads = min(len(boxes), self.size * self.threads, FILES)
-        if threads < 2 or of.nbytes < SMALL:
+        if threads < 2 or of.nbytes < MIN_THREADED_BYTES:
             return [*map(work, boxes)]
         with ThreadPoolExecutor(threads, "ostinato-files", begin_to_help) as pool:
             return list(pool.map(work, boxes))

@@ -37,7 +37,7 @@ from .messages.communicator import Communicator
 
 FORMS = 16  # of one program at once
 MOST_TAKEN = 48  # times that it is taken down before it must have been launched more often
-SMALL = 1 << 18  # bytes of what is copied to a place of its own
+MAX_COPIED_BYTES = 1 << 18  # bytes of what is copied to a place of its own
 WINDOW = 32  # numbers of forms that are told apart, twice those that are kept
 MOVING = "its operands lie elsewhere in each run"
 MOST_CALLS = 20_000  # in one run: more would take gigabytes
@@ -294,7 +294,7 @@ class Replay:
             for k, at in enumerate(key)
             if k not in self.places
             and k not in self.files
-            and arrays[k].nbytes <= SMALL
+            and arrays[k].nbytes <= MAX_COPIED_BYTES
             and all(form[k] != at for form in known)
         ]
         if moved:

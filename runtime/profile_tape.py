@@ -22,7 +22,7 @@ from ostinato.planner.title import title
 
 from .bound import Row
 
-MOST = 100_000  # operations that are written down
+MAX_SPANS = 100_000  # operations that are written down
 WHOLE, WAIT = "run", "file"  # a plan's run, and a wait for what is read
 
 
@@ -69,7 +69,7 @@ class Tape:
         return TapedRow(node, depth, tape=self, number=len(self.labels) - 1)
 
     def ran(self, number: int, first: Any, last: Any) -> None:
-        if len(self.spans) < MOST:
+        if len(self.spans) < MAX_SPANS:
             self.spans.append((number, first, last))
         else:
             self.missed += 1
@@ -107,7 +107,7 @@ class Steps:
         pass
 
     def ended(self, task: Task) -> None:
-        if len(self.found) < MOST:
+        if len(self.found) < MAX_SPANS:
             at = task.begin + self.offset, task.end + self.offset
             self.found.append((task.kind, task.what, task.thread.name, task.minor, *at))
 

@@ -43,12 +43,12 @@ from .run_progress import frame_of
 KEPT = 4  # buffers of a result at the most
 CLOCKED = 16  # the first runs are measured, then every so many, or all that are slow
 SLOW = 100e-6  # seconds
-LONG = 1e-3  # of runs that may once take a second, which somebody may watch
+LONG_RUN_SECONDS = 1e-3  # of runs that may once take a second, which somebody may watch
 TIMED = 3  # the run of a plan that is timed step by step
 WORTH_TIMING = 20e-6  # seconds; shorter runs are not
 CLOSED = "the session was closed; call ost.connect() for a new one."
 SHRINK = 64  # plans that were dropped between two looks at the arena's size
-FEW = 2000  # nodes; longer plans are not timed step by step
+MAX_TIMED_NODES = 2000  # nodes; longer plans are not timed step by step
 
 references = sys.getrefcount
 
@@ -346,7 +346,7 @@ class Worker:
             talking = self.communicator.talking
             if loaded.runs == TIMED and (timed := self._timing(loaded, bound)) is not bound:
                 bound, call = timed, timed.call
-            long = loaded.runs <= CLOCKED or loaded.best > LONG
+            long = loaded.runs <= CLOCKED or loaded.best > LONG_RUN_SECONDS
             if activity.listeners and long and not self.rank:
                 call = self._watched(loaded, bound, call)
             start = self.device.mark()
@@ -461,7 +461,9 @@ class Worker:
         """The same function with a clock between its steps, for this one run."""
         if self.tape is not None:
             return bound
-        wanted = loaded.best >= WORTH_TIMING and len(loaded.plan.program.graph.nodes) <= FEW
+        wanted = (
+            loaded.best >= WORTH_TIMING and len(loaded.plan.program.graph.nodes) <= MAX_TIMED_NODES
+        )
         agree = loaded.replay.agree if loaded.replay is not None else None
         if not (wanted if agree is None else all(agree(int(wanted)))):
             return bound

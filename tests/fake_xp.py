@@ -758,9 +758,8 @@ class Ufunc:
 
 def _take(a: Any, indices: Any, axis: int | None = None, out: Any = None) -> Any:
     size = a.size if axis is None else a.shape[axis]
-    inside = (
-        np.asarray(indices, np.int64) % size if size else indices
-    )  # NumPy's own way takes turns
+    # NumPy's own way takes turns
+    inside = np.asarray(indices, np.int64) % size if size else indices
     return np.take(a, inside, axis, out, "wrap")
 
 

@@ -130,9 +130,8 @@ def assert_same(
         check(function, whole, "lazily")
         check(compiled, whole, "compiled")
         check(compiled, whole, "compiled, called again")
-    turn = (
-        len(before[0]) % max(len(meshes), 1) if before else 0
-    )  # whose first layout is compiled, too
+    # whose first layout is compiled, too
+    turn = len(before[0]) % max(len(meshes), 1) if before else 0
     for n, (mesh, most) in enumerate(meshes):
         with on(mesh=mesh, numerics=numerics):
             for k, splits in enumerate(ways(given, mesh, 2 if few else most)):

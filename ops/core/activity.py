@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 RUN = "run"  # of a plan; whatever else takes long happens once
-MOST = 0.99  # of what is only estimated, before it has ended
+MAX_ESTIMATE = 0.99  # of what is only estimated, before it has ended
 
 Look = Callable[
     [], tuple[float | None, str]
@@ -122,7 +122,7 @@ def transfer(kind: str, what: str, nbytes: int) -> Any:
         now = _counted(name)
         if before is None or now is None or not nbytes:
             return None, ""
-        return min(MOST, (now - before) / nbytes), ""
+        return min(MAX_ESTIMATE, (now - before) / nbytes), ""
 
     return _seen(Task(kind, what, nbytes, look))
 

@@ -217,9 +217,8 @@ def _exchange(a: Path, b: Path) -> bool:
 
 # -- beside a target -----------------------------------------------------------------------
 LOCK = "lock"
-AGED = (
-    86400.0  # seconds after which what another machine left is nobody's, if nobody holds its lock
-)
+# seconds after which what another machine left is nobody's, if nobody holds its lock
+AGED = 86400.0
 _STAGE = re.compile(r"\.(.+)\.[0-9a-f]{8}\.part", re.S)
 _MARK = (
     b"ostinato writes what is beside this; it was left behind if nobody holds a lock on this file: "

@@ -32,7 +32,7 @@ Shape = tuple[int, ...]
 Mesh = tuple[int, ...]
 Box = tuple[tuple[int, int], ...]
 
-FEW = 32  # outputs whose windows reach over an array's edges
+MAX_EDGE_WINDOWS = 32  # outputs whose windows reach over an array's edges
 BLOCKS = 24  # of the fixed grid: even for 1, 2, 3, 4, 6, 8, 12 and 24 workers
 
 
@@ -406,7 +406,7 @@ def parts_over_edges(layout: Layout, size: int, dim: int) -> list[tuple[int, int
     if layout.blocks or not window.stride or window.every > 1:
         return None
     first, end = window.inside(size)  # outputs that need nothing from beyond the edges
-    if first + window.count - end > FEW:
+    if first + window.count - end > MAX_EDGE_WINDOWS:
         return None
     found = set()
     for x in (*range(first), *range(end, window.count)):

@@ -33,9 +33,8 @@ class Limits:
     # Caches.
     line: int = 64  # bytes
     last_share: int = 4  # what is larger than this part of the last cache does not stay there
-    zen_caches: int = (
-        2  # last caches than which more has to be moved on Zen 4, where stores past them are slow
-    )
+    # last caches than which more has to be moved on Zen 4, where stores past them are slow
+    zen_caches: int = 2
     tile: int = 64  # rows, and columns, of a tile where operands lie across
     least_tiled: int = 1 << 14  # elements from which tiles pay ...
     far_apart: int = 256  # ... if neighbours are so many bytes apart
@@ -64,10 +63,10 @@ class Limits:
     strip_vectors: int = 6  # of a strip of them at the least
     chains: int = 24  # values that are searched for at the same time
     packs_both: int = 64  # rows and columns from which oneDNN packs both matrices
-    narrow: int = 8  # columns below which its vectors and tiles are mostly empty,
-    few: int = 16  # and rows, if the other matrix
-    small: int = 1 << 17  # has not more elements,
-    large: int = 1 << 20  # and those from which packing it pays for few rows, too
+    blas_columns: int = 8  # below which its vectors and tiles are mostly empty: BLAS is quicker,
+    blas_rows: int = 16  # as below these, if the other matrix
+    blas_elements: int = 1 << 17  # has not more elements;
+    packed_elements: int = 1 << 20  # those from which packing it pays for few rows, too
 
 
 LIMITS = Limits()

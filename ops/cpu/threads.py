@@ -102,9 +102,9 @@ facts = np.zeros(8, np.int64)
 facts[ALLOWED] = ANY
 facts[SPIN] = WAITS.get(os.environ.get("OMP_WAIT_POLICY", "").lower(), 50_000)
 # What each helper and those who ask for it have in common: among it its number for the system.
-MOST, BOX, NUMBER = 1024, 16, 3  # boxes, words of one
-_room = np.zeros((MOST + 1) * BOX, np.int64)
-boxes = _room[-_room.ctypes.data // 8 % 8 :][: MOST * BOX].reshape(MOST, BOX)
+MAX_BOXES, BOX, NUMBER = 1024, 16, 3  # boxes, words of one
+_room = np.zeros((MAX_BOXES + 1) * BOX, np.int64)
+boxes = _room[-_room.ctypes.data // 8 % 8 :][: MAX_BOXES * BOX].reshape(MAX_BOXES, BOX)
 # Where the user places threads, one that is bound to its place says nothing about the others.
 _BINDS = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY")
 PLACED = any(os.environ.get(name, "false").lower() != "false" for name in _BINDS)

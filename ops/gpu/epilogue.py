@@ -29,7 +29,7 @@ from .products import WITH_EPILOGUES, ProductRun, layout_like, product, product_
 
 _GELU = math.sqrt(2 / math.pi), 0.044715
 _CLOSE = 1e-6  # numbers that were rounded to float32
-MOST = 16  # operations that a function consists of
+MAX_OPERATIONS = 16  # operations that a function consists of
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +179,7 @@ class _Walk:
                 return True
             made.add(y)
             waiting = (waiting | {*graph.uses[y]}) - {k}
-            if len(inside) > MOST:
+            if len(inside) > MAX_OPERATIONS:
                 return False
         return False
 

@@ -33,7 +33,7 @@ from .libraries.cublaslt import (
 
 PRODUCTS = tuple([name for name, op in OPS.items() if op.product is not None])
 WAYS = ("algorithm 1", "algorithm 2", "algorithm 3", "algorithm 4")  # as the library ranks them
-LEAST, MOST = 1 << 20, 1 << 25  # bytes of a workspace
+MIN_WORKSPACE_BYTES, MAX_WORKSPACE_BYTES = 1 << 20, 1 << 25  # bytes of a workspace
 PARTS = 16  # of a sum that are kept at once: what splits it needs a result's memory for each
 WITH_EPILOGUES = ("float32", *SCALES)
 _MASK = ALIGNED - 1
@@ -42,7 +42,7 @@ _MASK = ALIGNED - 1
 def room(ins: Sequence[Shape], outs: Sequence[Shape], specs: Sequence[Spec]) -> Sequence[Scratch]:
     """A workspace for a product of these."""
     size = PARTS * math.prod(outs[0]) * max(4, specs[-1].dtype.itemsize)
-    return [Scratch((min(MOST, max(LEAST, size)) + WORKSPACE,), int8)]
+    return [Scratch((min(MAX_WORKSPACE_BYTES, max(MIN_WORKSPACE_BYTES, size)) + WORKSPACE,), int8)]
 
 
 # -- as the library counts -----------------------------------------------------------------------
@@ -188,7 +188,7 @@ class ProductRun:
 
     def has_algorithm(self, bias: bool) -> bool:
         """For arrays that are aligned, with a workspace."""
-        self.room = MOST
+        self.room = MAX_WORKSPACE_BYTES
         return self._prepared(True, True, bias) is not None
 
     def _prepared(self, aligned: bool, bias_aligned: bool, bias: bool) -> Prepared | None:

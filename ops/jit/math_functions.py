@@ -60,8 +60,8 @@ _LOG2E = math.log2(math.e)
 _LN2 = {float64: (6.93147180369123816490e-01, 1.90821492927058770002e-10),
         float32: (6.9314575195e-01, 1.4286067653e-06)}  # fmt: skip
 _ROUND = {float64: 1.5 * 2.0**52, float32: 1.5 * 2.0**23}  # adding it rounds to integers
-_LEAST = {float64: -746.0, float32: -105.0}
-_MOST = {float64: 710.0, float32: 89.5}
+_EXP_MIN = {float64: -746.0, float32: -105.0}
+_EXP_MAX = {float64: 710.0, float32: 89.5}
 _EXP = {  # (exp(r) - 1) / r for |r| up to log(2) / 2; its last coefficient is exact
     float64: [2.511794940250299e-08, 2.763133599350746e-07, 2.7557216038904966e-06,
               2.480148979626967e-05, 0.00019841269917654123, 0.0013888888947146143,
@@ -94,7 +94,7 @@ def _scaled(p: Value, n: Value) -> Value:
 
 
 def _within(x: Value) -> Value:
-    return _between(x, _LEAST[x.dtype], _MOST[x.dtype])
+    return _between(x, _EXP_MIN[x.dtype], _EXP_MAX[x.dtype])
 
 
 def _between(x: Value, low: float, high: float) -> Value:
@@ -457,7 +457,7 @@ def _double_angle(y: Value, x: Value) -> Value:
 # -- hyperbolic functions ------------------------------------------------------------------
 def _half_exp(x: Value) -> Value:
     """exp(x) / 2, also where exp(x) is too large."""
-    top = _MOST[x.dtype] + 3.0
+    top = _EXP_MAX[x.dtype] + 3.0
     n, r = _reduced(where(x < top, x, top))
     return _scaled(fma(horner(r, _EXP[x.dtype]), r, 1.0), n - 1)
 

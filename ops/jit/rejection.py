@@ -21,7 +21,7 @@ _expm1, _pow, _acos = elementary("expm1"), elementary("pow"), elementary("acos")
 _sqrt, _floor = intrinsic("sqrt"), intrinsic("floor")
 TRIES = 64  # of which each is taken with a probability of more than two thirds
 LONGEST = 128  # terms of a distribution with a mean up to 10
-FEW = 10.0
+SMALL_MEAN = 10.0
 
 
 def _words(
@@ -102,13 +102,13 @@ def _many_step(state: Sequence[Value], given: Sequence[Value]) -> tuple[Value, l
 def poisson_draw(seed: Value, index: Value, mean: Value) -> Value:
     lam = cast(mean, float64)
     index, zero = _start(index)
-    few = lam < FEW
+    few = lam < SMALL_MEAN
     w0, w1, *_ = _words(seed, index, zero, "poisson")
     small = where(few & (lam >= 0), lam, 0.0)
     begin = [lam.like(-1.0), _exp(-small), lam.like(0.0)]
     one = seed.lines.repeat("poisson_terms", _few_step, begin, [_long(w0, w1), small], LONGEST)
     on = where(few, lam.like(0.0), 1.0)
-    large = where(lam >= FEW, lam, FEW)
+    large = where(lam >= SMALL_MEAN, lam, SMALL_MEAN)
     state, given = [lam.like(0.0), zero], [seed, index, large, _log(large), on]
     other = seed.lines.repeat("poisson_tries", _many_step, state, given, TRIES)
     return where(lam >= 0, where(few, one, other), math.nan)
@@ -151,7 +151,7 @@ def binomial_draw(seed: Value, index: Value, count: Value, share: Value) -> Valu
     turned = p > 0.5
     s = where(fine, where(turned, 1.0 - p, p), 0.0)
     n = where(fine, n, 0.0)
-    few = n * s < FEW
+    few = n * s < SMALL_MEAN
     w0, w1, *_ = _words(seed, index, zero, "binomial")
     small = where(few, s, 0.0)
     begin = [n.like(-1.0), _exp(n * _log1p(-small)), n.like(0.0)]
@@ -245,7 +245,7 @@ def vonmises_draw(seed: Value, index: Value, kappa: Value) -> Value:
 
 
 # -- Zipf: Devroye -----------------------------------------------------------------------------
-_MOST = 2.0**63
+_ZIPF_MAX = 2.0**63
 
 
 def _rank_step(state: Sequence[Value], given: Sequence[Value]) -> tuple[Value, list[Value]]:
@@ -255,7 +255,7 @@ def _rank_step(state: Sequence[Value], given: Sequence[Value]) -> tuple[Value, l
     u, v = _long(w0, w1), _long(w2, w3)
     x = _floor(_pow(fma(1.0 - least, u, least), -1.0 / less_one))
     t = _expm1(less_one * _log1p(1.0 / x))
-    taken = (v * x * t / b <= (t + 1.0) / (b + 1.0)) & (x < _MOST)
+    taken = (v * x * t / b <= (t + 1.0) / (b + 1.0)) & (x < _ZIPF_MAX)
     return ~taken, [x, turn + 1]
 
 
@@ -264,7 +264,7 @@ def zipf_draw(seed: Value, index: Value, power: Value) -> Value:
     index, zero = _start(index)
     can_be = a > 1.0
     less_one = where(can_be, where(a < 1024.0, a, 1024.0) - 1.0, 1.0)  # beyond that all are 1
-    least = _pow(less_one.like(_MOST), -less_one)
+    least = _pow(less_one.like(_ZIPF_MAX), -less_one)
     given = [seed, index, less_one, least, _expm1(less_one * math.log(2))]
     found = seed.lines.repeat("zipf_tries", _rank_step, [a.like(1.0), zero], given, TRIES)
     return where(can_be, found, math.nan)

@@ -13,7 +13,7 @@ from ostinato.ops.core.registry import OPS, Reduce
 from .random_bits import numbers_in
 from .stages import Stages
 
-SHORT = 64  # an index of at most so many turns is written for their number
+MAX_FIXED_EXTENT = 64  # an index of at most so many turns is written for their number
 
 
 def step(stages: Stages, label: int) -> int | None:

@@ -623,7 +623,7 @@ def zeta(s: Value, q: Value) -> Value:
 
 
 # -- incomplete functions ------------------------------------------------------------------
-MOST = 5000  # turns of a loop
+MAX_ITERATIONS = 5000  # turns of a loop
 
 
 def _gamma_front(a: Value, x: Value) -> Value:
@@ -711,7 +711,11 @@ def _incomplete_gamma(a: Value, x: Value) -> tuple[Value, Value]:
         return where(which, one, zero)
 
     series = x.lines.repeat(
-        "gamma_series", _series_step, [one, one, a], [where(lower, x, zero), on(lower)], MOST
+        "gamma_series",
+        _series_step,
+        [one, one, a],
+        [where(lower, x, zero), on(lower)],
+        MAX_ITERATIONS,
     )
     p_series = front * series
     # beyond 10 ** 6 nothing is left of x ^ a exp(-x)
@@ -719,12 +723,12 @@ def _incomplete_gamma(a: Value, x: Value) -> tuple[Value, Value]:
     z = inside + 2.0 - shape
     begin = [zero, 1.0 - shape, z, one, inside + 1.0, inside, z * inside]
     fraction = x.lines.repeat(
-        "gamma_fraction", _fraction_step, [begin[4] / begin[6], *begin], [on(upper)], MOST
+        "gamma_fraction", _fraction_step, [begin[4] / begin[6], *begin], [on(upper)], MAX_ITERATIONS
     )
     q_fraction = front * a * fraction
     there = where(small, x, zero)
     rest = x.lines.repeat(
-        "gamma_small", _small_step, [zero, one, zero], [a, there, on(small)], MOST
+        "gamma_small", _small_step, [zero, one, zero], [a, there, on(small)], MAX_ITERATIONS
     )
     # of small a and x: 1 - x^a / gamma(a + 1), less what follows
     inside = where(small, a, zero)
@@ -796,7 +800,7 @@ def betainc(a: Value, b: Value, x: Value) -> Value:
     first = 1.0 / (1.0 - (p + q) * u / (p + 1.0))
     one = x.like(1.0)
     fraction = x.lines.repeat(
-        "beta_fraction", _beta_step, [first, x.like(0.0), one, first], [p, q, u], MOST
+        "beta_fraction", _beta_step, [first, x.like(0.0), one, first], [p, q, u], MAX_ITERATIONS
     )
     small = front * fraction
     found = where(turned, 1.0 - small, small)

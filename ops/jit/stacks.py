@@ -88,16 +88,18 @@ def transposed(s: Stack) -> Stack:
     )
 
 
-LEAST, FEW = 1 << 17, 4  # multiplications of a block where there are at most so many ...
-LARGE, MANY, AREA = 1 << 22, 8, 1 << 17  # ... or so many; elements of one where there are more
+BLOCK_WORK, FEW_BLOCKS = 1 << 17, 4  # multiplications of a block where there are at most so many,
+LARGE_BLOCK_WORK, MANY_BLOCKS = 1 << 22, 8  # or so many,
+BLOCK_ELEMENTS = 1 << 17  # and elements of one where there are more
 
 
 def blocks_of(out: Stack, k: int) -> int:
     """In how many blocks, a power of two, threads share a result: by its extent and the terms of its sums
     only, so no number of threads changes a bit."""
     work = out.size * k
-    most = max(FEW, min(work // LARGE, max(MANY, out.size // AREA)))
-    return 1 << (max(1, min(work // LEAST, most)).bit_length() - 1)
+    many = max(MANY_BLOCKS, out.size // BLOCK_ELEMENTS)
+    most = max(FEW_BLOCKS, min(work // LARGE_BLOCK_WORK, many))
+    return 1 << (max(1, min(work // BLOCK_WORK, most)).bit_length() - 1)
 
 
 def most_square(m: int, n: int, count: int) -> tuple[int, int]:

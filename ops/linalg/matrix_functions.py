@@ -176,7 +176,7 @@ def _near(x: Any, y: Any) -> bool:
 
 
 # -- the logarithm -----------------------------------------------------------------------------
-_DEGREE, _NEAR = 12, 0.58  # of Padé's approximant, and how near to 1 it is exact
+_PADE_DEGREE, _PADE_RADIUS = 12, 0.58  # of Padé's approximant, and how near to 1 it is exact
 _ROOTS = 100  # of the largest number in double precision, with a margin
 
 
@@ -185,13 +185,13 @@ def _logarithm(xp: Any, a: Any, norm: float) -> Any:
     if _is_hermitian(a):
         return _of_hermitian(xp, a, "log")
     one, near, roots = xp.eye(len(a)), a, 0
-    while float(abs(near - one).sum(0).max()) > _NEAR:
+    while float(abs(near - one).sum(0).max()) > _PADE_RADIUS:
         near = _newtons_root(xp, near)
         roots += 1
         if near is None or roots > _ROOTS:
             return next(iter(_of_vectors(a, "log")), None)
     x = near - one
-    places, weights = np.polynomial.legendre.leggauss(_DEGREE)
+    places, weights = np.polynomial.legendre.leggauss(_PADE_DEGREE)
     terms = [
         w / 2 * xp.linalg.solve(one + (p + 1) / 2 * x, x)
         for p, w in zip(places.tolist(), weights.tolist(), strict=True)

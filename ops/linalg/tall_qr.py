@@ -18,9 +18,8 @@ import numpy as np
 from ostinato.ops.core.device import device_of
 
 TURNS = 4
-MAX_DEVIATION = (
-    0.1  # how far a Gram matrix may be from 1 for the next turn to be the last; theory: 5/64
-)
+# how far a Gram matrix may be from 1 for the next turn to be the last; theory: 5/64
+MAX_DEVIATION = 0.1
 CACHE = 1 << 20  # bytes of a block
 
 

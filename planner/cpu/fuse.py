@@ -22,7 +22,7 @@ from ostinato.ops.core.registry import OPS, op_of
 from ostinato.ops.core.spec import float32
 from ostinato.ops.cpu.jit.lines import can_lower
 from ostinato.ops.cpu.jit.llvm import why_not
-from ostinato.ops.cpu.kernels.gemm_epilogue import ENOUGH, multiplies
+from ostinato.ops.cpu.kernels.gemm_epilogue import MIN_ROWS, multiplies
 from ostinato.ops.cpu.kernels.gemm_tiles import gemm_key
 from ostinato.ops.cpu.loops.schedule import analyse_in_order
 from ostinato.ops.expressions import cast
@@ -69,7 +69,7 @@ WORTH = 16384  # elements times operations that are worth kernels
 BESIDE = 2048  # and that are worth one more, in a plan that has some, or has large reductions
 OFTEN = 16  # kernels of one form, from which they are worth it, however small
 CALL = 64  # elements that a call in a loop counts as, at the least
-LARGE = 4096  # elements, where the bits must not depend on what is beside
+MIN_FUSED_ELEMENTS = 4096  # elements, where the bits must not depend on what is beside
 NARROWEST = 16  # columns of a product in blocks of rows
 HALVED = 128  # terms from which half of a symmetric product outweighs what is done with the whole
 DEEPEST = 1024  # terms of its sums; beyond, passing over the product once more costs little
@@ -220,7 +220,7 @@ def _is_product(graph: Graph, node: Node, target: Target) -> bool:
     rows = m * math.prod(batches)
     if k >= HALVED and squared_by(graph, node) >= 0:
         return False
-    enough = rows >= ENOUGH and n >= NARROWEST
+    enough = rows >= MIN_ROWS and n >= NARROWEST
     return enough and k <= DEEPEST
 
 
@@ -371,7 +371,7 @@ def _is_worth(group: Group, target: Target, least: int, turns: int) -> bool:
         return len(group.members) > 1
     size = math.prod(group.space[0])
     if target.numerics == "any-workers":
-        return size >= LARGE and group.work > 0
+        return size >= MIN_FUSED_ELEMENTS and group.work > 0
     return _work(size, turns) * group.work >= least
 
 

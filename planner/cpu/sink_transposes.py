@@ -28,7 +28,7 @@ from ostinato.ops.expressions import in_front, permuted
 from ostinato.planner.plan import Target
 from ostinato.planner.rewrite import replace
 
-LEAST = 4096  # elements of what is turned
+MIN_SUNK_ELEMENTS = 4096  # elements of what is turned
 Axes = tuple[int, ...]
 
 
@@ -114,7 +114,7 @@ def _possible(graph: Graph, unwelcome: set[int]) -> _Turned:
             (u,) = node.inputs
             if u in made:
                 found.chosen.add(k)
-            elif graph.specs[u].size >= LEAST:
+            elif graph.specs[u].size >= MIN_SUNK_ELEMENTS:
                 found.turns[v], found.lies[v] = node.kw["axes"], graph.specs[u]
         elif k in unwelcome:
             continue

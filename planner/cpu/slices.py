@@ -23,7 +23,7 @@ from ostinato.planner.plan import Target
 from ostinato.planner.rewrite import looked_at, replace
 
 AGAIN = 2  # times that an element is computed at the most, on average
-FEW = 4  # slices of a value, for each of which all that leads to it is one more node
+MAX_SLICES = 4  # slices of a value, for each of which all that leads to it is one more node
 
 
 def slice_first(graph: Graph, target: Target) -> Graph:
@@ -71,7 +71,7 @@ def _cut(graph: Graph) -> set[int]:
             found |= {j} if _is_slice(graph.nodes[j]) else slices.get(graph.starts[j], {ALL})
         often = sum(_size(graph.nodes[j].specs[0]) for j in found if j != ALL)
         most = AGAIN if OPS[node.op].is_cheap else 1
-        if 0 < len(found) <= FEW and ALL not in found and often <= most * _size(spec):
+        if 0 < len(found) <= MAX_SLICES and ALL not in found and often <= most * _size(spec):
             slices[v] = found
     return set(slices)
 

@@ -24,9 +24,9 @@ from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Spec
 from ostinato.planner.passes.order import meetings
 
-SMALL = 1 << 16  # bytes that matter to nobody
+NEGLIGIBLE_BYTES = 1 << 16  # bytes that matter to nobody
 NEVER, LATER, NOW = range(3)
-LONG = 4096  # nodes after which nothing joins a group, as bit sets would take memory
+WINDOW_NODES = 4096  # nodes after which nothing joins a group, as bit sets would take memory
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -152,8 +152,8 @@ class Units:
 
     def _bit(self, k: int) -> int:
         """The bit of the next node."""
-        if k - self._first >= 2 * LONG:
-            by, self._first = k - LONG - self._first, k - LONG
+        if k - self._first >= 2 * WINDOW_NODES:
+            by, self._first = k - WINDOW_NODES - self._first, k - WINDOW_NODES
             for unit in dict.fromkeys(self.of):
                 unit.bits >>= by
                 unit.before >>= by
@@ -162,7 +162,7 @@ class Units:
         return 1 << (k - self._first)
 
     def _note(self, node: Node, unit: Unit) -> None:
-        if self._size(node.specs) > SMALL:
+        if self._size(node.specs) > NEGLIGIBLE_BYTES:
             self._large |= unit.bits
         if self._other >= 0 and not OPS[node.op].element.draws:
             makers = self._makers(v for v in node.inputs if self.graph.specs[v].shape)

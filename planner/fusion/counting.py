@@ -29,7 +29,7 @@ from ostinato.planner.rewrite import replace
 
 from .groups import Lowers
 
-LARGE = 4096  # elements of what reads a count, outside of loops
+MIN_READ_ELEMENTS = 4096  # elements of what reads a count, outside of loops
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ def _is_wanted(graph: Graph, v: int, counts: dict[int, _Count], turns: int) -> b
         outs = graph.outs(k)
         if not counts.keys() >= {*outs}:
             sizes += [graph.specs[u].size for u in (v, *outs)]
-    return max(sizes, default=0) * turns >= LARGE
+    return max(sizes, default=0) * turns >= MIN_READ_ELEMENTS
 
 
 # -- what is a count -------------------------------------------------------------------------

@@ -24,12 +24,13 @@ from ostinato.planner.rewrite import replace
 
 from .counting import in_rows, numbers_of
 
-LARGE = 4096  # elements, outside of loops; only this decides, so that no layout changes a bit
+# elements, outside of loops; only this decides, so that no layout changes a bit
+MIN_DRAWN_ELEMENTS = 4096
 
 
 def draw_in_kernels(graph: Graph, target: Target, turns: int = 1) -> Graph:
     """The pass. `turns`: how often all of it is done."""
-    least = LARGE if turns == 1 else 1
+    least = MIN_DRAWN_ELEMENTS if turns == 1 else 1
     drawn = {k for k, node in enumerate(graph.nodes) if _is_drawn(node, target, least)}
 
     def make(builder: Builder, k: int, values: Sequence[int]) -> Sequence[int]:

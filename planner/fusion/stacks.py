@@ -27,7 +27,7 @@ from ostinato.ops.expressions import joined, plane, sliced, without_axis
 from ostinato.planner.plan import Target
 from ostinato.planner.rewrite import replace
 
-MOST = 16  # planes of a stack
+MAX_PLANES = 16  # planes of a stack
 GROWTH = 256  # operations on planes that become of one stack and what is made of it
 
 
@@ -112,7 +112,7 @@ def _found(graph: Graph) -> _Stacks:
             axis, (spec,) = node.kw["axis"], node.specs
             planes = all(graph.specs[u].shape[axis] == 1 for u in node.inputs)
             whole = spec.layout is None or spec.layout.is_whole
-            if planes and whole and 1 < len(node.inputs) <= MOST:
+            if planes and whole and 1 < len(node.inputs) <= MAX_PLANES:
                 able.axes[v] = axis
                 able.begun.add(v)
         elif (axis_ := _stays_apart(graph, node, able)) >= 0:

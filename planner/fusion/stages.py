@@ -24,7 +24,7 @@ from ostinato.ops.core.registry import OPS, op_of
 from ostinato.ops.core.spec import Spec, bool_
 from ostinato.ops.jit.labels import Fit, Labels, combines, gives_places, indices_of
 from ostinato.ops.jit.scalar import CAST, SQUARE
-from ostinato.ops.jit.schedule import SHORT
+from ostinato.ops.jit.schedule import MAX_FIXED_EXTENT
 from ostinato.ops.jit.values import can_add, can_combine
 from ostinato.planner.rewrite import is_windowed, replace
 
@@ -32,11 +32,11 @@ from .convex import LATER, NEVER, NOW, Unit, Units
 from .counting import steps_of
 from .groups import NODES, OPERANDS, Lowers, Made, node_of, rows_of
 
-SMALL = 1 << 16  # bytes that need no kernel
+NEGLIGIBLE_BYTES = 1 << 16  # bytes that need no kernel
 ROWS = 16  # fewer are not worth cutting
-MANY = 1 << 14  # fewer are not cut, if a longer sum outside of them can be cut instead
+MIN_CUT_ROWS = 1 << 14  # fewer are not cut, if a longer sum outside of them can be cut instead
 PRODUCT = 1024  # multiplications of a row: libraries are better at more
-LONG = 1 << 22  # bytes of a row of a stage at the most
+MAX_ROW_BYTES = 1 << 22  # bytes of a row of a stage at the most
 SHARED = 2  # elements of windows for each of an operand's, from which they share most of them
 Fits = Callable[..., bool]  # (**parameters of a kernel) -> whether it can be one
 
@@ -82,7 +82,7 @@ class Nested(Unit):
         if windows := [x for x in parallel if x in self.slid]:
             return tuple(sorted(windows))
         largest = max(parallel, key=lambda x: extents[x])
-        if any(extents[x] > SHORT for x in self.looped - {largest}):
+        if any(extents[x] > MAX_FIXED_EXTENT for x in self.looped - {largest}):
             return tuple(sorted(parallel))
         return (largest,)
 
@@ -144,7 +144,8 @@ def count_apart(graph: Graph, lowers: Lowers) -> Graph:
 def has_stages(graph: Graph, turns: int = 1) -> bool:
     """Whether there is something large that kernels in stages are for, or that is done often."""
     return any(
-        _is_staged(node) and any(graph.specs[v].nbytes * turns > SMALL for v in node.inputs)
+        _is_staged(node)
+        and any(graph.specs[v].nbytes * turns > NEGLIGIBLE_BYTES for v in node.inputs)
         for node in graph.nodes
     )
 
@@ -230,7 +231,7 @@ def _is_of_lines(graph: Graph, node: Node) -> bool:
 def has_rows(graph: Graph, node: Node, lowers: Lowers) -> bool:
     """Whether it reduces rows that are long enough for flat kernels."""
     terms = graph.specs[node.inputs[0]].size // max(node.specs[0].size, 1)
-    return rows_of(graph, node, lowers) > 0 and terms > SHORT
+    return rows_of(graph, node, lowers) > 0 and terms > MAX_FIXED_EXTENT
 
 
 def can_be(graph: Graph, group: Nested, fits: Fits) -> bool:
@@ -543,7 +544,7 @@ def _outer(labels: Labels, some: frozenset[int], inner: frozenset[int]) -> set[i
     """
     extents, found = labels.extents, set[int]()
     rows = math.prod(extents[x] for x in inner)
-    for dims in labels.dims.values() if some and rows < MANY else ():
+    for dims in labels.dims.values() if some and rows < MIN_CUT_ROWS else ():
         known = [x for x in dims if x is not None]
         if known and known[-1] in inner:
             found |= {x for x in known[:-1] if x in some and extents[x] > rows}
@@ -561,9 +562,9 @@ def _is_worthwhile(
     best = max(common, key=lambda x: extents[x])
     looped = _looped(node, fit)
     others = [extents[x] for x in looped if x != best]
-    libraries = math.prod(others) > PRODUCT or max(others, default=0) > SHORT
+    libraries = math.prod(others) > PRODUCT or max(others, default=0) > MAX_FIXED_EXTENT
     if OPS[node.op].product and libraries and not _slides(graph, node):
         return False
     parallel = [extents[x] for x in common - fit.reduced]
     row = math.prod(extents[x] for x in looped) // max(rows, math.prod(parallel))
-    return row * node.specs[0].dtype.itemsize <= LONG
+    return row * node.specs[0].dtype.itemsize <= MAX_ROW_BYTES

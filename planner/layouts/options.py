@@ -29,7 +29,7 @@ Function = Callable[..., Any]
 Solved = Callable[[Graph, Sequence[Spec], Target, Sequence[Layout | None]], Graph]
 
 CUT = 1e-12  # seconds by which what cuts less is preferred, of two that cost the same
-MOST = 64  # layouts that are tried for what has no way to run, such as the state of a loop
+MAX_LAYOUTS = 64  # layouts that are tried for what has no way to run, such as the state of a loop
 
 ONE, SEVERAL, ADDING = range(3)  # who reads a result; some of those who are ADDING may take addends
 Seen = tuple[int, ...]  # of each result
@@ -186,7 +186,7 @@ def candidates(spec: Spec, mesh: Mesh, blocks: bool) -> list[Layout]:
         places.append([None, *dims])
     found = [Layout(mesh, splits, (), blocks) for splits in itertools.product(*places)]
     found.sort(key=cuts)
-    return found[:MOST]
+    return found[:MAX_LAYOUTS]
 
 
 def cuts(layout: Layout) -> int:

@@ -49,7 +49,7 @@ class Sharding:
 
 
 SUM = Partial("sum")
-MANY = 8  # labels, of which those with one place stay whole
+MAX_LABELS = 8  # labels, of which those with one place stay whole
 ADDED = "+"  # and the number of a group of operands: the label of what is given to addends
 
 
@@ -62,7 +62,7 @@ def shardings(
     extents = extents_of(indices, operands, node.specs)
     blocks = target.numerics == "any-workers"
     labels = [c for c in extents if may_split(indices, c, node, blocks)]
-    if len(labels) > MANY:
+    if len(labels) > MAX_LABELS:
         labels = [c for c in labels if extents[c] > 1]
     sums = [] if blocks else list(enumerate(added(node, operands)))
     kinds: list[list[str | None]] = []

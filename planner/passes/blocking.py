@@ -48,7 +48,7 @@ TRIED = 128  # turns at which a part shows whether it is worth while
 SEEDS = 8  # values from which parts grow
 PARTS = 8  # that one graph is split into
 NEARLY = 1.1  # times what there is
-FEW = 3  # parts that are cut to see what that brings, where it is to be found quickly
+MAX_QUICK_CUTS = 3  # parts that are cut to see what that brings, where it is to be found quickly
 
 
 def split_time(graph: Graph, target: Target, donated: Sequence[int] = ()) -> Graph:
@@ -213,7 +213,7 @@ def cut_further(
     reach = [(low, seed) for low, (_, _, seed, _) in zip(lows, tried, strict=True) if low < before]
     lowest = min((low for low, _ in reach), default=0)
     nearly = limit if lowest <= limit else lowest * 1.1  # more turns may do, or more parts
-    reach = [(low, s) for low, s in reach if low <= nearly][: FEW if quickly else None]
+    reach = [(low, s) for low, s in reach if low <= nearly][: MAX_QUICK_CUTS if quickly else None]
     ready: list[tuple[bool, float, int, Graph]] = []
     for low, seed in reach:
         enough = limit if low <= limit else max(limit, low + low // 20)

@@ -24,8 +24,8 @@ from .blocking import MOST_TURNS, split_along
 from .in_turns import shortest
 from .overlap import overlap
 
-LARGE = 1 << 25  # bytes of a value that is worth it
-NEAR = 1 << 23  # bytes that stay in cache until they are read
+MIN_VALUE_BYTES = 1 << 25  # bytes of a value that is worth it
+CACHED_BYTES = 1 << 23  # bytes that stay in cache until they are read
 START = 100_000  # bytes that could be moved while a node of a turn starts
 SHARE = 8  # at least this part of all that is moved has to be saved
 PARTS, SEEDS = 4, 3
@@ -38,7 +38,7 @@ def stay_in_cache(graph: Graph, target: Target) -> Graph:
     if not block or target.numerics == "any-workers" or len(graph.nodes) > NODES:
         return graph
     for _ in range(PARTS):
-        if not any(local_bytes(s) >= LARGE for s in graph.specs[len(graph.inputs) :]):
+        if not any(local_bytes(s) >= MIN_VALUE_BYTES for s in graph.specs[len(graph.inputs) :]):
             break
         lowered = as_run(overlap(graph, target), target)
         before = moved(lowered)
@@ -61,7 +61,7 @@ def _cuts(graph: Graph, lowered: Graph, block: int) -> Iterator[tuple[int, int, 
         lowered.specs[v].bare
         for k in range(len(lowered.nodes))
         for v in lowered.outs(k)
-        if v not in lowered.outputs and local_bytes(lowered.specs[v]) >= LARGE
+        if v not in lowered.outputs and local_bytes(lowered.specs[v]) >= MIN_VALUE_BYTES
     }
     large = [
         v
@@ -96,7 +96,7 @@ def _of_turns(graph: Graph, node: Node) -> float:
     for v, spec in zip(node.inputs, body.inputs, strict=True):
         cut = spec.layout is not None and isinstance(spec.layout.splits[-1], int)
         whole = graph.specs[v]
-        total += _far(whole) if cut or local_bytes(whole) <= NEAR else turns * _far(whole)
+        total += _far(whole) if cut or local_bytes(whole) <= CACHED_BYTES else turns * _far(whole)
     for k, inner in enumerate(body.nodes):
         if _is_free(inner):
             continue
@@ -108,7 +108,7 @@ def _of_turns(graph: Graph, node: Node) -> float:
 
 def _far(spec: Spec) -> float:
     size = local_bytes(spec)
-    return size if size > NEAR else 0.0
+    return size if size > CACHED_BYTES else 0.0
 
 
 def _is_free(node: Node) -> bool:

@@ -23,9 +23,9 @@ from ostinato.ops.core.spec import Spec, float32, float64
 from ostinato.planner.plan import Target
 from ostinato.planner.rewrite import Values, rebuild
 
-LONG = 96  # elements of a row
-MANY = 128  # rows of each operand
-PAIRS = 1 << 16
+MIN_ROW_ELEMENTS = 96  # elements of a row
+MIN_ROWS = 128  # rows of each operand
+MIN_PAIRS = 1 << 16
 
 
 def multiply_differences(graph: Graph, target: Target) -> Graph:
@@ -70,7 +70,7 @@ def _pays(spec: Spec) -> bool:
     if spec.ndim != 3 or spec.dtype not in (float32, float64):
         return False
     n, k, d = spec.shape
-    return d >= LONG and min(n, k) >= MANY and n * k >= PAIRS
+    return d >= MIN_ROW_ELEMENTS and min(n, k) >= MIN_ROWS and n * k >= MIN_PAIRS
 
 
 def _repeated(spec: Spec, whole: Spec) -> int:

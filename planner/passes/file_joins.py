@@ -21,7 +21,7 @@ from ostinato.ops.expressions import Expression, constant
 from .file_views import Part
 
 CLOSE = 1 << 12  # bytes between two parts of a file that are sooner read than left out
-LONG = 1 << 22  # bytes that are joined in the file, as they are read in blocks,
+MIN_FILE_JOIN_BYTES = 1 << 22  # bytes that are joined in the file, as they are read in blocks,
 SHARE = 16  # or such a part of the memory limit
 ROW = 1 << 16  # bytes of a row that is read for a few columns
 WIDER = 2  # times as wide as a part is, where more is read beside it

@@ -37,8 +37,8 @@ AGAIN = 0.5  # of a value that is also read as a whole, what may be made once mo
 OFTEN = 8.0  # and what memory has no room for,
 BESIDE = 4  # as others need some of it, too
 JOINED = 1 << 20  # bytes of parts that are read as one; under a memory limit less
-FEW = 8  # operands of a concat, of each of which places are picked
-MOST = 1 << 14  # nodes that are made in parts
+MAX_CONCAT_OPERANDS = 8  # operands of a concat, of each of which places are picked
+MAX_NODES = 1 << 14  # nodes that are made in parts
 
 Seen = tuple[int, View]  # a value, and how it is looked at
 Made = tuple[Sequence[Seen], Callable[[Sequence[int]], int]]  # of what, and how
@@ -142,7 +142,7 @@ class _Parts:
             return None
 
     def _may_pass(self, v: int) -> bool:
-        return v in self.passes and v in self.leads and len(self.builder.nodes) < MOST
+        return v in self.passes and v in self.leads and len(self.builder.nodes) < MAX_NODES
 
     def _full(self, value: int, shape: Shape, line: str) -> int:
         """With what was left out, as it is the same all along."""
@@ -340,7 +340,7 @@ class _Parts:
         axis, line, made = node.kw["axis"], node.line, node.specs[0].dtype
         view = self.looks.apart(view, node.specs[0].shape, line)
         if not self._is_one_part(node, view):
-            few = len(node.inputs) <= FEW
+            few = len(node.inputs) <= MAX_CONCAT_OPERANDS
             return self._picked_of_each(node, view) if few else None
         index = view.indices[axis]
         dim, step = index.steps[0] if index.steps else (-1, 1)

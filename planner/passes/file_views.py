@@ -43,9 +43,8 @@ class Index:
 
     start: int = 0
     steps: tuple[tuple[int, int], ...] = ()  # of dimensions with more than one element
-    table: int = (
-        -1
-    )  # a value with all dimensions of the result, of size 1 where it is the same all along
+    # a value with all dimensions of the result, of size 1 where it is the same all along
+    table: int = -1
     raw: int = -1  # the extent in which the table's places may count from the end, and lie outside
     line: str = ""  # where these were picked
     span: int = 1  # axes

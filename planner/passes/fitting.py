@@ -24,8 +24,8 @@ from .recompute import followed, recomputed
 REUSED, WRITTEN_OVER = "places used again", "operands written over"
 TURNS, AGAIN = "made in turns", "made again"
 NEARER = 0.95  # of the peak before: a part in turns that brings less is the last
-MANY = 120  # nodes of a graph that is not looked at in each detail, nor,
-MOST = 200  # if it has more than so many, even where nothing else helps
+MAX_DETAILED_NODES = 120  # nodes of a graph that is not looked at in each detail, nor,
+MAX_NODES = 200  # if it has more than so many, even where nothing else helps
 TAKEN = 3  # ways to cut a part into turns that are compared by time
 
 
@@ -46,8 +46,8 @@ def fit_memory(
     if start.peak <= limit:
         return graph
     nodes = len(graph.nodes)
-    found = list(_candidates(start, target, donated, limit, nodes > MANY))
-    if MANY < nodes <= MOST and all(c.peak > limit for c in found):
+    found = list(_candidates(start, target, donated, limit, nodes > MAX_DETAILED_NODES))
+    if MAX_DETAILED_NODES < nodes <= MAX_NODES and all(c.peak > limit for c in found):
         found += _candidates(start, target, donated, limit, False)
     fit = [c for c in found if c.peak <= limit]
     if not fit:

@@ -30,7 +30,7 @@ from ostinato.planner.rewrite import Values, rebuild
 
 from ostinato.errors import ArgumentError
 
-LEAST = 4096  # bytes of a worker's addends
+MIN_ADDEND_BYTES = 4096  # bytes of a worker's addends
 
 
 def narrow_sums(graph: Graph, target: Target) -> Graph:
@@ -92,7 +92,7 @@ def sent_narrow(shape: Shape, itemsize: int, has: Layout, end: Layout) -> bool:
     """Whether workers add up on the way, and enough to be worth it."""
     if SUM not in [s for s, e in zip(has.splits, end.splits, strict=False) if s != e]:
         return False
-    return math.prod(has.largest(shape)) * itemsize >= LEAST
+    return math.prod(has.largest(shape)) * itemsize >= MIN_ADDEND_BYTES
 
 
 @dataclass(frozen=True, slots=True)

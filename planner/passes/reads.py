@@ -24,12 +24,13 @@ from ostinato.ops.expressions import Expression
 from ostinato.planner.plan import Target
 from ostinato.planner.rewrite import inline
 
-from .file_joins import LONG, joined, written_once
+from .file_joins import MIN_FILE_JOIN_BYTES, joined, written_once
 from .file_joins import SHARE as JOINED
 from .file_parts import read_parts
 from .file_rows import in_one_row, interleaved
 
-LARGE = 1 << 22  # bytes that are not read at once for a loop that wants them row by row,
+# bytes that are not read at once for a loop that wants them row by row,
+MAX_WHOLE_READ_BYTES = 1 << 22
 SHARE = 8  # nor such a part of the memory limit
 
 
@@ -61,7 +62,7 @@ def _with_reads(graph: Graph, files: Iterable[int], target: Target) -> Graph:
     if not given:
         return graph
     limit = target.memory_limit
-    most = LONG if limit is None else min(LONG, limit // JOINED)
+    most = MIN_FILE_JOIN_BYTES if limit is None else min(MIN_FILE_JOIN_BYTES, limit // JOINED)
     graph = read_parts(graph, given, target)
     graph = joined(written_once(graph), given, most)
     graph = interleaved(graph, given | _stored(graph))
@@ -123,7 +124,7 @@ def _by_turns(graph: Graph, node: Node, rows: dict[int, int], target: Target) ->
     kw = node.kw
     (nc, ns, _), body = kw["counts"], kw["body"]
     begin, limit = nc + ns, target.memory_limit
-    most = LARGE if limit is None else min(LARGE, limit // SHARE)
+    most = MAX_WHOLE_READ_BYTES if limit is None else min(MAX_WHOLE_READ_BYTES, limit // SHARE)
     moved = [
         j
         for j, v in enumerate(node.inputs)

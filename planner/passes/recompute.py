@@ -40,7 +40,7 @@ from ostinato.planner.rewrite import in_order_of, map_bodies, with_nodes
 
 from .blocking import running
 
-SMALL = 16  # times smaller than what is made of it: kept rather than made again
+KEPT_RATIO = 16  # times smaller than what is made of it: kept rather than made again
 WORTH = 2000  # a value is looked at if it is at least this part of the limit
 LONGEST = 400  # nodes that one value is made of again
 ROUNDS, TRIES = 4, 4  # of the search, and of its aim, which single kernels may miss
@@ -375,7 +375,7 @@ class Search:
         """All that has to be done again for a value, down to what is there then; what is gone before
         the moment is made again, too."""
         graph, at, base = self.graph, step.at[value], self.found.base
-        small = self._size(value) // SMALL
+        small = self._size(value) // KEPT_RATIO
         waiting, seen = [graph.producers[value]], set[int]()
         while waiting:
             k = waiting.pop()

@@ -37,7 +37,7 @@ from ostinato.planner.title import title
 APART = "apart"  # the operations of a larger kernel by themselves
 LARGER = ("fused_nest", *WITH_PRODUCT)
 WORTH = 30e-6  # seconds that a site must be predicted to take
-SHORT = 1e-3  # seconds below which waking threads may not pay
+SHORT_RUN_SECONDS = 1e-3  # seconds below which waking threads may not pay
 EXACT = 64  # extents up to this are a class of their own
 
 Tune = Callable[["Sequence[Site]", int | None], Tuned]
@@ -132,7 +132,7 @@ def _site(graph: Graph, k: int, target: Target, threads: int) -> Site:
     if free and node.op in LARGER:
         ways.append(APART)
     alike = native is None or not native.by_threads
-    if threads > 1 and (free or alike) and _seconds(graph, node) < SHORT:
+    if threads > 1 and (free or alike) and _seconds(graph, node) < SHORT_RUN_SECONDS:
         ways.append(ONE_THREAD)
     graphs = (alone, *(with_ways(alone, target, [way]) for way in ways[1:]))
     digest = hashlib.blake2b(repr(_kind(alone)).encode(), digest_size=12).hexdigest()

@@ -34,9 +34,8 @@ from .feeding import Portion, layout_of, mapped, slab_of
 from .orders import LEAD, Order, described
 
 SESSION = 1 << 40  # handles of one session of a crew
-MAX_PUT_OFF_SECONDS = (
-    0.001  # seconds of a plan's run, which the lead may put off until the next order
-)
+# seconds of a plan's run, which the lead may put off until the next order
+MAX_PUT_OFF_SECONDS = 0.001
 AHEAD = 4  # boxes that were put together and wait to be written
 openers: dict[str, Callable[..., Any]] = {}  # of files, by what they are; the front door fills it
 _log = logging.getLogger("distributed.worker.ostinato")  # what Dask shows of its workers

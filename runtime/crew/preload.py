@@ -16,9 +16,8 @@ from typing import Any
 from . import keeper
 
 MEMORY = "/dev/shm/mpich_shm_"
-LATE = (
-    3.0  # seconds in which somebody else should have ended this process, and one more for each rank
-)
+# seconds in which somebody else should have ended this process, and one more for each rank
+LATE = 3.0
 
 
 def environment() -> dict[str, str]:

@@ -485,7 +485,7 @@ def test_sorting_that_fails_leaves_nothing(
         y = ost.sort(ost.load(tmp_path / "x.npy", resident=False))
         with monkeypatch.context() as patch:
             patch.setattr(sinks, "_put", fails)
-            patch.setattr(sinks, "LONG", 1)
+            patch.setattr(sinks, "MIN_PWRITE_BYTES", 1)
             with pytest.raises(BaseException, match=r"no space|") as caught:
                 ost.save(tmp_path / "y.npy", y)
             assert isinstance(caught.value, KeyboardInterrupt | DataFileError)

@@ -92,7 +92,7 @@ def test_any_box_of_a_file(data: Any) -> None:
     expected = whole[tuple(slice(lo, hi) for lo, hi in box)]
     np.testing.assert_array_equal(out, expected)
     with tempfile.TemporaryFile() as file, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(io_source, "NEAR", 8 * data.draw(st.integers(0, 40)))
+        patch.setattr(io_source, "MAX_GAP_BYTES", 8 * data.draw(st.integers(0, 40)))
         patch.setattr(io_source, "SLAB", 8 * data.draw(st.integers(0, 80)))
         file.write(b"head" + whole.tobytes())
         file.flush()

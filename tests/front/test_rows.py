@@ -359,7 +359,7 @@ def test_sums_of_joined_rows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """All is read once, and nothing is written on the way."""
-    monkeypatch.setattr(reads, "LONG", 4096)
+    monkeypatch.setattr(reads, "MIN_FILE_JOIN_BYTES", 4096)
     monkeypatch.setattr(file_parts, "JOINED", 4096)
     with use(memory_limit=limit) as session:
         y = (SUMS[name](ost, file(tmp_path / "x.npy")) ** 2).sum(axis=0)

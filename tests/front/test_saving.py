@@ -123,8 +123,11 @@ def test_any_layout(
 ) -> None:
     value = numbers(shape)
     path = tmp_path / f"x{kind}"
-    for numerics, long in (("same-plan", sinks.LONG), ("any-workers", 1)):  # by copies, and pwrite
-        monkeypatch.setattr(sinks, "LONG", long)
+    for numerics, long in (
+        ("same-plan", sinks.MIN_PWRITE_BYTES),
+        ("any-workers", 1),
+    ):  # by copies, and pwrite
+        monkeypatch.setattr(sinks, "MIN_PWRITE_BYTES", long)
         with use(mesh, numerics):
             for split in (None, *range(len(shape))):
                 ost.save(path, ost.asarray(value, split=split))

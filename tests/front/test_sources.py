@@ -314,7 +314,7 @@ def test_each_row_group_is_read_once_and_only_what_is_asked_for(
         return really(self, block, names)
 
     monkeypatch.setattr(Blocks, "read_block", seen)
-    monkeypatch.setattr(tables, "KEPT", 0)
+    monkeypatch.setattr(tables, "KEPT_BYTES", 0)
     with use((workers,)):
         x = ost.load(parquet, dataset="x", resident=False, split=0)
         assert not read
@@ -371,7 +371,7 @@ def test_row_groups_are_cut_for_who_reads_in_order(
 ) -> None:
     """Each is decoded once, from page to page, and little of it is there at once."""
     monkeypatch.setattr(tables, "CUT", 256)
-    monkeypatch.setattr(tables, "KEPT", 0)
+    monkeypatch.setattr(tables, "KEPT_BYTES", 0)
     begun: list[int] = []
     rows: list[int] = []
     cursor, read = tables._Cursor, Blocks.read_block
@@ -456,7 +456,7 @@ def test_pieces_of_an_iterator_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             with pytest.raises(ArgumentError, match="second read of row 0, which an iter") as e:
                 np.asarray(x)
             assert "save it to a file first" in str(e.value)
-        monkeypatch.setattr(engine, "SMALL", 0)
+        monkeypatch.setattr(engine, "MIN_THREADED_BYTES", 0)
         monkeypatch.setattr(exchange, "CHUNK", 5000)
         chunks_of.cache_clear()
         x = ost.from_blocks(map(slowly, pieces()), VALUE.shape, "float64")

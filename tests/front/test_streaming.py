@@ -98,7 +98,7 @@ def moved(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
     monkeypatch.setattr(NpySource, "read", reads)
     monkeypatch.setattr(sinks, "_put", puts)
-    monkeypatch.setattr(sinks, "LONG", 1)
+    monkeypatch.setattr(sinks, "MIN_PWRITE_BYTES", 1)
     return found
 
 
@@ -359,7 +359,7 @@ def test_the_end_of_a_disk(
         put(handle, stretch, at)
 
     monkeypatch.setattr(sinks, "_put", full)
-    monkeypatch.setattr(sinks, "LONG", 1)
+    monkeypatch.setattr(sinks, "MIN_PWRITE_BYTES", 1)
     with use():
         y = ost.exp(ost.load(tmp_path / "x.npy", resident=False))
         with pytest.raises(DataFileError, match="No space left"):
@@ -387,7 +387,7 @@ def test_trouble_in_the_middle_leaves_the_old_file(
     with use(mesh):
         y = ost.exp(ost.load(tmp_path / "x.npy", resident=False))
         monkeypatch.setattr(sinks, "_put", full)
-        monkeypatch.setattr(sinks, "LONG", 1)
+        monkeypatch.setattr(sinks, "MIN_PWRITE_BYTES", 1)
         with pytest.raises(DataFileError, match="no space left") as caught:
             ost.save(path, y)
         assert "test_streaming.py" in str(caught.value)

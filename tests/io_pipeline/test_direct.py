@@ -35,8 +35,8 @@ def ways(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
     monkeypatch.setattr(os, "pwrite", counted)
     for module in (direct, sinks):
-        monkeypatch.setattr(module, "LARGE", 1 << 10)
-    monkeypatch.setattr(direct, "LEAST", 4 * PAGE)
+        monkeypatch.setattr(module, "MIN_DIRECT_FILE_BYTES", 1 << 10)
+    monkeypatch.setattr(direct, "MIN_DIRECT_BYTES", 4 * PAGE)
     monkeypatch.setattr(direct, "BUFFER", 8 * PAGE)
     monkeypatch.setattr(direct, "_buffers", direct._Buffers())
     return found

@@ -33,7 +33,7 @@ CODECS: dict[str, Any] = {
 
 @pytest.fixture(autouse=True)
 def few_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads, "LARGE", 1)
+    monkeypatch.setattr(threads, "MIN_THREADED_BYTES", 1)
 
 
 @pytest.fixture(params=["deflate", "zlib"])

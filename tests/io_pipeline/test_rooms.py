@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from ostinato.io_pipeline.source import Source, read_places
-from ostinato.io_pipeline.threads import LARGE
+from ostinato.io_pipeline.threads import MIN_THREADED_BYTES
 from ostinato.io_pipeline.tuner.drive import Drive
 
 import ostinato as ost
@@ -52,7 +52,7 @@ def test_boxes_around_places_are_no_wider_than_they_have_to_be(
         read_places(source, out, axes)
         np.testing.assert_array_equal(out, source.at(np.ix_(*(np.array(a) for a in axes))))
         read = [8 * int(np.prod([hi - lo for lo, hi in box])) for box in source.boxes]
-        assert max(read) <= max(2 * chunk, LARGE)
+        assert max(read) <= max(2 * chunk, MIN_THREADED_BYTES)
         assert len(read) < 200  # and chunks are not read one by one
 
 

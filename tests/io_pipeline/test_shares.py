@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 import pytest
-from ostinato.io_pipeline.threads import LARGE, each_of
+from ostinato.io_pipeline.threads import MIN_THREADED_BYTES, each_of
 
 CHUNKS = [(k,) for k in range(101)]
 
@@ -16,7 +16,7 @@ def names() -> list[str]:
     return [t.name for t in threading.enumerate() if t.name == "ostinato-files"]
 
 
-@pytest.mark.parametrize("size", [LARGE, LARGE - 1])
+@pytest.mark.parametrize("size", [MIN_THREADED_BYTES, MIN_THREADED_BYTES - 1])
 def test_each_chunk_is_dealt_with_once(size: int) -> None:
     seen: list[Any] = []
     each_of(seen.append, iter(CHUNKS), size)
@@ -34,7 +34,7 @@ def test_several_threads_work_who_calls_among_them() -> None:
         if index[0] in (0, 1, 2):
             assert both.wait(20)
 
-    each_of(work, CHUNKS, LARGE)
+    each_of(work, CHUNKS, MIN_THREADED_BYTES)
     assert threading.current_thread().name in seen
     assert "ostinato-files" in seen
 
@@ -52,7 +52,7 @@ def test_the_first_error_is_raised_and_ends_the_others() -> None:
     for _ in range(5):
         done.clear()
         with pytest.raises(ValueError, match="chunk 3"):
-            each_of(work, CHUNKS, LARGE)
+            each_of(work, CHUNKS, MIN_THREADED_BYTES)
         assert len(done) < 90
         assert not names()
 
@@ -63,5 +63,5 @@ def test_without_threads_the_caller_does_it_all(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(threading.Thread, "start", none)
     seen: list[Any] = []
-    each_of(seen.append, CHUNKS, LARGE)
+    each_of(seen.append, CHUNKS, MIN_THREADED_BYTES)
     assert seen == CHUNKS

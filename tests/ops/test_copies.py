@@ -48,7 +48,7 @@ def test_what_moves_is_what_numpy_moves(
     f = MOVES[move]
     tiny = {"LEAST_TILED": 1, "FAR_APART": 2, "GRAIN": 1}
     with (
-        mock.patch.object(copies, "LEAST", 1),
+        mock.patch.object(copies, "MIN_THREADED_BYTES", 1),
         mock.patch.multiple(flat, **tiny),
         sessions.use((workers,)),
     ):

@@ -89,7 +89,7 @@ def test_threads_share_lines_to_the_same_bits(monkeypatch: pytest.MonkeyPatch) -
         asked.append(x.shape)
         np.fft.fft(x, axis=axis, out=out)
 
-    monkeypatch.setattr(kernels, "LEAST", 100)
+    monkeypatch.setattr(kernels, "MIN_THREAD_ELEMENTS", 100)
     for axis, shapes in ((1, {(13, 30), (14, 30)}), (0, {(40, 10)})):
         out = np.empty_like(x)
         asked.clear()

@@ -476,7 +476,7 @@ def test_long_texts_are_optimised_at_a_lower_level(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(binding, "create_pipeline_tuning_options", options)
     short = llvm.assembly(text)
-    monkeypatch.setattr(llvm, "LONG", len(text))
+    monkeypatch.setattr(llvm, "LONG_TEXT_CHARS", len(text))
     assert "body:" in llvm.assembly(text)
     assert "body:" in short
     assert [o.speed_level for o in asked] == [3, 2]
@@ -699,9 +699,8 @@ def reducing(dtype: str, ndim: int, axes: int, kinds: Sequence[str], count: int 
         more: dict[str, Any] = {"sum": {"dtype": np.dtype(dtype)}, "mean": {"count": count}}.get(
             kind, {}
         )
-        left = (
-            Spec(spec.shape[: ndim - axes], spec.dtype),
-        )  # the count is the operands', not the body's
+        # the count is the operands', not the body's
+        left = (Spec(spec.shape[: ndim - axes], spec.dtype),)
         made += builder.add(kind, (value,), {"axes": over, **more}, left)
     return builder.graph(made)
 

@@ -8,8 +8,8 @@ import pytest
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import DTYPES, bfloat16
 from ostinato.ops.cpu.kernels.sort import order
-from ostinato.ops.cpu.kernels.sort.order import EXCHANGES, LONG, sort_function, sort_room
-from ostinato.ops.cpu.kernels.sort.radix import SHORT
+from ostinato.ops.cpu.kernels.sort.order import EXCHANGES, MIN_SHARED_KEYS, sort_function, sort_room
+from ostinato.ops.cpu.kernels.sort.radix import MAX_INSERTION_KEYS
 
 import ostinato as ost
 from tests.thorough import some
@@ -19,7 +19,7 @@ ODD = (0.0, -0.0, 1.0, np.nan, -np.nan, np.inf, -np.inf)
 GUARD = 4096  # bytes around what a function may write to
 SHAPES = [
     (7,),
-    (5, SHORT),
+    (5, MAX_INSERTION_KEYS),
     (40, 5),
     (60, 33, 2),
     (30, EXCHANGES),
@@ -116,7 +116,7 @@ def runs_on(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
 def test_a_long_line_is_shared(dtype: Any, name: str, runs_on: Callable[[str], None]) -> None:
     runs_on(name)
     rng = np.random.default_rng(3)
-    n = LONG + int(rng.integers(1000))
+    n = MIN_SHARED_KEYS + int(rng.integers(1000))
     descending = KINDS.index(dtype) % 2 > 0
     for first in some((n, n - 5, 20), 3, KINDS.index(dtype)):
         check(numbers(rng, (n,), dtype), 0, descending, first, 2)
@@ -131,7 +131,10 @@ def test_a_long_line_is_numpys_where_its_vectors_are_quick(
     has_vectors = features["AVX2"] or features["AVX512_SKX"]
     for name, is_ours in (("znver4", True), ("skylake-avx512", not has_vectors)):
         runs_on(name)
-        assert bool(sort_room((LONG,), np.dtype("f4"), 0, LONG, False)) == is_ours
+        assert (
+            bool(sort_room((MIN_SHARED_KEYS,), np.dtype("f4"), 0, MIN_SHARED_KEYS, False))
+            == is_ours
+        )
 
 
 def test_the_largest_and_their_places() -> None:

@@ -118,7 +118,7 @@ def test_long_lines_are_cut_by_their_extent_only(
     x = numbers((n, many), source)
     x = laid(x if side else np.ascontiguousarray(x.T), lies)
     axis = 1 - side
-    few = {"LONG": 64, "QUICK": 0, "GRAIN": 1}
+    few = {"MIN_CUT_LINE": 64, "QUICK": 0, "GRAIN": 1}
     with mock.patch.multiple(scan, **few):
         found = [made(x, axis, product, dtype, threads) for threads in (1, 2, 8)]
         line = made(np.moveaxis(x, axis, -1)[-1].copy(), 0, product, dtype, 2)

@@ -28,8 +28,8 @@ PLACES = ["i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8"]
 # what threads share, if a few elements are much
 SHARING = [
     {},
-    {"WIDE": 1 << 30, "FAR": 1 << 30, "COLUMNS": 1 << 30},
-    {"WIDE": 0, "FAR": 0, "COLUMNS": 1 << 30, "BLOCK": 4},
+    {"WIDE": 1 << 30, "FAR_BYTES": 1 << 30, "COLUMNS": 1 << 30},
+    {"WIDE": 0, "FAR_BYTES": 0, "COLUMNS": 1 << 30, "BLOCK": 4},
     {"COLUMNS": 1},
 ]
 
@@ -108,7 +108,7 @@ def test_put(
         out[...] = x
         x = out
     wanted, key = x.copy(), (*(slice(None),) * axis, i)
-    with mock.patch.multiple(gather_scatter, GRAIN=1, FEW=1, **sharing):
+    with mock.patch.multiple(gather_scatter, GRAIN=1, MIN_VECTOR_ELEMENTS=1, **sharing):
         made = gather_scatter.putting([x, i, v, out], threads, axis=axis, mode=mode)
     known = not (dtype == "f2" and mode != "set") and not (
         dtype[0] == "c" and mode not in ("set", "add")
@@ -156,7 +156,7 @@ def test_take(
         x = np.broadcast_to(x.reshape(-1)[0], shape)
     wanted = np.take(x, i, axis)
     out = laid(rng, np.zeros(wanted.shape, x.dtype))
-    with mock.patch.multiple(gather_scatter, GRAIN=1, FEW=1):
+    with mock.patch.multiple(gather_scatter, GRAIN=1, MIN_VECTOR_ELEMENTS=1):
         made = gather_scatter.taking([x, i, out], threads, axis=axis)
     assert made is not None
     assert is_kernel(made)
@@ -192,7 +192,7 @@ def test_along_an_axis(
         i = i[tuple(slice(None) if d == axis else slice(1) for d in range(i.ndim))]
     every = np.broadcast_to(i, some)
     out, picked = laid(rng, np.zeros(shape, x.dtype)), laid(rng, np.zeros(some, x.dtype))
-    with mock.patch.multiple(gather_scatter, GRAIN=1, FEW=1, **sharing):
+    with mock.patch.multiple(gather_scatter, GRAIN=1, MIN_VECTOR_ELEMENTS=1, **sharing):
         take = gather_scatter.taking_along([x, i, picked], threads, axis=axis)
         add = gather_scatter.adding_along([x, every, v, out], threads, axis=axis)
     assert take is not None
@@ -220,7 +220,7 @@ def test_nothing_is_written_if_a_place_is_outside(kind: str, threads: int) -> No
     for shape in ((40,), (8, 5)):
         i = np.zeros(shape, kind)
         values, found = v.reshape(*shape, 3), picked.reshape(*shape, 3)
-        with mock.patch.multiple(gather_scatter, GRAIN=1, FEW=1):
+        with mock.patch.multiple(gather_scatter, GRAIN=1, MIN_VECTOR_ELEMENTS=1):
             put = gather_scatter.putting([x, i, values, out], threads, axis=0, mode="add")
             take = gather_scatter.taking([x, i, found], threads, axis=0)
             look = gather_scatter.inside([i, answer], threads, size=size)

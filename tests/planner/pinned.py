@@ -186,9 +186,9 @@ def _plans() -> Iterator[tuple[str, Plan]]:
     with contextlib.ExitStack() as stack:
         for module, limit, value in (
             (fuse, "WORTH", 0),
-            (fuse, "LARGE", 0),
+            (fuse, "MIN_FUSED_ELEMENTS", 0),
             (stages, "ROWS", 1),
-            (stages, "SMALL", -1),
+            (stages, "NEGLIGIBLE_BYTES", -1),
         ):
             stack.enter_context(mock.patch.object(module, limit, value))
         for workers in WORKERS:

@@ -90,7 +90,7 @@ def make_program(r: random.Random, length: int = 6) -> Program:
 def test_random_programs(numerics: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """However small, in any layout."""
     make_small_things_count(monkeypatch)
-    monkeypatch.setattr(rule, "LARGE", 0)
+    monkeypatch.setattr(rule, "MIN_FUSED_ELEMENTS", 0)
 
     @settings(RELAXED, max_examples=few(24))
     @given(st.randoms(use_true_random=False), st.sampled_from(MESHES))
@@ -104,7 +104,7 @@ def test_random_programs(numerics: str, monkeypatch: pytest.MonkeyPatch) -> None
 def test_any_number_of_workers_gives_the_same_bits(
     split: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rule, "LARGE", 0)
+    monkeypatch.setattr(rule, "MIN_FUSED_ELEMENTS", 0)
     a, b = sample(403, 7), sample(403, 7)[::-1]
     found = []
     for mesh in ((1,), (3,), (2, 2)):

@@ -53,7 +53,7 @@ def test_units_can_run_one_after_the_other(
     """Whoever joins, or takes in, what may; and what is refused could not run, or would have to wait for
     a collective, or is long ago.
     """
-    monkeypatch.setattr(convex, "LONG", long)
+    monkeypatch.setattr(convex, "WINDOW_NODES", long)
     r = random.Random(seed)
     graph = program(r, 40)
     units = Units(graph, 2)

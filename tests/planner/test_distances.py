@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.show import parse
-from ostinato.ops.distances import NEAR
+from ostinato.ops.distances import CANCELLING_SHARE
 from ostinato.planner.file import decode_plan, encode_plan
-from ostinato.planner.passes.distances import LONG, multiply_differences
+from ostinato.planner.passes.distances import MIN_ROW_ELEMENTS, multiply_differences
 from ostinato.planner.plan import Target
 
 import ostinato as ost
@@ -96,7 +96,7 @@ def test_a_bad_row_spoils_no_other() -> None:
             else:
                 op.kernel(np, values[-1], *given, **node.kw)
         products, a, q = (values[v] for v in node.inputs[:3])
-        far = a[:, None] + q - 2 * products > NEAR * (a[:, None] + q)
+        far = a[:, None] + q - 2 * products > CANCELLING_SHARE * (a[:, None] + q)
     good = np.isfinite(x).all(1)[:, None] & np.isfinite(c).all(1)
     assert good.sum() == (N - 1) * (K - 2)
     assert far[good].all()
@@ -127,7 +127,7 @@ def test_as_people_write_it(name: str, dtype: Any) -> None:
 @pytest.mark.parametrize(
     "f",
     [
-        lambda x, c: ((x[:, None] - c)[..., : LONG - 1] ** 2).sum(2),
+        lambda x, c: ((x[:, None] - c)[..., : MIN_ROW_ELEMENTS - 1] ** 2).sum(2),
         lambda x, c: ((x[:, None] - c[:10]) ** 2).sum(2),
         lambda x, c: ((x[:, None] - c) ** 2).sum(2, dtype=np.float64),
         lambda x, c: ((x[:, None] - c) ** 3).sum(2),

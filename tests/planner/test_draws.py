@@ -30,7 +30,7 @@ def drawn(make: Any, shape: Any, seed: int = 77) -> Any:
 
 
 def by_numpy(make: Any, shape: Any, seed: int = 77) -> Any:
-    with mock.patch.object(random, "LARGE", 1 << 60), ost.connect():
+    with mock.patch.object(random, "MIN_DRAWN_ELEMENTS", 1 << 60), ost.connect():
         return drawn(make, shape, seed)
 
 

@@ -48,7 +48,7 @@ def ops(graph: Graph) -> list[str]:
 @pytest.mark.parametrize("numerics", ["same-plan", "any-workers"])
 def test_random_programs_however_small(numerics: str, monkeypatch: pytest.MonkeyPatch) -> None:
     make_small_things_count(monkeypatch)
-    monkeypatch.setattr(rule, "LARGE", 0)
+    monkeypatch.setattr(rule, "MIN_FUSED_ELEMENTS", 0)
 
     @RELAXED
     @given(st.randoms(use_true_random=False), st.sampled_from(MESHES))

@@ -55,7 +55,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
 def small_cache(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Everything a hundredth of its size, and turns cost nothing."""
     forget_plans()
-    for name, size in (("LARGE", 1 << 18), ("NEAR", 3 << 16), ("START", 0)):
+    for name, size in (("MIN_VALUE_BYTES", 1 << 18), ("CACHED_BYTES", 3 << 16), ("START", 0)):
         monkeypatch.setattr(cache_blocking, name, size)
     cpu = dataclasses.replace(lowering.RULES["cpu"], cache=1 << 15)
     monkeypatch.setitem(lowering.RULES, "cpu", cpu)

@@ -25,9 +25,8 @@ from tests.thorough import THOROUGH, some
 MESHES = [(2048,), (65536,), (256, 256), (32, 32, 64)]
 FEW = 64  # workers that a plan may look at one by one
 MEMORY = 64 << 20
-COUNTED = (
-    MESHES if THOROUGH else [(65536,), (256, 256)]
-)  # whose planning is four times as slow then
+# whose planning is four times as slow then
+COUNTED = MESHES if THOROUGH else [(65536,), (256, 256)]
 
 
 @contextmanager

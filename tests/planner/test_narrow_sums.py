@@ -16,7 +16,7 @@ from ostinato.ops.core.spec import bfloat16, float16, float32
 from ostinato.planner.check import check_graph
 from ostinato.planner.file import decode_plan, encode_plan
 from ostinato.planner.passes.communicate import communicate
-from ostinato.planner.passes.narrow_sums import LEAST, Sum, narrow_sums, sums
+from ostinato.planner.passes.narrow_sums import MIN_ADDEND_BYTES, Sum, narrow_sums, sums
 from ostinato.planner.plan import Plan, Target
 from ostinato.planner.policy import Chosen, Precision, policy_of
 from ostinato.planner.prediction import bytes_sent
@@ -68,7 +68,9 @@ def test_the_pass() -> None:
 
 
 def test_which_sums_are_sent_narrow() -> None:
-    def sent(policy: Precision, dtype: str, monoid: str = "sum", size: int = LEAST) -> str:
+    def sent(
+        policy: Precision, dtype: str, monoid: str = "sum", size: int = MIN_ADDEND_BYTES
+    ) -> str:
         text = f"""
             (%0: {dtype}[{size}] @ partial {monoid} of 2)
             %1 = relayout(%0) : {dtype}[{size}] @ whole of 2
@@ -81,7 +83,7 @@ def test_which_sums_are_sent_narrow() -> None:
     assert sent(BF16, "float32") == "bfloat16"
     assert sent(Precision(wire="f16"), "float32") == "float16"
     assert sent(Precision(), "float32") == "float32"
-    assert sent(BF16, "float32", size=LEAST // 4 - 1) == "float32"
+    assert sent(BF16, "float32", size=MIN_ADDEND_BYTES // 4 - 1) == "float32"
     assert sent(BF16, "float32", "max") == "float32"
     assert sent(BF16, "float64") == "float64", "wider than what is accumulated in"
     assert sent(BF16, "int64") == "int64"

@@ -147,7 +147,7 @@ def test_random_programs(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
 def make_small_things_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fuse, "WORTH", 0)
     monkeypatch.setattr(stages, "ROWS", 1)
-    monkeypatch.setattr(stages, "SMALL", -1)
+    monkeypatch.setattr(stages, "NEGLIGIBLE_BYTES", -1)
 
 
 def test_the_random_programs_are_kernels(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ostinato.ops.core.graph import Graph, canonical
 from ostinato.ops.core.show import parse
 from ostinato.ops.cpu.jit.llvm import why_not
-from ostinato.planner.cpu.slices import FEW, slice_first
+from ostinato.planner.cpu.slices import MAX_SLICES, slice_first
 from ostinato.planner.plan import Target
 
 import ostinato as ost
@@ -92,9 +92,9 @@ def test_what_is_read_in_many_slices_stays() -> None:
         end = "return " + ", ".join(f"%{k + 2}" for k in range(count))
         return parse("\n".join([*begin, *slices, end]))
 
-    many, few = rows(FEW + 1), rows(FEW)
+    many, few = rows(MAX_SLICES + 1), rows(MAX_SLICES)
     assert slice_first(many, HERE) is many
-    assert [n.op for n in slice_first(few, HERE).nodes].count("negative") == FEW
+    assert [n.op for n in slice_first(few, HERE).nodes].count("negative") == MAX_SLICES
 
 
 GRAY = np.array([0.299, 0.587, 0.114], np.float32)

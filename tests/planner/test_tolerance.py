@@ -21,11 +21,11 @@ from ostinato.planner.plan import Key, Plan, Target
 from ostinato.planner.policy import Chosen, Precision, policy_of
 from ostinato.planner.tolerance import (
     CODES,
-    FEW,
     MARGIN,
-    OF_FEW,
     PROBES,
     ROUNDOFF,
+    SMALL_RESULT,
+    SMALL_RESULT_MARGIN,
     Site,
     relative_error,
     sites,
@@ -145,7 +145,7 @@ def test_the_narrowest_formats_that_fit() -> None:
     found = [site() for _ in shares]
 
     def letters(tolerance: float, **more: Any) -> str:
-        return choose(found, model(shares), [0.0], [FEW], tolerance, **more).letters
+        return choose(found, model(shares), [0.0], [SMALL_RESULT], tolerance, **more).letters
 
     assert letters(0.9) == "bbbh"
     assert letters(1e-2 * MARGIN) == "bbb-"
@@ -153,9 +153,9 @@ def test_the_narrowest_formats_that_fit() -> None:
     assert letters(1e-6) == "--b-"
     assert letters(0.9, most="h-hb") == "h-hh"
     wide = [site(dtype=float64) for _ in shares]
-    assert choose(wide, model(shares), [0.0], [FEW], 1e-6, "").letters == "ssb-"
+    assert choose(wide, model(shares), [0.0], [SMALL_RESULT], 1e-6, "").letters == "ssb-"
     none = [Site("", "matmul", float32, ((2, 3),), 1.0, 1, formats="s") for _ in shares]
-    assert choose(none, model(shares), [0.0], [FEW], 0.9).letters == "----"
+    assert choose(none, model(shares), [0.0], [SMALL_RESULT], 0.9).letters == "----"
 
 
 def test_formats_that_gain() -> None:
@@ -180,21 +180,27 @@ def test_formats_that_gain() -> None:
 def test_what_gains_most_for_its_error_goes_first() -> None:
     shares = [(1e-3,), (1e-3,), (1e-3,)]
     found = [site(1.0), site(100.0), site(10.0)]
-    made = choose(found, model(shares), [0.0], [FEW], MARGIN * 1.1e-3)
+    made = choose(found, model(shares), [0.0], [SMALL_RESULT], MARGIN * 1.1e-3)
     assert made.letters == "hbh"
-    small = choose(found, model(shares), [0.0], [1], OF_FEW * 1.1e-3)
+    small = choose(found, model(shares), [0.0], [1], SMALL_RESULT_MARGIN * 1.1e-3)
     assert small.letters == "hbh"
     assert choose(found, model(shares), [0.0], [1], MARGIN * 1.1e-3).letters != "hbh"
-    off = choose(found, model(shares), [1e-2], [FEW], 1e-2 + MARGIN * 1.1e-3)  # as written already
+    off = choose(
+        found, model(shares), [1e-2], [SMALL_RESULT], 1e-2 + MARGIN * 1.1e-3
+    )  # as written already
     assert off.letters == "hbh"
 
 
 def test_each_result_has_its_budget() -> None:
     shares = [(1e-3, 0.0), (0.0, 1e-2), (1e-3, 1e-3)]
-    made = choose([site()] * 3, model(shares), [0.0, 0.0], [FEW, FEW], MARGIN * 2e-3)
+    made = choose(
+        [site()] * 3, model(shares), [0.0, 0.0], [SMALL_RESULT, SMALL_RESULT], MARGIN * 2e-3
+    )
     assert made.letters == "bhb"
     free = [MARGIN * 2e-3, math.inf]
-    made = planned.choose([site()] * 3, model(shares), [0.0, math.inf], [FEW, FEW], free)
+    made = planned.choose(
+        [site()] * 3, model(shares), [0.0, math.inf], [SMALL_RESULT, SMALL_RESULT], free
+    )
     assert made.letters == "bbb"
 
 
@@ -202,17 +208,19 @@ def test_what_is_measured_together_counts() -> None:
     """Where the model is too hopeful, products are widened until it fits."""
     shares = [(1e-3,), (2e-3,), (1e-3,)]
     found, tolerance = [site()] * 3, MARGIN * 3e-3
-    assert choose(found, model(shares), [0.0], [FEW], tolerance).letters == "bbb"
-    assert choose(found, model(shares, 2.0), [0.0], [FEW], tolerance).letters == "bhb"
-    assert choose(found, model(shares, 1e5), [0.0], [FEW], tolerance).letters.count("-") >= 2
+    assert choose(found, model(shares), [0.0], [SMALL_RESULT], tolerance).letters == "bbb"
+    assert choose(found, model(shares, 2.0), [0.0], [SMALL_RESULT], tolerance).letters == "bhb"
+    assert (
+        choose(found, model(shares, 1e5), [0.0], [SMALL_RESULT], tolerance).letters.count("-") >= 2
+    )
 
     def overflowing(codes: Sequence[int], scales: Sequence[float]) -> list[float]:
         far = CODES["h"] in codes and max(scales) > 8
         return [math.inf] if far else model(shares)(codes, scales)
 
-    tight = choose(found, model(shares), [0.0], [FEW], MARGIN * 4e-4).letters
+    tight = choose(found, model(shares), [0.0], [SMALL_RESULT], MARGIN * 4e-4).letters
     assert tight == "hhh"
-    assert choose(found, overflowing, [0.0], [FEW], MARGIN * 4e-4).letters == "---"
+    assert choose(found, overflowing, [0.0], [SMALL_RESULT], MARGIN * 4e-4).letters == "---"
     assert widened([site(dtype=float64)], "b", [1.0]) == "h"
 
 
@@ -224,7 +232,7 @@ def test_many_products_are_measured_in_groups() -> None:
         runs.append(codes)
         return list(model(shares)(codes, scales))
 
-    made = choose([site()] * len(shares), errors, [0.0], [FEW], 0.1)
+    made = choose([site()] * len(shares), errors, [0.0], [SMALL_RESULT], 0.1)
     assert set(made.letters) == {"b"}
     assert len(runs) < PROBES + 10
     assert all(0.9e-4 < s < 1.1e-4 for (s,) in made.shares)

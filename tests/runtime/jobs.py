@@ -637,7 +637,7 @@ def streams() -> None:
         sizes.append(stretch.nbytes)
         put(handle, stretch, at)
 
-    sinks._put, sinks.LONG = seen, 1
+    sinks._put, sinks.MIN_PWRITE_BYTES = seen, 1
     session = ost.connect()
     y = ost.exp(ost.load(folder / "x.npy", resident=False)) + 1
     for name in ("y.npy", "y.h5", "y.zarr"):

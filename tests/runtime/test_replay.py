@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from ostinato.ops.gpu.capture import Captures
 from ostinato.runtime.capture_segments import Parts
-from ostinato.runtime.graph_capture import FORMS, MOST_TAKEN, SMALL
+from ostinato.runtime.graph_capture import FORMS, MAX_COPIED_BYTES, MOST_TAKEN
 
 import ostinato as ost
 from ostinato.errors import LinAlgError
@@ -135,7 +135,7 @@ def test_loops_are_part_of_it() -> None:
 # -- where operands lie ----------------------------------------------------------------------------
 def test_large_operands_are_known_by_where_they_lie() -> None:
     """Nothing is copied: there is a form for each place."""
-    assert X.nbytes > SMALL
+    assert X.nbytes > MAX_COPIED_BYTES
     with ost.connect(device="fake") as session:
         f = ost.compile(chain)
         xs = [ost.asarray(X + k) for k in range(3)]

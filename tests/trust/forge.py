@@ -54,9 +54,8 @@ from tests.sessions import use
 
 from . import guard
 
-LARGE = (
-    1 << 20
-)  # bytes of what is run here; what is larger was accepted, which is all that is asked
+# bytes of what is run here; what is larger was accepted, which is all that is asked
+LARGE = 1 << 20
 SLOW = 0.5  # predicted seconds, the same
 MESHES = ((1,), (1,), (1,), (1,), (1,), (2,), (3,), (2, 2))
 NUMBERS: tuple[Any, ...] = (

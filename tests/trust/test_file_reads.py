@@ -21,7 +21,7 @@ from tests.thorough import some
 from tests.trust.conftest import Tally
 
 KIB = 1 << 10
-NEAR = source.NEAR + 4 * KIB  # bytes between two numbers that may be read with them
+NEAR = source.MAX_GAP_BYTES + 4 * KIB  # bytes between two numbers that may be read with them
 ROWS, COLUMNS = 60_000, 16
 MENDED = (109, 111, 258, 303, 351, 377, 386, 1018, 1049, 1129)  # which read too much once
 

@@ -249,7 +249,7 @@ def _machine_code(text: str) -> bytes:
 
 # Longer texts at the second level, and with their loops as they are: 2.4 times sooner there, at 400,000
 # characters 6 times, and as fast. Of short ones an inner loop may be all there is.
-LONG = 12_000
+LONG_TEXT_CHARS = 12_000
 
 
 def _optimised(text: str, machine: Any) -> Any:
@@ -259,7 +259,7 @@ def _optimised(text: str, machine: Any) -> Any:
         f'target triple = "{machine.triple}"\n' + text, llvm.create_context()
     )
     module.verify()
-    is_short = len(text) < LONG
+    is_short = len(text) < LONG_TEXT_CHARS
     options = llvm.create_pipeline_tuning_options(speed_level=3 if is_short else 2)
     options.loop_vectorization = options.loop_interleaving = True
     options.loop_unrolling = is_short

@@ -28,7 +28,7 @@ from ostinato.ops.cpu.threads import (
     AT_START,
     BOX,
     HELPERS,
-    MOST,
+    MAX_BOXES,
     NUMBER,
     PLACED,
     SPIN,
@@ -426,7 +426,7 @@ def _begin(count: int) -> None:
         anywhere[k // 64 % 16] |= 1 << k % 64
     with _making:
         system.pthread_sigmask(_BLOCK, ctypes.c_void_p(_held.ctypes.data), before)
-        for k in range(len(_helpers), min(count, MOST)):
+        for k in range(len(_helpers), min(count, MAX_BOXES)):
             at = boxes[k].ctypes.data
             for semaphore in (WAKE, BACK):
                 system.sem_init(ctypes.c_void_p(at + semaphore), 0, 0)

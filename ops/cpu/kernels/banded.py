@@ -25,7 +25,7 @@ from .elements import Elements, text_of
 
 WIDE = 128  # systems side by side at the most
 CACHE = 1 << 17  # bytes of what is kept of them
-FEW = 4  # neighbours that are worth a vector
+MIN_NEIGHBOURS = 4  # neighbours that are worth a vector
 STRAIGHT, SAME, STEPPED = "straight", "same", "stepped"
 
 
@@ -57,7 +57,7 @@ def banded_kernel(
     steps = [[a.strides[d] for d in others] for a in arrays]
     loops = loops_over(tuple(out.shape[d] for d in others), steps)
     axes = list(zip(loops.extents, *loops.strides, strict=True))
-    near = [k for k, a in enumerate(axes) if a[-1] == item and a[0] >= FEW]
+    near = [k for k, a in enumerate(axes) if a[-1] == item and a[0] >= MIN_NEIGHBOURS]
     best = near[-1] if near else max(range(len(axes)), key=lambda k: axes[k][0])
     inner, *across = axes.pop(best)
     many = math.prod(a[0] for a in axes)

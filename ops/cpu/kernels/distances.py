@@ -13,7 +13,7 @@ from ostinato.ops.cpu.jit.emitter import Code, loaded, loop_facts
 from ostinato.ops.cpu.jit.lines import literal, llvm_type
 from ostinato.ops.cpu.jit.llvm import function_of, vector_bits, why_not
 from ostinato.ops.cpu.jit.parallel import around
-from ostinato.ops.distances import NEAR
+from ostinato.ops.distances import CANCELLING_SHARE
 
 from .gemm import GRAIN
 
@@ -53,7 +53,7 @@ class _Writer:
 
     def __init__(self, dtype: DType) -> None:
         self.kind, self.item = llvm_type(dtype), dtype.itemsize
-        self.near = literal(NEAR, dtype)
+        self.near = literal(CANCELLING_SHARE, dtype)
 
     def real(self, code: Code, text: str) -> str:
         operation, _, rest = text.partition(" ")

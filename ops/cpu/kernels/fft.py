@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 from ostinato.ops.cpu.libraries import scipy_fft
 
-LEAST = 1 << 14  # elements for each thread: to wake one takes as long as some thousand
+# elements for each thread: to wake one takes as long as some thousand
+MIN_THREAD_ELEMENTS = 1 << 14
 Transform = Callable[..., Any]
 
 
@@ -36,7 +37,7 @@ def transforming(
             threads,
             lambda x, axis, out: function(x, axis=axis, out=out, norm=norm, **size),
         )
-    workers = max(1, min(threads, arrays[0].size // LEAST))
+    workers = max(1, min(threads, arrays[0].size // MIN_THREAD_ELEMENTS))
     return partial(theirs, axis=axis, workers=workers, norm=norm)
 
 
@@ -46,7 +47,7 @@ def shared(
     """The same by `transform(x, axis=, out=)` of parts."""
     x = arrays[0]
     longest = max((d for d in range(x.ndim) if d != axis), key=lambda d: x.shape[d], default=axis)
-    parts = 1 if longest == axis else min(threads, x.shape[longest], x.size // LEAST)
+    parts = 1 if longest == axis else min(threads, x.shape[longest], x.size // MIN_THREAD_ELEMENTS)
     if parts < 2:
         return lambda x, out: transform(x, axis=axis, out=out)
     n = x.shape[longest]

@@ -42,10 +42,11 @@ from ostinato.ops.jit.loops import loops_over
 from ostinato.ops.jit.values import KINDS, Value, cast, where
 
 GRAIN = LIMITS.places_wake
-FEW = 1 << 12  # elements that are not worth vectors, whose text depends on a row's length
+# elements that are not worth vectors, whose text depends on a row's length
+MIN_VECTOR_ELEMENTS = 1 << 12
 COLUMNS = 1 << 10  # bytes of a row for each thread, from which threads share columns
 WIDE = 128  # bytes of a row from which more than two of them share places ...
-FAR = LIMITS.scatter_far
+FAR_BYTES = LIMITS.scatter_far
 BUCKETS = 64  # of places, of which each thread has some ...
 APART = 128  # ... that neighbours of so many bytes have in common
 BLOCK = 512  # places of which a thread sees first which are its own, or whether all are inside
@@ -182,14 +183,14 @@ def _nest(
             cut, parts, whole = "places", 4 * worth, turns[0][0] if turns else 1
         elif row and extent * size >= worth * COLUMNS:
             cut, parts, whole, least = "row", worth, extent, 64 // size
-        elif turns and not along and (extent * size * (worth > 2) >= WIDE or updated >= FAR):
+        elif turns and not along and (extent * size * (worth > 2) >= WIDE or updated >= FAR_BYTES):
             cut, parts = "owners", min(worth, BUCKETS)
             whole = parts
     each = -(-whole // parts // least) * least
     parts = -(-whole // each)
     near_step, far_step = (s if s in (0, size) else -1 for s in (row[-1][2:] if row else (0, 0)))
     in_vectors = near_step >= 0 and far_step == size and value != bfloat16
-    wide = in_vectors and not along and work >= FEW
+    wide = in_vectors and not along and work >= MIN_VECTOR_ELEMENTS
     lanes = vector_bits() // 8 // size if wide else 1
     loops = len(lines), len(turns), len(row)
     asked = min(LINES, -(-extent * size // 64)) if cut == "owners" else 0

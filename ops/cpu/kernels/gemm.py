@@ -36,9 +36,8 @@ TINY = LIMITS.product_tiny
 GRAIN = LIMITS.product_wake
 QUICK, QUICK_READS = LIMITS.product_quick, LIMITS.reads_quick
 BOTH = LIMITS.packs_both
-NARROW, FEW, SMALL, LARGE = LIMITS.narrow, LIMITS.few, LIMITS.small, LIMITS.large
 FEWEST = 4  # rows and columns of integers that are not left to NumPy
-LONG = 1 << 14  # terms of a sum that make a block
+BLOCK_TERMS = 1 << 14  # terms of a sum that make a block
 PARTS = 32  # blocks of a sum at the most
 MOST_TURNS = 1 << 14
 LINE = LIMITS.line
@@ -107,18 +106,21 @@ def _blas_pays(a: Stack, b: Stack, out: Stack) -> bool:
     """Whether it is quicker than oneDNN: as timed over a grid of shapes."""
     rows, columns = out.shape[-2:]
     in_rows = a.strides[-1] == b.strides[-1] == 1
-    narrow = NARROW if a.strides[-1] == 1 else 2 * NARROW
-    return columns < narrow or (rows < FEW and in_rows and b.shape[-2] * columns <= SMALL)
+    narrow = LIMITS.blas_columns * (1 if a.strides[-1] == 1 else 2)
+    small = rows < LIMITS.blas_rows and b.shape[-2] * columns <= LIMITS.blas_elements
+    return columns < narrow or (small and in_rows)
 
 
 def _packing_pays(a: Stack, b: Stack, out: Stack, stays: bool) -> bool:
     """Whether to copy both operands in an order that suits the processor first, as timed."""
     rows, columns = out.shape[-2:]
     turned = a.strides[-1] != 1, b.strides[-1] != 1
-    if rows < FEW:
-        return not stays and (turned == (False, True) or b.shape[-2] * columns > LARGE)
+    if rows < LIMITS.blas_rows:
+        return not stays and (
+            turned == (False, True) or b.shape[-2] * columns > LIMITS.packed_elements
+        )
     if turned == (True, False):
-        return not stays or columns < 4 * NARROW
+        return not stays or columns < 4 * LIMITS.blas_columns
     return not stays and min(rows, columns) >= BOTH
 
 
@@ -301,7 +303,7 @@ def _parts(m: int, n: int, k: int) -> int:
     """Blocks of the sum, where it is long and the result small; by extents only, so that bits do
     not depend on the number of threads.
     """
-    return min(PARTS, k // LONG) if k >= 2 * LONG and m * n <= LONG else 0
+    return min(PARTS, k // BLOCK_TERMS) if k >= 2 * BLOCK_TERMS and m * n <= BLOCK_TERMS else 0
 
 
 def _table(a: Stack, b: Stack, out: Stack, block: Sequence[int], apart: bool) -> Any:

@@ -30,7 +30,7 @@ from ostinato.ops.jit.epilogues import rest_of
 from ostinato.ops.jit.loops import Loops, loops_over, strides_over
 from ostinato.ops.jit.random_bits import numbers_in
 from ostinato.ops.jit.scalar import numbers
-from ostinato.ops.jit.schedule import SHORT
+from ostinato.ops.jit.schedule import MAX_FIXED_EXTENT
 from ostinato.ops.jit.stacks import Stack, stacked
 
 from .gemm import _PLAIN, GRAIN, QUICK, _form, product
@@ -40,8 +40,8 @@ Behind = Callable[..., None]
 
 TILES, SGEMM = "tiles", "sgemm"  # ways of it
 BYTES = LIMITS.block_bytes
-LEAST = 32  # rows of a block, of which each packs the right matrix anew
-ENOUGH = 2 * LEAST  # rows from which blocks are worth it
+MIN_BLOCK_ROWS = 32  # rows of a block, of which each packs the right matrix anew
+MIN_ROWS = 2 * MIN_BLOCK_ROWS  # rows from which blocks are worth it
 VECTORS = LIMITS.strip_vectors
 # Rows that take as long to multiply as a row of the right matrix, or of its transpose, takes to pack;
 # and columns that take as long as to read a row that another thread has made.
@@ -78,7 +78,7 @@ class Grid(NamedTuple):
 
 def _most_rows(width: int) -> int:
     """Rows of a block at the most, for them to stay in cache."""
-    return max(LEAST, BYTES // (4 * width))
+    return max(MIN_BLOCK_ROWS, BYTES // (4 * width))
 
 
 def rows_of_blocks(m: int, n: int, k: int, batches: int, threads: int) -> Grid:
@@ -102,7 +102,7 @@ def blocks_of_tiles(
     matrix only, but reads rows that others have made. Rows that are to be `whole` are not cut.
     """
     count = -(-threads // batches)
-    most = 1 if whole or n <= SHORT else max(1, n // (VECTORS * form.lanes))
+    most = 1 if whole or n <= MAX_FIXED_EXTENT else max(1, n // (VECTORS * form.lanes))
 
     def cost(down: int) -> float:
         """Of a block, in its products."""
@@ -115,7 +115,7 @@ def blocks_of_tiles(
     width, share = form.width(strip), -(-m // down)
     limit = _most_rows(width)
     if form.packs_left:
-        limit = min(limit, max(LEAST, BYTES // (2 * k)))
+        limit = min(limit, max(MIN_BLOCK_ROWS, BYTES // (2 * k)))
     block = -(-share // -(-share // limit))
     block = min(m, -(-block // form.rows) * form.rows)
     return Grid(block, -(-m // block), strip, -(-n // strip), width)
@@ -156,7 +156,7 @@ def epilogue_room(
         width = max(1, n if form is None else form.width(n))
         more = 0 if form is None else form.rows
         block = min(rows, _most_rows(width) + more)
-        copied = min(rows, max(LEAST, BYTES // (2 * max(k, 1))) + more)
+        copied = min(rows, max(MIN_BLOCK_ROWS, BYTES // (2 * max(k, 1))) + more)
         needed = max(needed, _room(form, width, block, copied, k)[0])
     return [Scratch((needed * most_threads() + 64,), int8)]
 

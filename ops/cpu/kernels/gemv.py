@@ -25,7 +25,7 @@ PART = LIMITS.part_bytes
 PARTS = 32  # ... in so many parts at the most
 BLOCK = LIMITS.sums_bytes
 WIDE = LIMITS.streamed_row
-FAR = LIMITS.streamed_matrix
+MIN_STREAMED_BYTES = LIMITS.streamed_matrix
 TALL = 4  # ... and rows for each of these
 FACTS = ("first", "rows", "columns", "row", "step", "parts")  # behind turns and threads
 
@@ -38,7 +38,9 @@ def can_stream(a: Stack) -> bool:
 def streams_pay(a: Stack) -> bool:
     """Whether they are quicker than BLAS for this matrix and a column, as timed over a grid of shapes."""
     (rows, terms), item = a.shape[-2:], a.dtype.itemsize
-    return rows * item >= WIDE and terms >= TALL * rows and rows * terms * item >= FAR
+    return (
+        rows * item >= WIDE and terms >= TALL * rows and rows * terms * item >= MIN_STREAMED_BYTES
+    )
 
 
 def vector_product(a: Stack, b: Stack, out: Stack, turned: bool, threads: int) -> Any:

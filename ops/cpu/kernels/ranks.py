@@ -14,7 +14,7 @@ import numpy as np
 from ostinato.ops.core.registry import Scratch
 from ostinato.ops.core.spec import Shape, Spec, bfloat16
 
-LONG = 1 << 14  # elements of a line from which a sample pays
+MIN_SAMPLED_LINE = 1 << 14  # elements of a line from which a sample pays
 BLOCK = 1 << 16  # elements of a pass at a time, which stay in the cache
 FOUND = 1 << 6  # ranks of a line beyond which it is selected from as a whole
 SPREAD = 4.0  # standard deviations of a sampled rank to both sides
@@ -33,7 +33,7 @@ def order_statistics(
     order = (*(d for d in range(x.ndim) if d not in axes), *axes)
     apart = scratch[0].reshape([x.shape[d] for d in order])
     lines = scratch[0].reshape((*out.shape[:-1], -1))
-    long = lines.shape[-1] >= LONG and ranks.shape[-1] <= FOUND
+    long = lines.shape[-1] >= MIN_SAMPLED_LINE and ranks.shape[-1] <= FOUND
     plain = long and x.transpose(order).flags.c_contiguous
 
     def run(x: Any, ranks: Any, out: Any) -> None:

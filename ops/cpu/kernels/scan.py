@@ -26,9 +26,9 @@ from ostinato.ops.cpu.loops.copies import Pieces
 from ostinato.ops.jit.loops import loops_over
 from ostinato.ops.jit.values import KINDS, Value, cast
 
-LONG = 4096  # elements of a line that is cut
+MIN_CUT_LINE = 4096  # elements of a line that is cut
 NARROW, WIDE = 256, 2048  # neighbours that are done side by side
-FEW = 4  # fewer lines are done one by one
+MIN_NEIGHBOURS = 4  # fewer lines are done one by one
 ROWS = 4  # of neighbours that are done together
 CHUNK = 64  # elements of a line that are put in order first
 QUICK, GRAIN = LIMITS.scan_quick, LIMITS.scan_wake
@@ -82,12 +82,14 @@ def running_kernel(x: Any, out: Any, axis: int, product: bool, threads: int) -> 
     steps = [[a.strides[d] for d in others] for a in (x, out)]
     loops = loops_over(tuple(x.shape[d] for d in others), steps)
     axes = list(zip(loops.extents, *loops.strides, strict=True))
-    cut = count >= LONG and not (product and dtype.kind == "f")
-    near = [k for k, (n, _, step) in enumerate(axes) if step == dtype.itemsize and n >= FEW]
+    cut = count >= MIN_CUT_LINE and not (product and dtype.kind == "f")
+    near = [
+        k for k, (n, _, step) in enumerate(axes) if step == dtype.itemsize and n >= MIN_NEIGHBOURS
+    ]
     beside = bool(near) and along[1] != dtype.itemsize
     inner = axes.pop(near[-1] if beside else max(range(len(axes)), key=lambda k: axes[k][0]))
     lines = Lines(count, along, inner[0], inner[1:], tuple(axes))
-    way = "neighbours" if beside else "squares" if cut or inner[0] >= FEW else "singles"
+    way = "neighbours" if beside else "squares" if cut or inner[0] >= MIN_NEIGHBOURS else "singles"
     unit = (inner if beside else (0, *along))[1:]
     simple = beside or source != bfloat16
     straight = unit[0] == source.itemsize and simple, unit[1] == dtype.itemsize

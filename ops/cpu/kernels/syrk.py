@@ -29,7 +29,7 @@ from .gemm_tiles import Tiles
 
 TRIANGLE, MIRRORED = "triangle", "mirrored"
 COLUMNS = 16  # fewer leave vectors half empty
-LARGE, TERMS = 384, 32  # columns of a result in blocks, and terms of its sums at least
+MIN_COLUMNS, MIN_TERMS = 384, 32  # columns of a result in blocks, and terms of its sums at least
 DEEP = 1024  # rows of a part at least,
 FEWEST, PARTS = 4, 32  # parts at least, for threads to share, and at the most,
 WAITING = LIMITS.triangles
@@ -87,7 +87,7 @@ def _is_deep(spec: Spec) -> bool:
 
 def _is_wide(spec: Spec) -> bool:
     """Whether they can share the result."""
-    return spec.shape[1] >= LARGE and spec.shape[0] >= TERMS and blas() is not None
+    return spec.shape[1] >= MIN_COLUMNS and spec.shape[0] >= MIN_TERMS and blas() is not None
 
 
 def triangle(x: Any, out: Any, threads: int, room: Any) -> Callable[..., None] | None:

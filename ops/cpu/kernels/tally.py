@@ -26,7 +26,7 @@ from ostinato.ops.jit.values import KINDS, Value, where
 GRAIN = LIMITS.places_wake
 BLOCK = 1 << 12  # elements of a turn
 SIDES = 4  # tables that one thread takes in turn
-MOST = 1 << 16  # numbers up to which threads have tables of their own
+MAX_THREAD_BINS = 1 << 16  # numbers up to which threads have tables of their own
 _FACTS = ("turns", "threads", "n", "count", "tables", "own")
 
 
@@ -46,7 +46,7 @@ def counting_kernel(x: Any, out: Any, axes: tuple[int, ...], threads: int) -> An
         return None
     lines = math.prod(x.shape[:left])
     n = x.size // lines
-    if lines == 1 and count <= MOST:
+    if lines == 1 and count <= MAX_THREAD_BINS:
         worth = max(1, min(threads, n // GRAIN))
         own = 8 * (SIDES * (count + 1) + 8)
         tables = np.zeros(worth * own // 8, np.int64)
@@ -176,7 +176,7 @@ def folding_kernel(monoid: str, x: Any, ids: Any, out: Any, threads: int) -> Any
     if why_not() or not plain or not known or not is_integer(ids.dtype):
         return None
     n, count = len(x), len(out)
-    if count > MOST or n < 2 * PARTS * count:
+    if count > MAX_THREAD_BINS or n < 2 * PARTS * count:
         return None
     own = -(-x.itemsize * SIDES * (count + 1) // 64) * 64
     tables = np.full(PARTS * own // x.itemsize, identity(monoid, x.dtype), x.dtype)

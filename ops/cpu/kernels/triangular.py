@@ -18,7 +18,7 @@ from ostinato.ops.linalg.factorizations import SINGULAR
 
 from .elements import Elements, text_of
 
-LARGE, WIDE = 256, 64  # rows, and columns on the right, of what is BLAS's
+MAX_ROWS, MAX_COLUMNS = 256, 64  # rows, and columns on the right, of what is BLAS's
 
 
 class TriangularKey(NamedTuple):
@@ -44,7 +44,7 @@ def triangular_kernel(
     """The function of matrices, right-hand sides and results that lie so; None if the operation's own
     kernel does it."""
     (n, columns), batch = arrays[2].shape[-2:], arrays[2].shape[:-2]
-    if why_not() or not arrays[2].size or n > LARGE or columns > WIDE:
+    if why_not() or not arrays[2].size or n > MAX_ROWS or columns > MAX_COLUMNS:
         return None
     whole = [np.broadcast_to(x, (*batch, *x.shape[-2:])) for x in arrays]
     loops = loops_over(batch, [x.strides[:-2] for x in whole])

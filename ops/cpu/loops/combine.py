@@ -24,7 +24,8 @@ from .stages import Writer, chunk_units, cleared
 
 TURNS = 64  # whose sums over rows wait to be put together, and
 WAITING = LIMITS.waiting_bytes
-FEW = 16  # groups: for so many, sums of all rows are faster than finding each row's own
+# groups: for so many, sums of all rows are faster than finding each row's own
+MAX_SWEPT_GROUPS = 16
 
 
 class Kernel(Writer):
@@ -188,7 +189,7 @@ class Kernel(Writer):
         """
         if not self.nest.across or r.over != {self.nest.lane}:
             return None
-        return grouped(self.nest, first, self.nest.held, FEW)
+        return grouped(self.nest, first, self.nest.held, MAX_SWEPT_GROUPS)
 
     def sum_groups(self, first: int, label: int, position: int, summed: int) -> None:
         """Row after row onto the sums of its group, instead of all groups' sums of all rows."""

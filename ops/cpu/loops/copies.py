@@ -18,7 +18,7 @@ from ostinato.ops.cpu.loops.flat import SHARE, native_kernel
 from ostinato.ops.jit.loops import loops_over, strides_over
 from ostinato.ops.jit.random_bits import numbers_in
 
-LEAST = LIMITS.copy_wake
+MIN_THREADED_BYTES = LIMITS.copy_wake
 _WORDS: dict[int, DType] = {
     1: np.dtype(np.uint8),
     2: np.dtype(np.uint16),
@@ -104,7 +104,7 @@ def in_pieces(
     """The function of operands that lie so and the result, if there is much to copy, or it is done
     `often`, and all of the result is here."""
     *xs, out = arrays
-    if out.nbytes < LEAST and not often:
+    if out.nbytes < MIN_THREADED_BYTES and not often:
         return None
     if any(xs[p.operand].dtype != out.dtype for p in pieces if p.operand >= 0):
         return None

@@ -35,7 +35,7 @@ from ostinato.ops.jit.loops import Loops, loops_of
 from ostinato.ops.jit.pairs import Pair
 from ostinato.ops.jit.random_bits import numbers_in
 from ostinato.ops.jit.scalar import Part, numbers
-from ostinato.ops.jit.schedule import SHORT
+from ostinato.ops.jit.schedule import MAX_FIXED_EXTENT
 from ostinato.ops.jit.values import Value
 
 from .combine import TURNS, WAITING, nest_text
@@ -49,7 +49,7 @@ TILE_ROWS, TILE_COLUMNS = LIMITS.tile, LIMITS.tile
 FEW_BESIDE = 4  # turns of an innermost loop that is written out ...
 MANY_TURNS = 64  # ... where the next one has so many
 FEW_APART = 4  # elements from one to the next in operands that are put side by side first ...
-NEAR = 16  # ... if these are fewer bytes, or it is every second one, and ...
+MAX_STEP_BYTES = 16  # ... if these are fewer bytes, or it is every second one, and ...
 MANY_APART = 128  # ... a loop has so many turns
 SHARE = LIMITS.last_share
 
@@ -135,7 +135,7 @@ def kernel_code(body: Graph, loops: Loops, share: int = SHARE) -> str:
     data = _data(body, known, _meta_of(many, last))
     room = _meta_of(many, last) + len(known)  # for partial results
     once, each, after = _places(loops, many)
-    short = last > 0 and loops.extents[-1] <= SHORT
+    short = last > 0 and loops.extents[-1] <= MAX_FIXED_EXTENT
     extent = str(loops.extents[-1]) if short else "%extent"
     code = [
         "define internal void @body(ptr %data, ptr %meta, i64 %lo, i64 %hi, i64 %thread) {",
@@ -324,7 +324,7 @@ def _reduced(
     ]
     code += [
         *_carried(sums, totals, "tot", "lost", "row", "chunkend"),
-        f"  %cfull = add i64 %c, {SHORT if short else CHUNK}",
+        f"  %cfull = add i64 %c, {MAX_FIXED_EXTENT if short else CHUNK}",
         f"  %cless = icmp slt i64 %cfull, {stop}",
         f"  %cend = select i1 %cless, i64 %cfull, i64 {stop}",
         *near,
@@ -507,7 +507,7 @@ def _apart(body: Graph, loops: Loops) -> dict[int, int]:
     nowhere, found = numbers_in(body), {}
     for k, s in enumerate(body.inputs):
         step, over = divmod(loops.strides[k][-1], s.dtype.itemsize)
-        near = s.dtype.itemsize <= 8 and (step == 2 or step * s.dtype.itemsize < NEAR)
+        near = s.dtype.itemsize <= 8 and (step == 2 or step * s.dtype.itemsize < MAX_STEP_BYTES)
         if k not in nowhere and not over and near and 1 < step <= FEW_APART:
             found[k] = step
     return found

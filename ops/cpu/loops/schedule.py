@@ -14,15 +14,15 @@ from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Shape
 from ostinato.ops.cpu.limits import LIMITS
-from ostinato.ops.jit.schedule import SHORT, is_apart, is_near, is_swept, kept, step
+from ostinato.ops.jit.schedule import MAX_FIXED_EXTENT, is_apart, is_near, is_swept, kept, step
 from ostinato.ops.jit.stages import Stages, stages_of, strides_in_order
 
 LANES = (256, 128, 64)  # rows of a unit where lanes run along the rows: as many as fit
 BLOCKS, UNITS = ("64", "128", "256", "512"), " rows at a time"  # ways of a kernel in stages
 WIDE, TOGETHER = LIMITS.wide, LIMITS.together
-LEAST = 15  # an index of more turns may be the lane, if its elements are neighbours
+MIN_NEAR_LANE = 15  # an index of more turns may be the lane, if its elements are neighbours
 HELD = LIMITS.unit_bytes
-LONG = LIMITS.row_bytes
+ROW_BYTES = LIMITS.row_bytes
 
 
 @dataclass
@@ -97,7 +97,11 @@ def _arrange(nest: Nest, most: Sequence[int]) -> bool:
     others = frozenset().union(*map(nest.iterates, worked)) - set(nest.rows)
     if any(step(nest, x) is None for x in nest.rows):
         return False
-    long = [x for x in others if nest.extents[x] > (LEAST if is_near(nest, x) else SHORT)]
+    long = [
+        x
+        for x in others
+        if nest.extents[x] > (MIN_NEAR_LANE if is_near(nest, x) else MAX_FIXED_EXTENT)
+    ]
     long = [x for x in long if step(nest, x) is not None]
     lanes = sorted((*nest.rows, *long), key=lambda x: _along(nest, x, bool(long)))
     return any(_fits(nest, lane, most) for lane in lanes)
@@ -121,7 +125,7 @@ def _fits(nest: Nest, lane: int, most: Sequence[int]) -> bool:
         nest.rows = (lane, *rest) if nest.packed else (*rest, lane)
     for lanes in most if nest.across else LANES[:1]:
         nest.lanes = lanes
-        if sum(nest.room(v) for v in nest.held) <= (HELD if nest.across else LONG):
+        if sum(nest.room(v) for v in nest.held) <= (HELD if nest.across else ROW_BYTES):
             return True
     return False
 
@@ -131,7 +135,7 @@ def _along(nest: Nest, lane: int, choose: bool) -> tuple[float, int]:
     lanes are put together, and what has its neighbours far apart is copied.
     """
     cost, body, n = 0.0, nest.body, max(nest.extents[lane], 1)
-    wide = WIDE if n > SHORT else n / -(-n // WIDE)  # of a vector
+    wide = WIDE if n > MAX_FIXED_EXTENT else n / -(-n // WIDE)  # of a vector
     for k, node in enumerate(body.nodes if choose else ()):
         op = OPS[node.op]
         if not op.computes:
@@ -149,7 +153,9 @@ def _along(nest: Nest, lane: int, choose: bool) -> tuple[float, int]:
         v = a if a < nest.operands else body.outputs[a - nest.operands]
         if is_apart(nest, v, lies, lane) and not (a < nest.operands and _can_pack(nest, a, lane)):
             turned = lane in nest.rows and any(
-                nest.extents[x] <= SHORT and is_near(nest, x) for x in lies if x not in nest.rows
+                nest.extents[x] <= MAX_FIXED_EXTENT and is_near(nest, x)
+                for x in lies
+                if x not in nest.rows
             )
             cost += math.prod(nest.extents[x] for x in lies) / (4 if turned else 1)
     return cost, step(nest, lane) or 0

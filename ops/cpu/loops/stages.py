@@ -39,7 +39,7 @@ from ostinato.ops.jit.combining import (
 from ostinato.ops.jit.elements import Elements, Env
 from ostinato.ops.jit.random_bits import numbers_in
 from ostinato.ops.jit.scalar import numbers
-from ostinato.ops.jit.schedule import SHORT
+from ostinato.ops.jit.schedule import MAX_FIXED_EXTENT
 from ostinato.ops.jit.stages import Reduction
 from ostinato.ops.jit.values import Value, where
 
@@ -161,7 +161,7 @@ class Writer(Elements):
 
     def is_short(self, label: int) -> bool:
         return label not in self.nest.rows and label != self.nest.lane and (
-            self.nest.extents[label] <= SHORT
+            self.nest.extents[label] <= MAX_FIXED_EXTENT
         )  # fmt: skip
 
     # -- addresses

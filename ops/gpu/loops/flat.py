@@ -24,7 +24,7 @@ from ostinato.ops.jit.scalar import numbers
 from ostinato.ops.jit.values import Value, cast
 
 from ..jit.lines import CudaLines, c_type, memory_type
-from .schedule import FEW, SOME, THREADS, VECTOR, WARP
+from .schedule import MAX_THREAD_TERMS, SOME, THREADS, VECTOR, WARP
 from .text import Kernel, known_numbers, whole
 from .totals import Total, by_block, in_pairs
 
@@ -241,7 +241,7 @@ def _vectors(writer: ElementWriter, lines: CudaLines, each: int) -> None:
 # -- with reductions -----------------------------------------------------------------------------
 def team_of(terms: int) -> int:
     """Threads that share a row."""
-    if terms <= FEW:
+    if terms <= MAX_THREAD_TERMS:
         return 1
     return WARP if terms <= SOME else THREADS
 

@@ -21,13 +21,13 @@ from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Shape
 from ostinato.ops.jit.loops import Loops
 from ostinato.ops.jit.random_bits import numbers_in
-from ostinato.ops.jit.schedule import SHORT, is_apart, is_near, is_swept, kept, step
+from ostinato.ops.jit.schedule import MAX_FIXED_EXTENT, is_apart, is_near, is_swept, kept, step
 from ostinato.ops.jit.stages import Stages, stages_of, strides_in_order
 
 THREADS = 256  # of a block
 WARP = 32
 VECTOR = 16  # bytes that a thread reads at once
-FEW = 8  # terms that one thread combines
+MAX_THREAD_TERMS = 8  # terms that one thread combines
 SOME = 1024  # terms that a warp combines
 SHARED = 36 << 10  # bytes of a block's values; there are 48 KiB without asking for more
 ITEMS = 4096  # elements of a unit
@@ -96,16 +96,22 @@ class Tiles(Stages):
         """Threads that make one result of a reduction."""
         outputs, terms = self.volume(first), self.all_terms(first)
         along = self.near in self.over(first)
-        if terms <= FEW or (not along and outputs >= WARP and not self.by_columns(first)):
+        if terms <= MAX_THREAD_TERMS or (
+            not along and outputs >= WARP and not self.by_columns(first)
+        ):
             return 1
         if not along and outputs >= WARP:
             return THREADS // WARP
-        return THREADS if terms > SOME or (outputs < FEW and terms > THREADS // 2) else WARP
+        return (
+            THREADS
+            if terms > SOME or (outputs < MAX_THREAD_TERMS and terms > THREADS // 2)
+            else WARP
+        )
 
     def by_columns(self, first: int) -> bool:
         """Whether neighbouring threads make neighbouring results, and warps share their terms."""
         columns = self.near not in self.over(first) and self.volume(first) >= WARP
-        return columns and self.all_terms(first) > SHORT
+        return columns and self.all_terms(first) > MAX_FIXED_EXTENT
 
     def all_terms(self, first: int) -> int:
         return math.prod(map(self.width, self.over(first)))
@@ -221,7 +227,9 @@ def _arrange(tiles: Tiles) -> bool:
     tile = min(tiles.rows, key=lambda x: (tiles.extents[x] == 1, step(tiles, x) or 0))
     tiles.cut = {tile: 1}
     inner = max(others, key=lambda x: (is_near(tiles, x), tiles.extents[x]), default=-1)
-    short = all(tiles.extents[x] <= (ACROSS if is_near(tiles, x) else SHORT) for x in others)
+    short = all(
+        tiles.extents[x] <= (ACROSS if is_near(tiles, x) else MAX_FIXED_EXTENT) for x in others
+    )
     tiles.near = tile if short or is_near(tiles, tile) else inner
     least, most = (LEAST_ACROSS, MOST_ACROSS) if tiles.across else (1, MOST_ALONG)
     wanted = max(THREADS if tiles.across and others else 1, ITEMS // each)

@@ -18,7 +18,7 @@ from ostinato.ops.core.spec import DType, bool_, int64
 from ostinato.ops.jit.elements import Elements, Env
 from ostinato.ops.jit.random_bits import numbers_in
 from ostinato.ops.jit.scalar import numbers
-from ostinato.ops.jit.schedule import SHORT, grouped
+from ostinato.ops.jit.schedule import MAX_FIXED_EXTENT, grouped
 from ostinato.ops.jit.stages import Reduction
 from ostinato.ops.jit.values import Value, cast, fma, where
 
@@ -30,7 +30,7 @@ from .totals import APART, Total, by_block, by_columns, in_pairs
 GROUPS = 16  # for more, each row is added to its own group's sum
 MOST_SHARED = 40 << 10  # bytes of a block's values and sums
 COLUMNS = 1024  # results from which one thread puts the turns of one together, and not a warp
-NEAR = "beside"  # how the index of one of a few neighbours is called
+NEIGHBOUR = "beside"  # how the index of one of a few neighbours is called
 
 
 @dataclass(slots=True)
@@ -93,7 +93,7 @@ class Writer(Elements):
 
     def extent(self, label: int) -> str:
         n = self.nest.extents[label]
-        if label not in self.nest.rows and n <= SHORT:
+        if label not in self.nest.rows and n <= MAX_FIXED_EXTENT:
             return str(n)
         return self.told(f"e{label}", n)
 
@@ -173,7 +173,7 @@ class Writer(Elements):
     def grouped_at(self, env: Env) -> Env | None:
         """Where the group begins in which an element is, if there are groups now."""
         near = self.nest.near
-        if self.group is None or env.get(near) != NEAR:
+        if self.group is None or env.get(near) != NEIGHBOUR:
             return None
         return {**env, near: self.group.first}
 
@@ -293,20 +293,20 @@ class Writer(Elements):
                 with self.block(f"if ({self.inside(env)})"):
                     body(fixed | env)
                 return
-            begin, end, here = self.name("first"), self.count(near), fixed | env | {near: NEAR}
+            begin, end, here = self.name("first"), self.count(near), fixed | env | {near: NEIGHBOUR}
             self.add(f"const u32 {begin} = {each} * {env.pop(near)};")
             with self.block(f"if ({self.inside(env)})"):
                 with self.block(f"if (wide && {begin} + {each} <= {end})"):
                     self.group = Group(begin)
                     at = len(self.code.text)
                     with self.block(f"#pragma unroll\nfor (u32 j = 0; j < {each}; ++j)"):
-                        self.add(f"const u32 {NEAR} = {begin} + j;")
+                        self.add(f"const u32 {NEIGHBOUR} = {begin} + j;")
                         body(here)
                     self.code.text[at:at] = self.group.begins
                     self.add(*self.group.ends)
                     self.group = None
                 with self.block(f"else for (u32 j = 0; j < {each} && {begin} + j < {end}; ++j)"):
-                    self.add(f"const u32 {NEAR} = {begin} + j;")
+                    self.add(f"const u32 {NEIGHBOUR} = {begin} + j;")
                     body(here)
 
     # -- stages
@@ -368,7 +368,7 @@ class Writer(Elements):
             self.sum_groups(first, *groups)
             return
         team, over = nest.team(first), nest.over(first)
-        total = self.total(first, nest.terms(first) > SHORT)
+        total = self.total(first, nest.terms(first) > MAX_FIXED_EXTENT)
         if nest.by_columns(first):
             self.reduce_columns(first, r, total)
             return

@@ -22,12 +22,12 @@ from .networks import lanes_text
 from .radix import lines_text, part_text, phases
 
 EXCHANGES = 1 << 10  # keys of a line that is put in order side by side with others
-LONG = 1 << 16  # keys of a line that threads share
+MIN_SHARED_KEYS = 1 << 16  # keys of a line that threads share
 PARTS = 4  # of such a line, for each thread
 QUICK = LIMITS.sort_quick
 GRAIN = LIMITS.sort_wake
 PLAIN = LIMITS.sort_plain
-FEW = 8  # one of so many is wanted: then the others are left out before
+SELECTED_SHARE = 8  # one of so many is wanted: then the others are left out before
 
 
 class _Way(NamedTuple):
@@ -51,7 +51,7 @@ def _way(x: Shape, dtype: DType, axis: int, first: int, places: bool) -> _Way:
     n, lines = x[axis], math.prod(x) // x[axis]
     kind = Kind(dtype, places, False, True, False)
     lanes = kind.lanes if n <= EXCHANGES and 2 * lines > kind.lanes else 0
-    shared = n >= LONG and lines < max(threads, 2) and first * FEW > n
+    shared = n >= MIN_SHARED_KEYS and lines < max(threads, 2) and first * SELECTED_SHARE > n
     parts = PARTS * threads if shared else 0
     inside = shared and not places and first == n and math.prod(x[axis:]) == n
     counts = 8 * DIGIT * (parts or dtype.itemsize)
@@ -106,7 +106,7 @@ def sort_function(
     if way.inside and steps[1] != out.itemsize:
         return None
     dense = steps == (x.itemsize, out.itemsize) or n == 1
-    kind = Kind(dtype, places, descending, dense, first * FEW <= n and not way.lanes)
+    kind = Kind(dtype, places, descending, dense, first * SELECTED_SHARE <= n and not way.lanes)
     if way.parts:
         return _in_parts(kind, x, out, axis, way._replace(threads=threads), start, scratch)
     others = [d for d in range(x.ndim) if d != axis and x.shape[d] > 1]

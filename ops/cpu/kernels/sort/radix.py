@@ -13,7 +13,7 @@ from ostinato.ops.cpu.jit.parallel import TABLES, around
 
 from .keys import BODY, DIGIT, END, NOTHING, Keys, Kind
 
-SHORT = 48  # keys that are put in their places one by one
+MAX_INSERTION_KEYS = 48  # keys that are put in their places one by one
 _PARTS = (
     *("parts", "threads", "n", "first", "step_x", "step_out", "at_x", "at_out", "keys", "others"),
     *("counts", "state", "shift"),
@@ -56,7 +56,7 @@ class _Radix(Keys):
         for cell, value in zip(cells, ("%keys", "%others"), strict=True):
             code.entry.append(f"  {cell} = alloca ptr")
             code.add(f"store ptr {value}, ptr {cell}")
-        short = code.let(f"icmp sle i64 %n, {SHORT}")
+        short = code.let(f"icmp sle i64 %n, {MAX_INSERTION_KEYS}")
         with code.when(short):
             code.add("call void @insert(ptr %keys, i64 %n)")
         with code.when(code.let(f"xor i1 {short}, true")):
