@@ -105,7 +105,7 @@ class GraphCapture:
         return False
 
     def where(self, array: Any) -> int:
-        """What tells arrays apart that lie elsewhere."""
+        """Identify where an array lies: arrays in other memory have other numbers."""
         raise NotImplementedError
 
     def loop(self, test: Any, most: int) -> Loop:
@@ -125,7 +125,9 @@ class Loop:
     is_known = False  # a warm-up went through a turn
 
     def begin(self, inits: Sequence[Any], firsts: Sequence[Any], seconds: Sequence[Any]) -> Any:
-        """What the first turn reads, of states, where it and odd turns write them, and where even ones do."""
+        """Begin a loop: `inits` are what its first iteration reads, odd ones write `firsts`, even
+        ones `seconds`.
+        """
         raise NotImplementedError
 
     def ends(self, turn: int) -> bool:
@@ -153,11 +155,11 @@ class Messenger:
     the same messages in the same order."""
 
     def aside(self) -> AbstractContextManager[None]:
-        """What the device is asked for in here goes into the queue, behind all that it was asked before."""
+        """Queue all that the device is asked for in here, behind what it was asked before."""
         raise NotImplementedError
 
     def joined(self) -> Function:
-        """What makes the device wait for all that is in the queue now."""
+        """Make a function that lets the device wait for all that is in the queue now."""
         raise NotImplementedError
 
     def exchange(self, sends: Messages, receives: Messages) -> None:
@@ -203,7 +205,7 @@ class Recorder:
         return 0
 
     def call(self, function: Any, arrays: Sequence[str], out: Any) -> None:
-        """Of a device's function; the (last) result lies so."""
+        """Add a call of a device's function; its (last) result lies as `out`."""
 
     def view(self, name: str, source: str, whole: Any, part: Any) -> None:
         """A look at an array; they lie so."""
@@ -212,14 +214,14 @@ class Recorder:
         """The part of an array that is this iteration's."""
 
     def carried(self, name: str, *buffers: str) -> None:
-        """What lies elsewhere in the first iteration, and in odd and even ones."""
+        """Declare a carried value: its initial buffer, then the two it alternates between."""
 
     def repeat(self, index: Any, last: int) -> Repeated:
         """As a function. `index` is set to an iteration's number, or counts down from `last`."""
         raise NotImplementedError
 
     def repeat_while(self, asked: int, test: Any) -> Repeated:
-        """The same of a loop whose first calls, so many, make `test`, which ends it if it is false."""
+        """Repeat a loop whose first calls, so many, make `test`, which ends it if it is false."""
         raise NotImplementedError
 
 
@@ -310,8 +312,9 @@ class Device:
         return None
 
     def dynamic_kernel(self, node: Node, specs: Specs, scratch: Sequence[Any]) -> Function | None:
-        """The same for arrays that may lie in another way each time; None where the op's own kernel is
-        as good, which looks, too."""
+        """Make a kernel for arrays that may lie in another way each time; None where the op's own
+        kernel is as good, which looks, too.
+        """
         return None
 
     # -- memory ----------------------------------------------------------------------------
@@ -328,16 +331,17 @@ class Device:
         raise NotImplementedError
 
     def copy_from_host(self, value: Any) -> Any:
-        """The same in memory that nobody else has."""
+        """Copy a host's array into memory that nobody else has."""
         return self.from_host(value)
 
     def next_from_host(self, value: Any) -> Any:
-        """The same of one of many alike, such as batches: on its way while the device computes."""
+        """Copy one of many alike, such as batches: on its way while the device computes."""
         return self.from_host(value)
 
     def to_host(self, value: Any, out: Any = None) -> Any:
-        """What lies here as NumPy's array, when it is done; itself, if it is one. `out`: what it is
-        written to."""
+        """Return an array of the device as NumPy's, when it is done; itself, if it is one. `out`:
+        what it is written to.
+        """
         raise NotImplementedError
 
     def staging(self, shape: Sequence[int], dtype: DType) -> Any:
@@ -362,15 +366,18 @@ class Device:
 
     # -- several of a kind -------------------------------------------------------------------
     def use(self, place: int | None = None) -> None:
-        """What this thread asks for from now on, the device does that belongs to the worker in this place
-        among those of its machine; None: the one of this process."""
+        """Select the device of this thread: that of the worker in this place among those of its
+        machine; None: the one of this process.
+        """
 
     def address(self) -> bytes:
-        """What no other device anywhere has, in up to 127 bytes; none where devices send nothing."""
+        """Identify the device among all anywhere, in up to 127 bytes; none where devices send
+        nothing.
+        """
         return b""
 
     def invite(self) -> bytes:
-        """What a worker tells all others, so that their messengers find each other."""
+        """Make the bytes that a worker sends all others, so that their messengers find each other."""
         raise NotImplementedError
 
     def messenger(self, rank: int, size: int, invitation: bytes) -> Messenger:
@@ -379,7 +386,7 @@ class Device:
 
     # -- time ------------------------------------------------------------------------------
     def told(self) -> Sequence[str]:
-        """What the time that something takes depends on here, beside the host: names and versions."""
+        """Name all that times depend on here, beside the host: libraries and versions."""
         return ()
 
     def model(self) -> str:
@@ -400,7 +407,7 @@ class Device:
         return taken
 
     def ranges(self) -> tuple[Callable[[str], None], Callable[[], None]] | None:
-        """What tells a profiler of the device that something of this name begins, and that it ends."""
+        """Return functions that begin and end a named range of the device's profiler."""
         return None
 
     # -- how programs are bound ------------------------------------------------------------
@@ -417,13 +424,16 @@ class Device:
         return None
 
     def folding(self, ufunc: str, addends: Sequence[Any], out: Any) -> Function | None:
-        """What combines arrays that lie as these do, element by element and one after the other, into another
-        one; of halves in float32. None where that is not done better than in steps."""
+        """Make a function that combines arrays that lie as these do, element by element and one
+        after the other, into another one; of halves in float32. None where that is not done better
+        than in steps.
+        """
         return None
 
     def ordered_product(self, a: Any, b: Any, out: Any) -> Function | None:
-        """What multiplies arrays that lie as these do, each sum term by term: the bits of an element
-        depend on its row and its column only."""
+        """Make a function that multiplies arrays that lie as these do, each sum term by term: the
+        bits of an element depend on its row and its column only.
+        """
         return None
 
 

@@ -58,7 +58,7 @@ def write_whole(
 def writing(
     path: str | os.PathLike[str], kind: type[OstinatoError] = DataFileError, what: str = "file"
 ) -> Iterator[None]:
-    """What goes wrong at a file that the user named, as an error of this kind."""
+    """Raise errors of the system, at a file that the user named, as errors of this kind."""
     try:
         yield
     except OSError as error:

@@ -111,7 +111,7 @@ class Cache:
 
     # -- files -----------------------------------------------------------------------------
     def read(self, name: str) -> bytes | None:
-        """What was written under this name, if it is all there and nobody else's."""
+        """Read a file of the cache by its name, if it is all there and nobody else's."""
         data = self._bytes(name)
         if data is None or not data.startswith(_MAGIC):  # cut off, or of an earlier version
             return None
@@ -186,7 +186,9 @@ class Cache:
 
     # -- all of them -----------------------------------------------------------------------
     def files(self, *kinds: str) -> Iterator[File]:
-        """Those of ours, of all kinds or of some (`plans`, `plans/VERSION`, `kernels`, ...)."""
+        """Iterate over the cache's files, of all kinds or of some (`plans`, `plans/VERSION`,
+        `kernels`, ...).
+        """
         for folder, name in self._listed(kinds):
             if name[0] != ".":
                 with contextlib.suppress(OSError):

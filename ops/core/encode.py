@@ -53,7 +53,7 @@ def encode_value(value: Any, lines: bool = False) -> Any:
 
 
 def nan_bits(value: float) -> str:
-    """What tells a NaN from the usual one; nothing for other numbers."""
+    """Encode the bits of an unusual NaN; empty for other numbers."""
     found = struct.pack(">d", value).hex()
     return found if math.isnan(value) and found != "7ff8000000000000" else ""
 
@@ -105,7 +105,7 @@ def encode_graph(graph: Graph, lines: bool = False) -> dict[str, Any]:
 
 
 def encoded_lines(value: Any) -> Iterator[str]:
-    """What `lines` of a graph that was encoded with them gave."""
+    """Iterate over the lines of a graph that was encoded with them."""
     for _, _, params, _, number in value["nodes"]:
         yield value["lines"][number]
         for content in params.values():
@@ -210,7 +210,7 @@ def _is_line(value: Any) -> bool:
 
 
 def digest(graph: Graph) -> str:
-    """What identifies a computation: 128 bits over its canonical content."""
+    """Identify a computation: 128 bits over its canonical content."""
     text = json.dumps(encode_graph(graph), separators=(",", ":"))
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 

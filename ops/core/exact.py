@@ -14,7 +14,7 @@ _BITS = struct.Struct("d").pack
 
 
 def exact(value: Any) -> Any:
-    """What is equal to that of another value only if both are the same, to the bit."""
+    """Make a key of a value: two are equal only if the values are the same, to the bit."""
     return _WAYS[value.__class__](value)
 
 

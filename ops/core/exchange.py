@@ -48,8 +48,9 @@ class Piece:
 
 # -- the messages of one worker ----------------------------------------------------------------
 def pieces_to(has: Layout, needs: Layout, shape: Shape, rank: int) -> tuple[Piece, ...]:
-    """What a worker gets, from whom; what is there already comes from itself. By the ranks of the
-    first who has each."""
+    """List the pieces a worker gets, and from whom; what is there already comes from itself. By the
+    ranks of the first who has each.
+    """
     _check(has, needs)
     wanted = needs.box(shape, rank)
     if not volume(wanted):
@@ -62,7 +63,8 @@ def pieces_to(has: Layout, needs: Layout, shape: Shape, rank: int) -> tuple[Piec
 
 
 def pieces_from(has: Layout, needs: Layout, shape: Shape, rank: int) -> tuple[Piece, ...]:
-    """What a worker gives, in the order of those who get it; what stays there goes to itself.
+    """List the pieces a worker gives, in the order of those who get them; what stays there goes to
+    itself.
 
     On another mesh, those whom another replica serves are looked at, too."""
     _check(has, needs)

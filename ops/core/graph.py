@@ -101,7 +101,7 @@ class Graph:
                 yield from body.lines()
 
     def at_lines(self, now: Mapping[str, str]) -> Graph:
-        """The same graph, asked for by other lines."""
+        """Copy the graph for other lines of the user's."""
         nodes = []
         for n in self.nodes:
             params = n.params
@@ -121,7 +121,7 @@ class Graph:
 
 
 def canonical(graph: Graph) -> Graph:
-    """The same computation with its nodes in canonical order, dead ones dropped."""
+    """Put the nodes in canonical order, and drop dead ones."""
     first = len(graph.inputs)
     producers, starts = graph.producers, graph.starts
     number = list(range(first)) + [-1] * (len(graph.specs) - first)

@@ -156,7 +156,7 @@ def subscripts(text: str) -> tuple[tuple[str, ...], str]:
 
 
 def product_labels(text: str) -> tuple[str, str, str, str]:
-    """Of an einsum of two operands the labels of batches, rows, columns, and the sum."""
+    """Split the labels of an einsum of two operands into batches, rows, columns and the sum."""
     (a, b), out = subscripts(text)
     return (
         "".join(c for c in out if c in a and c in b),

@@ -202,49 +202,49 @@ class Layout:
         return Layout, (self.mesh, self.splits, self.windows, self.blocks, self.stored)
 
     def with_split(self, axis: int, split: Placement) -> Layout:
-        """The same, but for one mesh axis."""
+        """Replace the split of one mesh axis."""
         splits = (*self.splits[:axis], split, *self.splits[axis + 1 :])
         return Layout(self.mesh, splits, self.windows, self.blocks)
 
     def without(self, axes: Collection[int]) -> Layout:
-        """The same with replicas along these mesh axes."""
+        """Replicate along these mesh axes."""
         splits = [None if a in axes else s for a, s in enumerate(self.splits)]
         return Layout(self.mesh, tuple(splits), self.windows, self.blocks)
 
     def in_turns(self, turns: int, split: Placement) -> Layout:
-        """The same on a mesh with one more axis, along which this is cut too."""
+        """Add an axis to the mesh, along which this is cut too."""
         return Layout((*self.mesh, turns), (*self.splits, split), self.windows, self.blocks)
 
     @property
     def resident(self) -> Layout:
-        """The same in memory."""
+        """Return this layout in memory."""
         return Layout(self.mesh, self.splits, self.windows, self.blocks)
 
     @property
     def on_disk(self) -> Layout:
-        """The same in a file that all workers can read."""
+        """Return this layout in a file that all workers can read."""
         return Layout(self.mesh, self.splits, self.windows, self.blocks, True)
 
     def with_halos(self, halos: Mapping[int, int], shape: Shape) -> Layout:
-        """The same parts with so many of their neighbours' places on both sides, by dimensions."""
+        """Widen the parts by so many of their neighbours' places on both sides, by dimensions."""
         windows = [(d, Overlap(shape[d], -n, 1, 2 * n + 1)) for d, n in sorted(halos.items()) if n]
         return Layout(self.mesh, self.splits, tuple(windows), self.blocks)
 
     @property
     def without_halos(self) -> Layout:
-        """The same parts, of which no two have anything in common but replicas."""
+        """Narrow the parts to their own places: only replicas have any in common."""
         return Layout(self.mesh, self.splits, (), self.blocks)
 
     @property
     def at_once(self) -> Layout:
-        """The same without the last mesh axis."""
+        """Drop the last mesh axis."""
         return Layout(self.mesh[:-1], self.splits[:-1], self.windows, self.blocks)
 
     def coords(self, rank: int) -> tuple[int, ...]:
         return _coords(self.mesh, rank)
 
     def box(self, shape: Shape, rank: int) -> Box:
-        """What a worker holds of an array of this shape."""
+        """Return the box that a worker holds of an array of this shape."""
         return _box(self, shape, rank)
 
     def local_shape(self, shape: Shape, rank: int) -> Shape:

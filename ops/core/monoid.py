@@ -32,21 +32,21 @@ class Monoid:
 
 
 def lowest(dtype: DType) -> Any:
-    """What every value of a dtype is at least."""
+    """Return the least value of a dtype."""
     if dtype.kind == "b":
         return False
     return -np.inf if is_float(dtype) else np.iinfo(dtype).min
 
 
 def highest(dtype: DType) -> Any:
-    """What every value of a dtype is at most."""
+    """Return the greatest value of a dtype."""
     if dtype.kind == "b":
         return True
     return np.inf if is_float(dtype) else np.iinfo(dtype).max
 
 
 def identity(name: str, dtype: DType) -> Any:
-    """What changes nothing when it is combined."""
+    """Return the monoid's identity, which changes nothing when it is combined."""
     found = MONOIDS[name].identity
     assert found is not None, f"the monoid {name} has no single identity"
     return found(dtype)

@@ -76,14 +76,14 @@ def _parsed(source: str) -> ast.Module:
 
 
 def _classes(clause: ast.expr | None, frame: FrameType) -> list[type[BaseException]]:
-    """What a clause takes."""
+    """List the exceptions that a clause catches."""
     value = BaseException if clause is None else _value(clause, frame)
     kinds = value if isinstance(value, tuple) else (value,)
     return [k for k in kinds if isinstance(k, type) and issubclass(k, BaseException)]
 
 
 def _value(x: ast.expr, frame: FrameType) -> Any:
-    """What names of a frame stand for."""
+    """Evaluate names in a frame."""
     names = (ast.Name, ast.Attribute, ast.Tuple, ast.expr_context)
     if not all(isinstance(part, names) for part in ast.walk(x)):
         return None

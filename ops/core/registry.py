@@ -224,7 +224,9 @@ class Op:
 
     @property
     def work(self) -> tuple[float, float]:
-        """What its scalar expression takes for an element: simple operations, and functions such as exp."""
+        """Count the work of its scalar expression per element: simple operations, and functions
+        such as exp.
+        """
         return (
             _work(self.scalar)
             if self.scalar and not self.element.draws

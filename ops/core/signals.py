@@ -22,8 +22,9 @@ T = TypeVar("T")
 
 
 def aside(work: Callable[[], T]) -> T:
-    """What this gives, made in a thread that is not the main one. Who is interrupted while waiting for it
-    leaves, and it is done to its end."""
+    """Call this in a thread that is not the main one. Who is interrupted while waiting for it
+    leaves, and it is done to its end.
+    """
     if threading.current_thread() is not threading.main_thread():
         return work()
     made = Future[T]()
@@ -75,7 +76,7 @@ class Living(Generic[T]):
         self._known.clear()
 
     def __iter__(self) -> Iterator[T]:
-        """Those that live now; meanwhile others may come and go."""
+        """Iterate over those that live now; meanwhile others may come and go."""
         return iter([x for known in list(self._known) if (x := known()) is not None])
 
 

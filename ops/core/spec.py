@@ -96,7 +96,7 @@ _gone: deque[Any] = deque()  # listed by the interpreter: in a line of Python Ct
 
 
 def _forget() -> None:
-    """What nobody has any more, before another is made."""
+    """Drop specs that nobody has any more, before another is made."""
     while _gone:
         with contextlib.suppress(IndexError):  # another thread was faster
             lost = _gone.popleft()
@@ -107,7 +107,7 @@ def _forget() -> None:
 
 @lru_cache(256)
 def _hold(made: Spec) -> Spec:
-    """What was made lately stays a while: iterations of a loop have the same ones."""
+    """Keep a spec that was made lately a while: iterations of a loop have the same ones."""
     return made
 
 
@@ -172,11 +172,11 @@ class Spec:
 
     @property
     def bare(self) -> Spec:
-        """The same without a layout."""
+        """Drop the layout."""
         return Spec(self.shape, self.dtype) if self.layout is not None else self
 
     def at(self, layout: Layout | None) -> Spec:
-        """The same in a layout."""
+        """Replace the layout."""
         return Spec(self.shape, self.dtype, layout, self.pending)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -233,8 +233,9 @@ def owned(fresh: np.ndarray[Any, Any]) -> Any:
 
 
 def lent(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """What users are given of an array: the same memory, which NumPy lets nobody make writeable again,
-    as what stands behind it is no array."""
+    """Make the read-only view of an array that users are given: the same memory, which NumPy lets
+    nobody make writeable again, as what stands behind it is no array.
+    """
     if array.dtype == bfloat16:  # of which Python's buffers know nothing
         return lent(array.view(np.uint16)).view(bfloat16)
     return np.asarray(memoryview(array).toreadonly())  # type: ignore[arg-type]

@@ -37,8 +37,9 @@ def other_names() -> dict[str, Any]:
 
 
 def hint(name: str, room: str = "") -> str:
-    """What to write instead of a name of `ostinato`, or of a module in it, as the end of a
-    sentence."""
+    """Suggest what to write instead of a name of `ostinato`, or of a module in it, as the end of a
+    sentence.
+    """
     if name.startswith("_"):
         return ""
     names = other_names()
@@ -67,7 +68,7 @@ def hint(name: str, room: str = "") -> str:
 
 
 def _in_rooms(name: str) -> str | None:
-    """What a module says of a name that it does not have, nor anybody else."""
+    """Explain a name that neither this module nor any other has."""
     if _elsewhere(name, "") or name in names_in(""):
         return None
     theirs = other_names()["in_rooms"]
@@ -90,7 +91,7 @@ def _is_name(ours: str) -> bool:
 
 
 def of_method(name: str) -> str:
-    """The same of an attribute of arrays."""
+    """Suggest what to write instead of an attribute of arrays."""
     ours = other_names()["of_arrays"].get(name)
     if name.startswith("_") and ours is None:
         return ""
@@ -118,7 +119,7 @@ def _call(name: str) -> str:
 
 
 def of_numpy(name: str) -> str:
-    """What is here for one of NumPy's functions, such as `linalg.eig`; empty if nothing is."""
+    """Find the counterpart of one of NumPy's functions, such as `linalg.eig`; empty if nothing is."""
     room, _, own = name.rpartition(".")
     ours = other_names()["here"].get(own)
     if ours is not None and not room:
@@ -150,7 +151,7 @@ def _elsewhere(name: str, room: str) -> str:
 
 
 def names_in(room: str) -> list[str]:
-    """What is public there; nothing, before all of it is imported."""
+    """List the public names of a module; nothing, before all of it is imported."""
     front: Any = sys.modules.get("ostinato")
     if "__version__" not in vars(front or sys):
         return []

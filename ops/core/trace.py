@@ -51,14 +51,15 @@ class Collected:
         self.places = places  # of its inputs
 
     def with_roots(self, more: Sequence[Ref]) -> Collected:
-        """The same with further results, which it has on the way."""
+        """Add results, which it computes on the way."""
         roots = [*self.roots, *more]
         return Collected(roots, self.specs, self.captured, self.held, self.terms, self.places)
 
     @cached_property
     def form(self) -> tuple[Any, ...]:
-        """What is equal if graphs are but for their numbers, and the lines of their nodes: found sooner
-        than these."""
+        """Make a key that is equal if graphs are but for their numbers, and the lines of their
+        nodes: found sooner than these.
+        """
         first, count, places = dict[int, int](), len(self.specs), self.places
         found: list[Any] = [*self.specs]
         for term in self.terms:
@@ -80,7 +81,7 @@ class Collected:
         return [t for t in self.terms if t.op is not None and t.op.name == "constant"]
 
     def given(self, numbers: Sequence[Term]) -> Collected:
-        """The same with these numbers as its last inputs."""
+        """Make these numbers its last inputs."""
         refs, first, gone = [(t, 0) for t in numbers], len(self.specs), {*numbers}
         return Collected(
             self.roots,
@@ -142,7 +143,7 @@ def collect(
     count = len(inputs)
 
     def outside(term: Term, k: int) -> Any:
-        """What identifies an input of the graph that has no value yet; None for a node of it."""
+        """Identify an input of the graph that has no value yet; None for a node of it."""
         if term.op is None:
             return (id(term), k)
         if trace is None or term.op.name == "constant":

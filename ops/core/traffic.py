@@ -195,8 +195,9 @@ def _grouped(has: Layout, needs: Layout, ndim: int) -> list[tuple[list[int], lis
 def _by_sizes(
     has: Layout, needs: Layout, shape: Shape, dims: Sequence[int], axes: Sequence[int]
 ) -> int | None:
-    """What workers have of what they need, all together, in a group where one of the two parts of each
-    dimension is always within the other; None if it is not such a group."""
+    """Count the elements that workers have of those they need, all together, in a group where one
+    of the two parts of each dimension is always within the other; None if it is not such a group.
+    """
     if has.blocks or needs.blocks:
         return None
     place = {d: k for k, d in enumerate(dims)}
