@@ -162,7 +162,9 @@ def check_layouts(graph: Graph, target: Target, in_turns: bool = False) -> None:
 
 
 def _check_rounded(graph: Graph, target: Target) -> None:
-    """What is rounded without saying so in the source is sent to a sum, and the policy allows it."""
+    """Check that what is rounded, but not in the source, is sent to a sum, and that the policy
+    allows it.
+    """
     policy = policy_of(target.precision)
     rounded: Counter[DType | None] = Counter()
     for k, node in enumerate(graph.nodes):

@@ -76,9 +76,10 @@ def memory_of(target: Target) -> int:
 
 
 def in_steps(graph: Graph, target: Target) -> tuple[list[Step], Graph]:
-    """What a graph would have to sort as a whole, step by step, and the rest, which has one operand more
-    for each: runs that fit into memory are put in order and written to a file, of which the rest reads
-    any places of the order (io_pipeline/merging.py)."""
+    """Split a graph into what it would have to sort as a whole, step by step, and the rest, which
+    has one operand more for each: runs that fit into memory are put in order and written to a file,
+    of which the rest reads any places of the order (io_pipeline/merging.py).
+    """
     steps = list[Step]()
     while True:
         taken, ordered = _first_to_take(graph, target), _first_to_sort(graph, target)
@@ -128,7 +129,7 @@ def _first_to_sort(graph: Graph, target: Target) -> int | None:
 
 
 def _sorted_at(graph: Graph, k: int, target: Target) -> tuple[list[Step], Graph]:
-    """What puts in order what a node sorts, and the graph that reads that."""
+    """Make the steps that put in order what a node sorts, and the graph that reads that."""
     node, spec = graph.nodes[k], graph.specs[graph.nodes[k].inputs[0]]
     bounds, falls = _bounds(spec, target), node.kw["descending"]
     runs = _runs_of(graph, node, bounds)
@@ -351,7 +352,7 @@ def _is_beyond(spec: Spec, target: Target) -> bool:
 
 
 def _kept_at(graph: Graph, v: int, target: Target) -> tuple[list[Step], Graph]:
-    """What writes a value to a file, and the graph that reads it there."""
+    """Make the step that writes a value to a file, and the graph that reads it there."""
     k, spec = graph.producers[v], graph.specs[v]
     builder = Builder(graph.inputs)
     kept = builder.graph(inline(builder, Graph(graph.inputs, graph.nodes, (v,)), _inputs(graph)))
@@ -390,7 +391,9 @@ def _is_worth(x: Spec, i: Spec, made: Spec, share: float, target: Target) -> boo
 
 
 def _taken_at(graph: Graph, k: int, target: Target) -> tuple[list[Step], Graph]:
-    """What brings the rows that a node takes into runs, and the graph that merges these."""
+    """Make the steps that bring the rows that a node takes into runs, and the graph that merges
+    these.
+    """
     order = _order_of(graph, k)
     return _by_places(graph, k, target) if order is None else _by_keys(graph, k, order, target)
 

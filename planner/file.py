@@ -60,7 +60,7 @@ def code_version() -> str:
 
 
 def _digest(*rooms: Path) -> str:
-    """Of all modules in some folders and those inside: where each lies, and what it says."""
+    """Hash all modules in some folders and those inside: where each lies, and what it says."""
     found = hashlib.blake2b(digest_size=6)
     for room in rooms:
         for path in sorted(room.rglob("*.py")):
@@ -173,7 +173,7 @@ def decode_plan(
 
 
 def _one_line(error: Exception) -> str:
-    """What it says, whatever a file made it say."""
+    """Print an error as one line, whatever a file made it say."""
     text = " ".join(str(error).split())
     return "".join(c if c.isprintable() else "?" for c in text)[:400]
 
@@ -248,7 +248,7 @@ def _moved(written: Any, source: Graph) -> dict[str, str]:
 
 
 def _ladder(value: Any) -> tuple[Rung, ...]:
-    """What was done to fit into memory: for people, so nothing follows from it."""
+    """Decode the steps that made the plan fit into memory: for people, so nothing follows from it."""
     found = []
     for row in listing(value, longest=64):
         how, freed, seconds = listing(row, longest=3)
@@ -258,8 +258,8 @@ def _ladder(value: Any) -> tuple[Rung, ...]:
 
 
 def _tuned(value: Any, now: Lines) -> Tuned | None:
-    """What was chosen by timing. A way that this machine does not have is no way, so whatever it says
-    cannot be wrong.
+    """Decode the choices made by timing. A way that this machine does not have is no way, so
+    whatever it says cannot be wrong.
     """
     if value is None:
         return None
@@ -280,7 +280,7 @@ def _tuned(value: Any, now: Lines) -> Tuned | None:
 
 
 def _key(content: Any) -> Key:
-    """What the plan was made of."""
+    """Decode the plan's key."""
     source, mesh, device, donated = fields(content, "source", "mesh", "device", "donated")
     numerics, limit, math, precision, machine = fields(
         content, "numerics", "memory_limit", "math", "precision", "machine"

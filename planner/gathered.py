@@ -44,7 +44,7 @@ class Gather:
 
 
 def gathers(plan: Plan) -> tuple[Gather, ...]:
-    """Those of a plan that could be given to it."""
+    """List a plan's gathers whose results could be given to it."""
     graph, found = plan.lowered, list[Gather]()
     for k, node in enumerate(graph.nodes):
         if collective_of(node.op, node.kw) not in GATHERS or len(node.inputs) > 1:
@@ -72,7 +72,7 @@ def _only_looks(node: Node) -> bool:
 
 
 def gather_of(plan: Plan, gather: Gather) -> Key:
-    """What makes it of its operand."""
+    """Make the key of the plan that does a gather alone."""
     has, (end, layout) = plan.traced.inputs[gather.operand], (gather.spec, gather.spec.layout)
     assert layout is not None
     builder, v = Builder((has,)), 0

@@ -86,7 +86,7 @@ class Link:
         return self._halved("reduce_scatter", n, size)
 
     def all_gather(self, n: int, size: float) -> float:
-        """The same messages in the other order."""
+        """Estimate an all-gather: a reduce-scatter's messages in the other order."""
         return self._halved("all_gather", n, size)
 
     def _halved(self, kind: str, n: int, size: float) -> float:
@@ -190,7 +190,9 @@ class Machine:
         functions: float,
         moving: float,
     ) -> float:
-        """Of a kernel that does so many operations of each kind, and moves for so many seconds."""
+        """Estimate the seconds of a kernel that does so many operations of each kind, and moves for
+        so many seconds.
+        """
         return overlapped(
             _of(self.products, dtype).time(dense),
             _of(self.factors or self.products, dtype).time(factors),
@@ -353,7 +355,7 @@ def presets() -> tuple[str, ...]:
 
 
 def resolve(machine: Machine | str | os.PathLike[str]) -> Machine:
-    """What users mean by `machine=`."""
+    """Find the machine that users mean by `machine=`."""
     if isinstance(machine, Machine):
         return machine
     return MACHINES.get(str(machine)) or Machine.load(machine)
@@ -382,7 +384,7 @@ def deciding(device: str, mesh: Mesh) -> Machine:
 # -- this one ------------------------------------------------------------------------------------
 @cache
 def processor() -> str:
-    """What it is called."""
+    """Return the processor's name."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
@@ -402,12 +404,12 @@ def memory() -> int:
 
 @cache
 def _here() -> str:
-    """What measurements hold for."""
+    """Identify the machine that measurements hold for."""
     return f"{platform.node()}/{processor()}/{os.cpu_count()}/numpy {np.__version__}"
 
 
 def _kept(folder: Path | None) -> dict[str, Any]:
-    """What was measured here, by kind of workers."""
+    """Read what was measured here, by kind of workers."""
     with contextlib.suppress(ValueError, TypeError, KeyError):
         data = json.loads(disk_cache.at(folder).read(KEPT) or b"{}")
         if data["format"] == FORMAT and data["of"] == _here():

@@ -156,7 +156,7 @@ def _limit(room: float) -> int | None:
 
 
 def program_of(graph: Graph, key: Key, results: Results) -> Program:
-    """What this machine runs of a graph that every machine may have."""
+    """Lower a graph that every machine may have to the program that this one runs."""
     return lower(graph, key.target, key.donated, _to_reuse(key, results))
 
 
@@ -283,8 +283,9 @@ def _mib(n: int) -> str:
 
 
 def _greatest(plan: Plan) -> tuple[str, str]:
-    """What takes most, in words, and the user's line of it: an operand, a result, or the node at which the
-    arena is fullest."""
+    """Find what takes most memory, in words, and the user's line of it: an operand, a result, or
+    the node at which the arena is fullest.
+    """
     graph, source = plan.program.graph, plan.traced
     found: list[tuple[int, str, str]] = [_fullest(plan.program)]
     for spec, name in itertools.zip_longest(graph.inputs, plan.names):
@@ -317,7 +318,7 @@ def _fullest(program: Program) -> tuple[int, str, str]:
 
 
 def _advice(plan: Plan, enough: int | None) -> str:
-    """What helps with what takes most of this plan."""
+    """Advise what would make this plan take less memory."""
     ways = []
     if plan.target.numerics == "any-workers":
         ways.append(

@@ -136,7 +136,7 @@ class Program:
     ] = ()  # (result, operand): written over an operand that was given away
 
     def at_lines(self, now: Mapping[str, str]) -> Program:
-        """The same program, asked for by other lines."""
+        """Copy the program for other lines of the user's."""
         bodies = {k: tuple(b.at_lines(now) for b in inner) for k, inner in self.bodies.items()}
         return replace(self, graph=self.graph.at_lines(now), bodies=bodies)
 
@@ -219,7 +219,7 @@ class Plan:
 
     @property
     def traced(self) -> Graph:
-        """What the user's function does, before any pass."""
+        """Return the graph of the user's function, before any pass."""
         return self.key.graph
 
     @property
@@ -294,7 +294,7 @@ class Plan:
 
     @cached_property
     def out_specs(self) -> tuple[Spec, ...]:
-        """Of each output of the source, with its layout."""
+        """Return the specs of the source's outputs, with their layouts."""
         made = self.program.graph.out_specs
         return tuple(
             made[k] if where == "out" else self.traced.inputs[k] for where, k in self.results
@@ -321,12 +321,13 @@ class Plan:
     # -- for people ------------------------------------------------------------------------
     @property
     def measured(self) -> Measured | None:
-        """What its runs have shown, if it ran in this process."""
+        """Return what its runs have shown, if it ran in this process."""
         return self.witness[-1]() if self.witness else None
 
     def explain(self) -> Text:
-        """What was decided, what it should cost, and what it did cost, with the lines that asked for it:
-        text that shows itself, in a notebook with a table."""
+        """Show what was decided, what it should cost, and what it did cost, with the lines that
+        asked for it: text that shows itself, in a notebook with a table.
+        """
         return Text(functions["explain"](self, self.measured), self._repr_html_)
 
     def why(self, name: str) -> Text:

@@ -75,8 +75,9 @@ class Precision:
 
     @property
     def dtypes(self) -> tuple[DType | None, DType | None, DType | None]:
-        """Of what is kept, read by products, and summed; None for as written. What is not said
-        follows from the others."""
+        """Return the dtypes of what is kept, read by products, and summed; None for as written.
+        What is not said follows from the others.
+        """
         storage, compute, accumulate = (
             FLOATS.get(n) for n in (self.storage, self.compute, self.accumulate)
         )
@@ -98,7 +99,7 @@ class Precision:
         return self.wire != AS_WRITTEN
 
     def sent(self, dtype: DType) -> DType | None:
-        """What addends of this dtype are sent in, if that is narrower."""
+        """Return the dtype in which addends of this one are sent, if that is narrower."""
         wire = FLOATS.get(self.wire)
         if wire is None or not is_float(dtype):
             return None

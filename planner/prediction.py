@@ -83,7 +83,7 @@ class Work:
 
 
 def work_of(graph: Graph, node: Node, part: Part = largest_part) -> Work:
-    """Of a worker that has these parts."""
+    """Count the work of a node on a worker that has these parts."""
     ins = tuple([part(graph.specs[v]) for v in node.inputs])
     outs = tuple(map(part, node.specs))
     dtype = next((s.dtype.name for s in (*ins, *outs) if s.dtype.kind in "fcV"), "int64")
@@ -165,7 +165,9 @@ class Reuse:
         return 0.0 if spec.pending else float(self.part(spec).nbytes)
 
     def seconds(self, k: int, machine: Machine, moved: float) -> float:
-        """What it takes a node to read and write; `moved` of the bytes of its operands and results."""
+        """Estimate the seconds that a node reads and writes; `moved` of the bytes of its operands
+        and results.
+        """
         graph, before = self.program.graph, self.now
         ins, outs = graph.nodes[k].inputs, graph.outs(k)
         sizes: dict[tuple[int, bool], float] = {}
@@ -234,7 +236,7 @@ def _reducing(
 
 
 def _moving(spec: Spec, here: Layout, there: Layout, machine: Machine) -> Iterator[Leg]:
-    """Of what crosses, all that is left crosses along the last axis."""
+    """Iterate over the legs of a move; all that is left crosses along the last axis."""
     mesh, item = here.mesh, spec.dtype.itemsize
     left = moved(here, there, spec.shape) * item
     if left == 0:
@@ -250,7 +252,7 @@ def _moving(spec: Spec, here: Layout, there: Layout, machine: Machine) -> Iterat
 
 
 def bytes_sent(node: Node, ins: Sequence[Spec]) -> int:
-    """What crosses between workers in one collective, over all workers."""
+    """Count the bytes that cross between workers in one collective, over all workers."""
     kind = collective_of(node.op, node.kw)
     total = 0
     for has, gets in zip(ins, node.specs, strict=True):
@@ -349,7 +351,7 @@ def call_seconds(program: Program, machine: Machine, depth: int) -> float:
 
 
 def local(mesh: Mesh, rank: int) -> Part:
-    """What a worker has of any array; of those in turns, in the first one."""
+    """Make a function from a spec to what a worker has of it; of those in turns, in the first one."""
     workers, found = math.prod(mesh), dict[Spec, Spec]()
 
     def part(spec: Spec) -> Spec:

@@ -114,7 +114,7 @@ def reading(node: Node, inputs: Sequence[int]) -> Node:
 
 
 def in_order_of(graph: Graph, order: Sequence[int]) -> Graph:
-    """The same nodes in another order."""
+    """Put the nodes in another order."""
     if list(order) == list(range(len(graph.nodes))):
         return graph
     number = list(range(len(graph.inputs))) + [-1] * (len(graph.specs) - len(graph.inputs))

@@ -128,15 +128,17 @@ class Simulation:
     # -- other numbers of workers ------------------------------------------------------------
     @property
     def limits(self) -> tuple[Any, ...]:
-        """What it waits for, the most important first: each a `what`, and the share of its time that it
-        `saves` if this were twice as fast."""
+        """List what it waits for, the most important first: each a `what`, and the share of its
+        time that it `saves` if this were twice as fast.
+        """
         found: tuple[Any, ...] = functions["limits"](self)
         return found
 
     def scaling(self, counts: Sequence[int], weak: bool = False) -> list[Scaled]:
-        """The same on other numbers of workers, planned anew for each. Strong: the arrays stay as large as
-        they are; weak: extents along which they are split grow as the workers do. A number on which the
-        plan does not fit into memory has no time."""
+        """Simulate on other numbers of workers, planned anew for each. Strong: the arrays stay as
+        large as they are; weak: extents along which they are split grow as the workers do. A number
+        on which the plan does not fit into memory has no time.
+        """
         if self.again is None:
             raise misfit(
                 ArgumentError,
@@ -198,7 +200,7 @@ def mesh_of(count: int, like: Mesh) -> Mesh:
 
 @export
 def simulated(plan: Plan, machine: Machine | str | os.PathLike[str] | None = None) -> Simulation:
-    """What `Plan.simulate` gives."""
+    """Simulate a plan on a machine: `Plan.simulate`."""
     model = machine_of(plan.target) if machine is None else resolve(machine)
     found = simulate(plan.program, model, plan.target.mesh, plan.peak_bytes)
     return replace(found, again=plan.again)
@@ -239,7 +241,9 @@ def simulate(
 
 
 def unmade_seconds(graph: Graph, machine: Machine, mesh: Mesh) -> float:
-    """What a graph takes on the worker that has most to do, before kernels are made of it."""
+    """Estimate the seconds of a graph on the worker that has most to do, before kernels are made of
+    it.
+    """
     run = _Run(machine, mesh, np.zeros(math.prod(mesh), np.int64), [largest_part], silent=True)
     run.program(graph)
     return float(max(run.now.max(), *(f.max() for f in run.free)))
@@ -565,7 +569,7 @@ class _Run:
         return _Pending(begin, seconds, way, collective_of(node.op, node.kw), node.line)
 
     def wait(self, started: _Pending) -> None:
-        """What did not go on in the background is done now."""
+        """Wait for a started collective: what did not go on in the background is done now."""
         share = self.machine.background
         done = share * np.maximum(0.0, self.now - started.start)
         left = np.maximum(0.0, started.seconds - done)

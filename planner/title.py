@@ -8,7 +8,7 @@ from ostinato.ops.core.registry import OPS
 
 
 def title(node: Node) -> str:
-    """What a node does, in few words."""
+    """Describe a node in few words."""
     body = node.kw.get("body")
     if not isinstance(body, Graph) or OPS[node.op].made_by != "machine":
         return node.op + _how(node)

@@ -79,8 +79,9 @@ class Site:
         return self.times * by * sum(math.prod(shape) for shape in self.operands)
 
     def seconds(self, machine: Machine, dtype: DType) -> float:
-        """What it takes, all times together, where its operands are of a dtype. If the machine says
-        nothing of it, its rate follows from that of float32 by the bytes of a number."""
+        """Estimate the seconds, all times together, with operands of a dtype. If the machine says
+        nothing of it, its rate follows from that of float32 by the bytes of a number.
+        """
         moved = dtype.itemsize * sum(math.prod(shape) for shape in self.operands)
         listed = any(r.dtype == dtype.name for r in machine.products)
         flops = self.flops if listed else self.flops * dtype.itemsize / float32.itemsize
@@ -245,7 +246,7 @@ class Narrowed(Protocol):
         """Its formats, the narrowest first."""
 
     def gain(self, letter: str) -> float:
-        """What a format brings, beside others'."""
+        """Estimate what a format brings, beside others."""
 
 
 def choose_sums(
@@ -292,7 +293,7 @@ def room_for_sums(
     sizes: Sequence[int],
     allowed: Sequence[float],
 ) -> list[float]:
-    """Of each result, the error that sums may add to that of its products."""
+    """Compute for each result the error that sums may add to that of its products."""
     room = []
     for e, off, n, t in zip(products, written, sizes, allowed, strict=True):
         most = max(t - off, 0.0) / (SMALL_RESULT_MARGIN if n < SMALL_RESULT else MARGIN)
@@ -312,7 +313,7 @@ def _scale(draw: random.Random) -> float:
 
 
 def _part(letter: str, share: float) -> float:
-    """Of the square of an error, what a site adds."""
+    """Compute what a site adds to the square of an error."""
     return (share * ROUNDOFF[letter] / ROUNDOFF["b"]) ** 2 if ROUNDOFF[letter] else 0.0
 
 

@@ -147,7 +147,7 @@ class Parts:
 
 
 def with_messages(graph: Graph, apart: Collection[int]) -> set[int]:
-    """What runs apart, and messages that are under way meanwhile."""
+    """Add messages that are under way while something runs apart to it."""
     found, waits = set(apart), {}
     for k, node in enumerate(graph.nodes):
         if node.op == "wait":

@@ -86,8 +86,9 @@ class Engine(Protocol):
         """The whole value, to be read only."""
 
     def launcher(self, plan: Plan) -> Launcher:
-        """What runs a plan: the program's results; operands stay as they are, unless the plan was given
-        them."""
+        """Make a function that runs a plan: the program's results; operands stay as they are,
+        unless the plan was given them.
+        """
 
     def forget(self, plan_id: str) -> None:
         """Drop a plan."""
@@ -100,7 +101,7 @@ class Engine(Protocol):
         """Whether a plan ran since this was asked last, as far as that is known here."""
 
     def measured(self, plan_id: str) -> Measured | None:
-        """What the runs of a plan have shown."""
+        """Return what the runs of a plan have shown."""
 
     def trials(self, programs: Sequence[Program], limit: float) -> Sequence[Sequence[float]]:
         """Programs that do the same, timed in turn on one worker for so many seconds."""
@@ -115,7 +116,7 @@ class Engine(Protocol):
         """Write down from now on when which operation ran on each worker."""
 
     def recorded(self) -> list[dict[str, Any]]:
-        """What was written down, as data; that ends."""
+        """End the recording, and return it as data."""
 
     def check_open(self) -> None:
         """An error if it was closed."""
@@ -375,7 +376,7 @@ class LocalEngine:
         return giving(plan, self._looked_at(plan, launch_all), loaded)
 
     def _looked_at(self, plan: Plan, launch: Launcher) -> Launcher:
-        """The same; what it makes on a device may be found wrong later."""
+        """Make a launcher that notes results which a device may find wrong later."""
         if self.memory.is_host or not may_fail_later(plan.program):
             return launch
         return lambda operands: self._unsure(launch(operands))
@@ -399,7 +400,7 @@ class LocalEngine:
                 worker.unload(plan_id)
 
     def loaded(self, plan_id: str) -> list[Loaded]:
-        """What each worker knows of a plan: how often it ran, and how long."""
+        """Return what each worker knows of a plan: how often it ran, and how long."""
         return [w.plans[plan_id] for w in self.workers if plan_id in w.plans]
 
     def measured(self, plan_id: str) -> Measured | None:
@@ -466,7 +467,9 @@ class LocalEngine:
 
 
 def giving(plan: Plan, launch: Launcher, loaded: Sequence[Loaded]) -> Launcher:
-    """The same launcher. Who fails after it began leaves operands spoiled that it may have written to."""
+    """Make a launcher that gives operands away. Who fails after it began leaves operands spoiled
+    that it may have written to.
+    """
     reuse = [k for _, k in plan.program.reuse]
 
     def launch_given(operands: Sequence[Operand]) -> list[Operand]:
@@ -483,7 +486,7 @@ def giving(plan: Plan, launch: Launcher, loaded: Sequence[Loaded]) -> Launcher:
 
 
 def measured(known: Sequence[Loaded]) -> Measured | None:
-    """What the runs of a plan have shown, on the slowest of these workers."""
+    """Collect what the runs of a plan have shown, on the slowest of these workers."""
     if not known or known[0].best == float("inf"):
         return None
     slowest = max(known, key=lambda w: w.seconds)
@@ -545,7 +548,7 @@ class _Team:
             self.threads.append(thread)
 
     def run(self, task: Task) -> list[list[Any]]:
-        """What the task gave, worker by worker."""
+        """Run a task, and return its results, worker by worker."""
         if len(self.threads) < len(self.jobs):
             self.rest(wait=False)  # of those that were started before somebody interrupted this
             self._start()
@@ -584,7 +587,7 @@ class _Team:
         return interrupted
 
     def _clear(self, job: _Job) -> None:
-        """What a job that failed, or was left, was about to say is forgotten."""
+        """Forget what a job that failed, or was left, was about to say."""
         self._done(job)
         self.world.recover()
         for worker in self.workers:
@@ -602,7 +605,9 @@ class _Team:
 
 
 def _serve(k: int, jobs: SimpleQueue[_Job | None]) -> None:
-    """What a worker's thread does. It knows no team, so that a team of which nobody knows can end."""
+    """Run jobs in a worker's thread. It knows no team, so that a team of which nobody knows can
+    end.
+    """
     begin_to_help()
     while (job := jobs.get()) is not None:
         if not job.begun[k]:

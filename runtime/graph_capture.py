@@ -251,7 +251,7 @@ class Replay:
         self.launched += 1
 
     def _miss(self, error: Exception | None) -> None:
-        """What could not be taken down runs apart from now on, on all workers."""
+        """Let what could not be captured run apart from now on, on all workers."""
         assert error is not None
         k, why = self._node_of(error), str(error)
         row = self.bound.row_of(error, self.name)

@@ -26,7 +26,7 @@ class UseCount:
         self.times = 0
 
     def again(self) -> bool:
-        """The same as before has come."""
+        """Count a use of the same operand; true once there were enough."""
         self.times += 1
         return self.times >= self.enough
 

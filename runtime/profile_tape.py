@@ -92,7 +92,7 @@ class Tape:
 
 
 def whose() -> dict[str, Any]:
-    """Of which process this is."""
+    """Name the process that this is of."""
     return {"host": platform.node(), "process": os.getpid()}
 
 

@@ -57,7 +57,7 @@ class Map:
         self.turns[:] = [t for t in self.turns if t.first <= last]
 
     def moved(self, now: Mapping[int, int]) -> Map:
-        """Of a function that has the same lines elsewhere."""
+        """Copy the map for a function that has the same lines elsewhere."""
         spans = [replace(s, first=now[s.first], last=now[s.last]) for s in self.spans]
         turns = [replace(t, first=now[t.first], last=now[t.last]) for t in self.turns]
         return Map(spans, turns)
@@ -109,7 +109,7 @@ class Map:
 
 
 def _outermost(spans: Sequence[Span]) -> list[Span]:
-    """Those that are in no other; one that contains others ends with them or behind them."""
+    """List the spans that are in no other; one that contains others ends with them or behind them."""
     found: list[Span] = []
     for span in sorted(spans, key=lambda s: (s.first, -s.last)):
         if not found or span.first > found[-1].last:

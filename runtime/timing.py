@@ -74,7 +74,7 @@ def _now(device: Device) -> float:
 
 
 def _rounds(each: Mapping[int, float]) -> float:
-    """What the rounds take without which nothing is trusted."""
+    """Estimate the seconds of the rounds without which nothing is trusted."""
     return TRUSTED * sum(max(t, SAMPLE) for t in each.values())
 
 

@@ -122,7 +122,7 @@ class Loaded:
         self.bound = self.talks = self.replay = None
 
     def let_go(self) -> None:
-        """Of what its products keep of operands."""
+        """Drop what its products keep of operands."""
         for operand in self.bound.stays if self.bound is not None else ():
             operand.forget()
 
@@ -222,7 +222,7 @@ class Worker:
         self.restart()
 
     def recorded(self) -> dict[str, Any]:
-        """What was written down; that ends."""
+        """End the recording, and return it."""
         tape, self.tape = self.tape, None
         self.restart()
         return tape.as_data() if tape is not None else {}
@@ -278,7 +278,9 @@ class Worker:
         return bound
 
     def _replay(self, loaded: Loaded) -> Replay | None:
-        """What repeats its runs as one call; None where the device does not, or steps are timed."""
+        """Make a function that repeats its runs as one call; None where the device does not, or
+        steps are timed.
+        """
         if self.tape is not None:
             return None
         self.repeater = self.repeater or self.device.repeater()
@@ -391,7 +393,9 @@ class Worker:
         return _no_memory(loaded, made, "a result", self.device.free_bytes())
 
     def _make_room(self) -> None:
-        """What is kept for later runs goes, as there is too little for this one. All plans are bound anew."""
+        """Drop what is kept for later runs, as there is too little memory for this one. All plans
+        are bound anew.
+        """
         for loaded in self.kept_plans:
             self._still(loaded)
         self.arena, self.repeater = self.device.arena(0), None
@@ -420,7 +424,7 @@ class Worker:
     def _watched(
         self, loaded: Loaded, bound: Bound, run: Callable[..., None]
     ) -> Callable[..., None]:
-        """The same function, for who asks meanwhile how far it is."""
+        """Make the function tell, for who asks meanwhile, how far it is."""
         name, thread = f"<plan {loaded.plan.id}>", threading.get_ident()
 
         def look() -> tuple[float | None, str]:
@@ -458,7 +462,7 @@ class Worker:
         return made
 
     def _timing(self, loaded: Loaded, bound: Bound) -> Bound:
-        """The same function with a clock between its steps, for this one run."""
+        """Bind the function with a clock between its steps, for this one run."""
         if self.tape is not None:
             return bound
         wanted = (

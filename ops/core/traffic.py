@@ -225,8 +225,9 @@ def _by_sizes(
 
 
 def _cut(cases: Cases, k: int | None, m: int | None, n: int) -> Cases:
-    """What becomes of the cases along a mesh axis that cuts dimension k of what there is and dimension
-    m of what is needed."""
+    """Cut the cases along a mesh axis that cuts dimension k of what there is and dimension m of
+    what is needed.
+    """
     after: Cases = {}
     for case, workers in cases.items():
         ends = {n}  # of runs of coordinates with the same extents
@@ -307,8 +308,9 @@ def _in_windows(mesh: Sequence[int], size: int, window: Overlap) -> int:
 
 
 def _common(extent: int, length: int, begin: int, shift: int, times: int) -> int:
-    """What `[0, extent)` has in common with intervals of one length that begin at `begin`, `begin +
-    shift`, ..., all together."""
+    """Count what `[0, extent)` has in common with intervals of one length that begin at `begin`,
+    `begin + shift`, ..., all together.
+    """
 
     def positive(first: int) -> int:
         """The sum of those of `first, first + shift, ...` that are more than 0."""
@@ -329,9 +331,11 @@ def _common(extent: int, length: int, begin: int, shift: int, times: int) -> int
 def _overlaps(
     has: Layout, needs: Layout, shape: Shape, dims: Sequence[int], axes: Sequence[int]
 ) -> int:
-    """What workers have of what they need, all together, in any group of dimensions: in arrays over
-    the mesh axes, of which those are left out that tell nothing. Of a dimension that other axes cut than
-    before, the pairs of parts are listed that have something in common."""
+    """Count the elements that workers have of those they need, all together, in any group of
+    dimensions: in arrays over the mesh axes, of which those are left out that tell nothing. Of a
+    dimension that other axes cut than before, the pairs of parts are listed that have something in
+    common.
+    """
     cut: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
     free = [*axes]
     pairs: tuple[int, Array] | None = None
@@ -406,7 +410,9 @@ def _pairs(has: Layout, needs: Layout, size: int, dim: int) -> tuple[Array, Arra
 
 
 def _on_two_meshes(has: Layout, needs: Layout, shape: Shape) -> int:
-    """What workers have of what they need, all together, in arrays over the workers."""
+    """Count the elements that workers have of those they need, all together, in arrays over the
+    workers.
+    """
     ranks = np.arange(has.workers)
     mine, theirs = coords_of_many(has.mesh, ranks), coords_of_many(needs.mesh, ranks)
     own: Any = np.ones(has.workers, np.int64)

@@ -121,7 +121,7 @@ def fields_of(kind: type) -> tuple[str, ...] | None:
 
 @lru_cache(4096)
 def _spared(kind: type) -> frozenset[str]:
-    """What an object of a dataclass has that is no attribute beside the fields."""
+    """List what an object of a dataclass has that is no attribute beside the fields."""
     own = [n for k in kind.__mro__ for n, v in vars(k).items() if _is_cached(v)]
     return frozenset((*(fields_of(kind) or ()), *own, "__dict__", "__weakref__"))
 
@@ -268,7 +268,7 @@ def _fill_object(
 
 
 def paths(structure: Structure, name: str = "") -> list[str]:
-    """What a user calls each leaf: `params['w'][0]`."""
+    """Name each leaf as a user would: `params['w'][0]`."""
     if structure.kind is LEAF:
         return [name]
     found = []

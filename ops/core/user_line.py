@@ -108,7 +108,7 @@ def short(line: str) -> str:
 
 
 def cell(path: str) -> str:
-    """What a notebook calls a cell whose code has this name: In[3]; else nothing."""
+    """Name the notebook's cell whose code has this name, such as In[3]; empty for other code."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     number = getattr(getattr(shell, "compile", None), "_filename_map", {}).get(path)
     return f"In[{number}]" if number is not None else ""

@@ -47,7 +47,9 @@ def _cost(ins: Specs, outs: Specs, p: Params) -> tuple[float, float]:
 
 
 def _bytes_read(body: Graph, k: int) -> int:
-    """Of an operand: no more than what is gathered from it, where that is all that is read of it."""
+    """Count the bytes read of an operand: no more than what is gathered from it, where that is all
+    that is read of it.
+    """
     whole = body.specs[k].nbytes
     readers = [body.nodes[n] for n in body.uses[k]]
     if k in body.outputs or not all(OPS[n.op].moves.places and n.inputs[0] == k for n in readers):
@@ -58,7 +60,9 @@ def _bytes_read(body: Graph, k: int) -> int:
 def stages_room(
     ins: Sequence[Shape], outs: Sequence[Shape], specs: Sequence[Spec], **labelled: Any
 ) -> Sequence[Scratch]:
-    """What a kernel in stages keeps in cache, and what waits for its end, for operands in order."""
+    """Size the workspace of a kernel in stages: what it keeps in cache, and what waits for its end,
+    for operands in order.
+    """
     nest = analyse_in_order(**labelled, shapes=[*ins, *outs])
     if nest is None:
         return ()

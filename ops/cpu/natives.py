@@ -196,7 +196,7 @@ def _segments(monoid: str, arrays: Arrays, threads: int, *, count: int, **_: Any
 
 
 def _member(arrays: Arrays, threads: int, **_: Any) -> Made:
-    """Of whole numbers that are near each other by a table; else by a search."""
+    """Test membership: of whole numbers that are near each other by a table, else by a search."""
     x, table, _out = arrays
     if x.dtype == bfloat16:
         return None
@@ -227,7 +227,7 @@ def _member(arrays: Arrays, threads: int, **_: Any) -> Made:
 
 
 def _distinct(arrays: Arrays, threads: int, *, size: int, **_: Any) -> Made:
-    """Of whole numbers that are near each other by a table."""
+    """Find distinct whole numbers by a table, where they are near each other."""
     x, _out = arrays
     plain = OPS["distinct"].kernel
     if x.dtype.kind not in "iu" or x.itemsize == 1 or plain is None:

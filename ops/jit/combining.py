@@ -54,8 +54,9 @@ class Reduction:
 def element(
     body: Graph, lines: Lines, loads: Sequence[Value], known: Mapping[Part, str]
 ) -> tuple[list[tuple[int, Value]], list[Reduction]]:
-    """What one element of a kernel's body gives: results by their places behind the operands, and
-    what reductions take. `known`: the registers of numbers that are data."""
+    """Emit one element of a kernel's body: results by their places behind the operands, and what
+    reductions take. `known`: the registers of numbers that are data.
+    """
 
     def told(v: int, part: int) -> Value | None:
         name = known.get((v, part))
@@ -89,7 +90,7 @@ def results(
 
 
 def start_of(kind: str, dtype: DType) -> Any:
-    """What combining begins with."""
+    """Return the value that combining begins with."""
     return np.asarray(identity(kind, dtype)).item()
 
 
@@ -131,7 +132,9 @@ def whole_of(dtype: DType) -> DType:
 
 
 def first_of(kind: str, dtype: DType) -> int:
-    """What looking for the best whole number begins with; the other end is the best of all."""
+    """Return the whole number that a search for the best begins with; the other end is the best of
+    all.
+    """
     most = 2 ** (8 * dtype.itemsize - 1)
     return -most if kind == "max" else most - 1
 

@@ -45,7 +45,7 @@ class Elements:
         raise NotImplementedError
 
     def number(self, v: int, part: int = 0) -> Value | None:
-        """What the kernel is told of a constant's value, or of a mean's divisor."""
+        """Return the kernel's parameter for a constant's value, or of a mean's divisor."""
         raise NotImplementedError
 
     def extent(self, label: int) -> str:
@@ -129,7 +129,7 @@ class Elements:
         return self.lines.constant(start_of(r.kind, dtype), dtype)
 
     def addends(self, r: Reduction, dtype: DType, env: Env) -> tuple[Value, ...]:
-        """What an element gives to a reduction: a value, or two whose product it is."""
+        """Emit an element's addend of a reduction: a value, or two whose product it is."""
         ins, how = r.node.inputs, OPS[r.node.op].reduce
         assert how is not None
         if r.kind == "sum" and how.factors is not None:
@@ -161,7 +161,7 @@ class Elements:
         return where(wins, x, best), where(wins, index, position)
 
     def shared(self, v: int, total: Value) -> Value:
-        """Of a mean, the total's share."""
+        """Divide a mean's total by its count; other totals stay."""
         count = self.number(v)
         if isinstance(total, Pair) and count is not None:
             return total.each(lambda x: x / count)

@@ -111,7 +111,7 @@ class Labels:
         return any(map(_repeats, self.dims.values()))
 
     def now(self, labels: Iterable[int]) -> frozenset[int]:
-        """What labels turned out to be."""
+        """Map labels to those that they were joined with."""
         return frozenset(self.joined.get(x, x) for x in labels)
 
     def take(self, fit: Fit, outs: Sequence[int]) -> None:

@@ -57,7 +57,9 @@ def loops_over(shape: Shape, strides: Sequence[Sequence[int]], apart: int = -1) 
 
 
 def loops_of(shape: Shape, strides: Sequence[Sequence[int]], axes: int) -> Loops | None:
-    """The same where the last `axes` are reduced, which have to be one loop; a single row is no loop."""
+    """Merge axes into loops where the last `axes` are reduced, which have to be one loop; a single
+    row is no loop.
+    """
     apart = len(shape) - axes if axes else -1
     loops = loops_over(shape, strides, apart)
     if axes and math.prod(shape[apart:]) != loops.extents[-1]:
@@ -79,7 +81,9 @@ def space(node: Node, shape: Callable[[Spec], Shape]) -> tuple[Graph, Shape, int
 def strides_over(
     body: Graph, shape: Shape, arrays: Sequence[Any], axes: int
 ) -> list[tuple[int, ...]]:
-    """Of operands and results along each axis of the elements, of which the last `axes` are reduced."""
+    """List the strides of operands and results along each axis of the elements, of which the last
+    `axes` are reduced.
+    """
     found = []
     for array, v in zip(arrays, (*range(len(body.inputs)), *body.outputs), strict=True):
         k = body.producers[v]

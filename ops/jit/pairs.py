@@ -36,7 +36,7 @@ class Pair(Value):
         self.real, self.imag = real, imag
 
     def each(self, function: Callable[..., Value], *others: Pair) -> Pair:
-        """The same of real and of imaginary parts."""
+        """Apply a function to real and to imaginary parts."""
         reals, imags = [x.real for x in others], [x.imag for x in others]
         return Pair(function(self.real, *reals), function(self.imag, *imags))
 

@@ -69,7 +69,7 @@ def _code(text: str) -> tuple[CodeType, frozenset[str]]:
 
 @lru_cache(4096)
 def _loop_types(ufunc: str, *dtypes: DType) -> tuple[DType, ...]:
-    """What NumPy's function turns its operands into first."""
+    """List the dtypes to which NumPy's function converts its operands first."""
     try:
         return tuple(getattr(np, ufunc).resolve_dtypes((*dtypes, None))[:-1])
     except TypeError:

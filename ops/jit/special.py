@@ -57,7 +57,7 @@ _SIN_PI = [
 
 
 def _is_odd(x: Value) -> Value:
-    """Of whole numbers."""
+    """Test whether whole numbers are odd."""
     half = x * 0.5
     return _floor(half) != half
 
@@ -371,7 +371,7 @@ _END = (
 
 
 def _quantile(q: Value, tail: Value) -> Value:
-    """Of the normal distribution at 1/2 + q, beyond which there is so much of it."""
+    """Compute the normal distribution's quantile at 1/2 + q, beyond which there is so much of it."""
     r = _sqrt(-_log(tail))
     centre, end = abs(q) <= 0.425, r > 5.0
     t = where(centre, 0.180625 - q * q, where(end, r - 5.0, r - 1.6))
@@ -401,7 +401,7 @@ def erfcinv(y: Value) -> Value:
 
 # -- logarithms of probabilities -----------------------------------------------------------
 def _logit(p: Value) -> Value:
-    """Of the part that is at most a half, how many times as much the other is."""
+    """Compute the logarithm of p / (1 - p), by way of the smaller of the two."""
     less = p < 0.5
     part = where(less, p, 1.0 - p)
     tiny = abs(part) < 2.0**-120

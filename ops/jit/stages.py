@@ -47,7 +47,7 @@ class Stages:
 
     @property
     def gathered(self) -> list[int]:
-        """What is combined over the rows; of moments, the means."""
+        """List the values that are combined over the rows; of moments, the means."""
         return [v for v, r in self.reductions.items() if r.over & set(self.rows)]
 
     @property
@@ -82,7 +82,7 @@ class Stages:
         return a if a < self.operands else self.body.outputs[a - self.operands]
 
     def behind(self, v: int, converted: bool = False) -> int:
-        """What a value shows, or is `converted` from."""
+        """Find the value that this one is a view of, or is `converted` from."""
         k = self.body.producers[v]
         while k >= 0 and ((op := OPS[self.body.nodes[k].op]).rearranges or
                           (converted and op.moves.converts)):  # fmt: skip
@@ -111,8 +111,9 @@ def stages_of(
 def strides_in_order(
     body: Graph, shapes: Sequence[Shape], steps: Sequence[Sequence[int]] = ()
 ) -> list[Sequence[int]]:
-    """Of operands and results whose elements lie one behind the other; `steps`: of operands that are windows,
-    how many elements it is to the next one along each axis."""
+    """List the strides of operands and results whose elements lie one behind the other; `steps`: of
+    operands that are windows, how many elements it is to the next one along each axis.
+    """
     specs = (*body.inputs, *body.out_specs)
     found = [lying(shape, s.dtype).strides for shape, s in zip(shapes, specs, strict=True)]
     for k, own in enumerate(steps):

@@ -410,7 +410,9 @@ def horner(x: Value, coefficients: Sequence[float]) -> Value:
 
 
 def in_two(x: Value, square: Value, coefficients: Sequence[float]) -> Value:
-    """The same, where its square is at hand, as two polynomials that do not wait for each other."""
+    """Evaluate a polynomial, given the square of x, as two polynomials that do not wait for each
+    other.
+    """
     odd, even = coefficients[-2::-2][::-1], coefficients[::-2][::-1]
     return fma(horner(square, odd), x, horner(square, even))
 
@@ -445,7 +447,7 @@ def two_sum(a: Value, b: Value) -> tuple[Value, Value]:
 
 
 def fast_two_sum(a: Value, b: Value) -> tuple[Value, Value]:
-    """The same where a is the larger one, or 0."""
+    """Add exactly, as a rounded sum and its error, where a is the larger one, or 0."""
     s = a + b
     return s, b - (s - a)
 

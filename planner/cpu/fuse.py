@@ -132,7 +132,7 @@ def _work(size: int, turns: int) -> int:
 
 
 def _worthy_nests(graph: Graph, target: Target, alone: set[int], turns: int) -> list[Nested]:
-    """Those that do more than flat kernels can, and enough of it."""
+    """Find the nests that do more than flat kernels can, and enough of it."""
     found = []
     for g in nests(graph, target.workers, can_lower, alone | _library_functions(graph, target)):
         nodes = [graph.nodes[k] for k in g.members]
@@ -184,8 +184,8 @@ def _behind_products(graph: Graph, target: Target, nested: Sequence[Nested]) -> 
 def _ways_to_memory(
     graph: Graph, group: Nested, products: Container[int], inside: Container[int]
 ) -> set[int]:
-    """Of a nest what leads from a product to a value that goes to memory, by elements of the product
-    and of what is outside.
+    """Find the nodes of a nest that lead from a product to a value that goes to memory, by elements
+    of the product and of what is outside.
     """
     chain: dict[int, bool] = {}  # whether a value of those behind goes there
     late: set[int] = set()  # what is behind and does something else
@@ -314,8 +314,10 @@ def _worthy_groups(
 
 
 def _often(graph: Graph, target: Target, groups: Sequence[Group]) -> set[Group]:
-    """Those of which there are many of one form, as in a loop of Python's, each of whose iterations was
-    recorded: machine code is made once for all of them, and does them one after the other."""
+    """Find the groups of which there are many of one form, as in a loop of Python's, each of whose
+    iterations was recorded: machine code is made once for all of them, and does them one after the
+    other.
+    """
     if len(groups) < OFTEN or target.numerics == "any-workers":
         return set()
     forms = {g: _form(graph, g) for g in groups if g.work and not g.product}
@@ -324,7 +326,7 @@ def _often(graph: Graph, target: Target, groups: Sequence[Group]) -> set[Group]:
 
 
 def _form(graph: Graph, group: Group) -> tuple[object, ...]:
-    """What kernels that are made by one text have in common, about."""
+    """Make a key that groups have in common whose kernels are made by one text, about."""
     nodes = [graph.nodes[k] for k in group.members]
     ranks = [(s.dtype, s.ndim) for n in nodes for s in n.specs]
     return (*[(n.op, n.key) for n in nodes], *ranks, len(group.operands))

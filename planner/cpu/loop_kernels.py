@@ -101,7 +101,7 @@ def _may_be(graph: Graph, node: Node, target: Target, turns: int) -> bool:
 
 
 def _all_nodes(node: Node, times: int = 1) -> Iterator[tuple[int, Node]]:
-    """What is in a node's bodies, and how often it is done."""
+    """Iterate over the nodes of a node's bodies, each with how often it runs."""
     times *= turns_of(node)
     for _, body in node.subgraphs():
         for inner in body.nodes:

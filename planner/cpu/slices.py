@@ -101,7 +101,7 @@ def _made(
     source: int,
     looks: Sequence[Node],
 ) -> int:
-    """What is seen of a value, made of what is seen of its operands."""
+    """Make the slice of a value from slices of its operands."""
     leads, waiting = {source}, [source]
     while waiting:
         node = graph.nodes[graph.producers[waiting.pop()]]

@@ -71,7 +71,7 @@ def fuse(graph: Graph, target: Target, larger: bool = True) -> Graph:
 
 
 def _products(graph: Graph, target: Target) -> dict[int, Collection[int]]:
-    """Those that are done together with something behind them, and what."""
+    """Find the products that are done together with nodes that follow them, and these."""
     device = described(target.device)
     fast = _is_fast(target)
     found: dict[int, Collection[int]] = {}

@@ -40,7 +40,7 @@ def sharding_seconds(
 def kernel_seconds(
     machine: Machine, node: Node, ins: Sequence[Spec], outs: Sequence[Spec]
 ) -> float:
-    """What reads alone would fit into a cache is read from there."""
+    """Estimate a kernel's seconds; reads that fit into a cache come from there."""
     if OPS[node.op].view is not None:
         return 0.0
     computing, touched = kernel_work(machine, node, ins, outs)

@@ -250,7 +250,9 @@ def sharding_of(
 
 
 def composed(seen: Overlap, window: Overlap) -> Overlap:
-    """What the windows of outputs `seen` are of the operand of which these outputs read windows."""
+    """Compose windows: those of outputs `seen`, as windows of the operand of which these outputs
+    read windows.
+    """
     far, every = seen.reach - 1, seen.every * window.every
     step = window.stride * seen.stride
     first = seen.every * window.offset + window.stride * seen.offset + min(window.stride * far, 0)

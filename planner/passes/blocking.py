@@ -106,7 +106,7 @@ def running(graph: Graph, target: Target, donated: Sequence[int] = ()) -> Progra
 
 
 def roughly(graph: Graph, target: Target, donated: Sequence[int] = ()) -> int:
-    """What it would need per worker if each node were a kernel."""
+    """Estimate a graph's peak of bytes per worker, if each node were a kernel."""
     return peak_bytes(assign_memory(graph, described(target.device), donated))
 
 
@@ -169,7 +169,7 @@ def _shapes(graph: Graph, k: int) -> tuple[Shape, Shape]:
 
 
 def _in_memory(graph: Graph, k: int) -> int:
-    """What is read from a file, or written to one."""
+    """Return the value that is read from a file, or written to one."""
     node = graph.nodes[k]
     return graph.starts[k] if node.op == "read" else node.inputs[0]
 

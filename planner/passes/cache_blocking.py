@@ -79,7 +79,7 @@ def _cuts(graph: Graph, lowered: Graph, block: int) -> Iterator[tuple[int, int, 
 
 # -- bytes -----------------------------------------------------------------------------------
 def moved(graph: Graph) -> float:
-    """What goes to memory and comes back, per worker; what is small stays in cache."""
+    """Count the bytes that go to memory and come back, per worker; what is small stays in cache."""
     total = 0.0
     for k, node in enumerate(graph.nodes):
         if node.op == "blocks":

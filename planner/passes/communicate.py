@@ -45,7 +45,7 @@ def communicate(graph: Graph, target: Target) -> Graph:
 
 
 def _scattered_wide(builder: Builder, node: Node, v: int) -> Sequence[int] | None:
-    """What is scattered last is not rounded again."""
+    """Scatter a sum in the wider dtype, where it would be rounded again."""
     maker = builder.maker(v)
     if maker is None or maker.op != "reduce_scatter":
         return None

@@ -59,7 +59,7 @@ def _is_of_pairs(graph: Graph, node: Node) -> bool:
 
 
 def _only_for(graph: Graph, node: Node) -> Node | None:
-    """What makes a node's operand, if that is for nobody else."""
+    """Return the node that makes a node's operand, if that is for nobody else."""
     v = node.inputs[0]
     k = graph.producers[v]
     alone = len({*graph.uses[v]}) == 1 and v not in graph.outputs

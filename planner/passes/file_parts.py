@@ -151,7 +151,7 @@ class _Parts:
         return Expression(self.builder, value, line).broadcast_to(shape).value
 
     def _under(self, seen: Seen) -> Seen:
-        """What is seen through all that only moves."""
+        """Follow a view through all nodes that only move elements."""
         while True:
             v, view = seen
             k = self.graph.producers[v]
@@ -336,7 +336,7 @@ class _Parts:
         return index.table < 0 and len(index.steps) <= 1
 
     def _through_concat(self, node: Node, view: View) -> Made | None:
-        """Of each operand what is wanted of it."""
+        """Make a part of a concat from the parts of its operands."""
         axis, line, made = node.kw["axis"], node.line, node.specs[0].dtype
         view = self.looks.apart(view, node.specs[0].shape, line)
         if not self._is_one_part(node, view):

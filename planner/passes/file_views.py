@@ -200,7 +200,7 @@ class Looks:
         return self.listed(total)
 
     def apart(self, view: View, shape: Shape, line: str) -> View:
-        """The same with an index for each axis."""
+        """Split indices so that each axis has its own."""
         found: list[Index] = []
         for index, axes in zip(view.indices, spans(view), strict=True):
             sizes = [shape[d] for d in axes]
@@ -216,7 +216,7 @@ class Looks:
         return View(view.shape, tuple(found))
 
     def part_of(self, view: View, dim: int, first: int, count: int) -> View:
-        """Of the result only a range of one dimension."""
+        """Restrict the view to a range of one dimension of the result."""
         found = []
         for index in view.indices:
             by = dict(index.steps).get(dim, 0)

@@ -61,7 +61,7 @@ def fit_memory(
 
 
 def anyway(program: Program) -> tuple[Rung, ...]:
-    """What every plan does, against a place of its own for each value."""
+    """List the steps of every plan, and what they free against a place of its own for each value."""
     saved = sum(local_bytes(program.graph.out_specs[k]) for k, _ in program.reuse)
     rungs = (REUSED, _alone(program) - program.arena_bytes), (WRITTEN_OVER, saved)
     return tuple(Rung(how, freed, 0.0) for how, freed in rungs if freed)
@@ -95,7 +95,7 @@ class _Candidate:
 
     @property
     def ladder(self) -> tuple[Rung, ...]:
-        """What each step freed, and took."""
+        """List the steps, with the bytes that each freed and the seconds that it took."""
         if self.before is None:
             return ()
         freed, took = self.before.peak - self.peak, self.seconds - self.before.seconds

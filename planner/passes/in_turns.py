@@ -81,8 +81,9 @@ class Part:
         return {producers[v] for v in self.after} - self.shardings.keys()
 
     def results(self, keep: float) -> list[int]:
-        """What the turns leave: addends, all of a node's together, and what is read later or is a
-        result. Larger values than `keep` are computed again where they are read."""
+        """List the results of the iterations: addends, all of a node's together, and what is read
+        later or is a result. Larger values than `keep` are computed again where they are read.
+        """
         graph, later = self.graph, self.later
         found: list[int] = []
         for k in sorted(self.shardings):
@@ -98,8 +99,10 @@ class Part:
         return found
 
     def price(self, keep: float) -> float:
-        """What turns move in addition: operands that are read whole in each, addends, the start of
-        each node, and what is computed again, by later nodes or where blocks overlap."""
+        """Count the bytes that iterations move in addition: operands that are read whole in each,
+        addends, the start of each node, and what is computed again, by later nodes or where blocks
+        overlap.
+        """
         graph = self.graph
         whole = {
             v: local_bytes(graph.specs[v])
@@ -506,8 +509,9 @@ class _Made:
 
 
 def _made(part: Part, results: Sequence[int]) -> _Made | None:
-    """What has to be made for the results, the last node first: each reader asks for windows on what it
-    reads. None where workers do not have these."""
+    """Find all that has to be made for the results, the last node first: each reader asks for
+    windows on what it reads. None where workers do not have these.
+    """
     graph = part.graph
     asked: dict[int, list[Layout]] = {}
 
@@ -559,7 +563,7 @@ def _splits(graph: Graph, v: int) -> tuple[Placement, ...]:
 
 
 def _source(part: Part, v: int) -> int:
-    """What a value was before it moved."""
+    """Return the value that this one was before it moved."""
     while v in part.moved:
         v = part.moved[v]
     return v
@@ -575,7 +579,7 @@ def _file_blocks(layouts: Sequence[Layout], spec: Spec) -> list[Layout]:
 
 
 def _merged(layouts: Sequence[Layout], spec: Spec, dim: int) -> list[Layout]:
-    """The same blocks, those as one that overlap or follow each other."""
+    """Merge blocks that overlap or follow each other."""
     if dim < 0 or len(layouts) < 2:
         return list(layouts)
     plain = Overlap(spec.shape[dim], 0, 1, 1)
@@ -619,7 +623,7 @@ def _way_to(part: Part, k: int, v: int, layout: Layout) -> Sharding | None:
 
 
 def _body(part: Part, results: Sequence[int]) -> tuple[list[int], Graph] | None:
-    """What the turns read from outside, and what one of them does."""
+    """Make the body of one iteration, and list what the iterations read from outside."""
     graph, turns = part.graph, part.turns
     made = _made(part, results)
     if made is None:

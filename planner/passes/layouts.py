@@ -113,12 +113,12 @@ def choose_layouts(graph: Graph, target: Target, told: dict[str, float] | None =
 
 
 def beside_seconds(graph: Graph, target: Target) -> float:
-    """What a graph with layouts takes, whose collectives run beside its kernels."""
+    """Estimate the seconds of a graph with layouts, whose collectives run beside its kernels."""
     return unmade_seconds(_sent(graph, target), target.machine, target.mesh)
 
 
 def sent_bytes(graph: Graph, target: Target) -> int:
-    """What it needs per worker, if each node is a kernel."""
+    """Estimate the bytes that it needs per worker, if each node is a kernel."""
     return roughly(_sent(graph, target), target)
 
 
@@ -366,7 +366,7 @@ class _Search:
         return _Ref(self.problem.variable(np.array(costs)), tuple(kinds))
 
     def read(self, node: Node, given: Layout, weight: int) -> _Ref:
-        """What is read of a file, in parts if nothing else was said: files are slow."""
+        """Lay out what is read of a file: in parts if nothing else was said, as files are slow."""
         if not given.is_whole or self.target.workers == 1:
             return _Ref(-1, (given,))
         kinds = candidates(node.specs[0].bare, self.target.mesh, self.blocks)
@@ -457,7 +457,7 @@ class _Search:
         return [_Ref(variable, ends) for ends in chosen.ends]
 
     def costs(self, chosen: Options, weight: int) -> Table:
-        """What choices take, all times together."""
+        """Return the costs of choices, all times together."""
         if weight == 1 and self.share == 1.0:
             return chosen.costs
         key = id(chosen), weight
@@ -507,7 +507,7 @@ class _Search:
             self.problem.costs[ref.variable] = self.problem.costs[ref.variable] + costs
 
     def sums(self, laid: _Laid, v: int, spec: Spec) -> list[tuple[int, ...]]:
-        """Of each choice, the axes along which small sums are made."""
+        """List for each choice the axes along which small sums are made."""
         k = laid.graph.producers[v]
         if k not in laid.options:
             return []
@@ -579,7 +579,7 @@ class _Search:
         return made
 
     def back(self, ref: _Ref, spec: Spec, state: _Ref, weight: int) -> None:
-        """What a body makes comes back as the state of the next turn."""
+        """Require that what a body makes comes back as the state of the next iteration."""
         if ref.variable == state.variable and ref.layouts == state.layouts:
             return
         self.needs(ref, spec, state.layouts, state.variable, weight)
@@ -642,7 +642,7 @@ def _table(
     needs: tuple[Layout, ...],
     limit: int | None,
 ) -> Table:
-    """What it takes from each layout to each other one."""
+    """Tabulate the seconds from each layout to each other one."""
     rows, columns = list(dict.fromkeys(has)), list(dict.fromkeys(needs))
     itemsize, sent = sizes
 
@@ -662,7 +662,7 @@ def _table(
 
 
 def _asked(graph: Graph, inputs: Sequence[_Ref], target: Target) -> list[set[int]]:
-    """Of each value, the mesh axes along which a user cut what it is made from."""
+    """Find for each value the mesh axes along which a user cut what it is made from."""
 
     def axes(layout: Layout) -> set[int]:
         if layout.mesh != target.mesh:
@@ -690,8 +690,10 @@ def _readers(graph: Graph, outermost: bool) -> list[int]:
 
 
 def _sums(body: Graph, first: int, count: int) -> list[int]:
-    """Of the state of a loop, what may be addends from turn to turn: what nobody reads but the node that
-    adds to it, and what each turn makes as a sum. `first`: the input that is the first of the state."""
+    """Find the states of a loop that may be addends from iteration to iteration: what nobody reads
+    but the node that adds to it, and what each turn makes as a sum. `first`: the input that is the
+    first of the state.
+    """
     found = []
     for k, v in enumerate(body.outputs[:count]):
         made, users = body.producers[v], set(body.uses[first + k])

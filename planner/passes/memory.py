@@ -100,7 +100,7 @@ def contiguous(graph: Graph, given: Sequence[bool] | None = None) -> list[bool]:
 
 
 def body_order(graph: Graph, k: int, in_order: Sequence[bool]) -> list[bool] | None:
-    """The same for the operands of a node's bodies; None where all of them do."""
+    """Tell which operands of a node's bodies lie in order; None where all of them do."""
     node = graph.nodes[k]
     if node.op != "blocks":
         return None
@@ -137,8 +137,9 @@ def _leads(graph: Graph, node: Node) -> bool:
 
 
 def joined(graph: Graph) -> dict[int, int]:
-    """What kernels make for a `concat` that joins nothing else, or to replace most of an array: for each
-    value the joined one."""
+    """Find the values that kernels make for a `concat` that joins nothing else, or to replace most
+    of an array: for each value the joined one.
+    """
     found: dict[int, int] = {}
     for k, node in enumerate(graph.nodes):
         if replaced(graph, k) is not None:
@@ -230,7 +231,7 @@ def is_update(program: Program, k: int) -> bool:
 
 
 def in_part(graph: Graph, v: int, shape_of: Callable[[Spec], Shape]) -> Callable[[Any], Any]:
-    """Of a joined array the part in which a value is made."""
+    """Make a function from a joined array to the part in which a value is made."""
     (k,) = graph.uses[v]
     if (at := replaced(graph, k)) is not None:
         return lambda whole: whole[at]
@@ -535,8 +536,9 @@ class _Assigner:
 
 
 def in_place(node: Node, bodies: Sequence[Program]) -> dict[int, int]:
-    """What a loop carries, or a branch takes, and updates where it lies: the results, and which operands
-    they begin as."""
+    """Find what a loop carries, or a branch takes, and updates where it lies: the results, and
+    which operands they begin as.
+    """
     before = {**LOOPS, "branch": -1}.get(node.op)
     return {} if before is None else {j: v - before for j, v in bodies[0].reuse}
 
@@ -587,12 +589,12 @@ def with_written(body: Graph, in_order: Sequence[bool] | None) -> Graph:
 
 
 def written_behind(node: Node, body: Graph) -> tuple[Spec, ...]:
-    """What the turns of `blocks` make for files."""
+    """Return the specs of what iterations of `blocks` make for files."""
     return body.out_specs[len(node.specs) :]
 
 
 def addends(node: Node) -> list[Spec]:
-    """What the turns of `blocks` leave one addend of each."""
+    """List the specs of which iterations of `blocks` leave one addend each."""
     found: list[Spec] = node.kw["body"].out_specs
     return [s for s in found if s.layout is not None and isinstance(s.layout.splits[-1], Partial)]
 

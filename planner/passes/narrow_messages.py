@@ -65,7 +65,9 @@ def _moves(graph: Graph, node: Node) -> bool:
 
 
 def _rounded_by_all(graph: Graph) -> dict[tuple[int, Layout | None], DType]:
-    """Of relayouts whose readers all round to one narrower dtype, this dtype, by what moves where."""
+    """Find relayouts whose readers all round to one narrower dtype, and this dtype, by what moves
+    where.
+    """
     found: dict[tuple[int, Layout | None], DType] = {}
     for k, node in enumerate(graph.nodes):
         v = graph.starts[k]

@@ -106,7 +106,9 @@ class Sum:
     machine: Machine
 
     def seconds(self, dtype: DType) -> float:
-        """What it takes, all times together, where it is sent in a dtype; with what rounds and widens."""
+        """Estimate the seconds, all times together, if it is sent in a dtype; with what rounds and
+        widens.
+        """
         machine = self.machine
         here, there = self.has.layout, self.end.layout
         assert here is not None
@@ -119,8 +121,9 @@ class Sum:
 
     @property
     def letters(self) -> str:
-        """Those with which it is predicted to be faster, the narrowest first. Not float16: sums of other
-        operands might be too large for it."""
+        """List the formats with which it is predicted to be faster, the narrowest first. Not
+        float16: sums of other operands might be too large for it.
+        """
         return "".join(letter for letter in "bs" if self.gain(letter) > 0) + "-"
 
     def gain(self, letter: str) -> float:

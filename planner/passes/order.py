@@ -146,8 +146,8 @@ def _ends(graph: Graph, starts: Collection[int]) -> list[int]:
 
 
 def _waits(graph: Graph, ends: Sequence[int], donated: Collection[int]) -> set[tuple[int, int]]:
-    """What has to run before all that leads to an end can, and who else reads what was given away and
-    is read there.
+    """Find what has to run before all that leads to an end can, and who else reads what was given
+    away and is read there.
     """
     readers, found = _readers(graph, donated), set[tuple[int, int]]()
     for k, node in enumerate(graph.nodes):

@@ -209,7 +209,7 @@ def _sinking(
 def _cone(
     graph: Graph, value: int, rows: dict[int, int], files: set[int]
 ) -> tuple[list[int], Graph]:
-    """What makes a value of the rows of files: its operands, and the nodes between."""
+    """Find the graph that makes a value of the rows of files: its operands, and the nodes between."""
     nodes: set[int] = set()
     outer: dict[int, None] = {}
     todo = [value]

@@ -79,7 +79,7 @@ class Held:
 
     @property
     def slack(self) -> int:
-        """What the arena has in addition: gaps, and what single kernels need."""
+        """Count the bytes that the arena has in addition: gaps, and what single kernels need."""
         return self.program.arena_bytes - max(self.usage, default=0)
 
 
@@ -89,7 +89,7 @@ def followed(graph: Graph, target: Target, donated: Sequence[int]) -> Program:
 
 
 def held(graph: Graph, program: Program) -> Held:
-    """What the program of a graph holds, in which that can be `followed`."""
+    """Find what the program of a graph holds, in which that can be `followed`."""
     when = [-1] * len(graph.nodes)
     known = _followed(graph, program.graph, when)
     slots, kernels = program.slots, program.graph
@@ -199,7 +199,7 @@ def looked_at(graph: Graph, v: int) -> int:
 
 
 def read_by(node: Node) -> tuple[int, ...]:
-    """Of a node's operands those that its results are made of; for others a `barrier` only waits."""
+    """List the operands that a node's results are made of; for others a `barrier` only waits."""
     return node.inputs[: len(node.specs)] if node.op == "barrier" else node.inputs
 
 
@@ -304,7 +304,7 @@ class Search:
         return self.until[v] if v in self.until else self.times[self.graph.producers[v]] - 1
 
     def _step(self, values: Sequence[int], moment: int, deep: bool) -> _Step | None:
-        """What dropping values over a moment would change; None if that cannot be."""
+        """Find what dropping values over a moment would change; None if that cannot be."""
         step = _Step({}, {})
         later: dict[int, list[int]] = {}
         for v in values:
@@ -554,7 +554,7 @@ def recomputed(
 
 
 def _within(graph: Graph, found: Held, programs: _Programs, limit: int) -> tuple[Graph, Held]:
-    """The same in the bodies of the node that runs when memory is fullest, if it has some."""
+    """Recompute in the bodies of the node that runs when memory is fullest, if it has some."""
     program, target = found.program, programs.target
     fullest = program.graph.nodes[program.peak_node] if program.peak_node >= 0 else None
     if fullest is None or fullest.op not in CONTROL or not fullest.line.isdigit():

@@ -139,7 +139,7 @@ _FOLDS = ("reshape", "expand_dims", "squeeze")
 
 @on("permute_dims", "broadcast_to", "slice", *_FOLDS)
 def _move(s: _State, node: Node) -> Sequence[int] | None:
-    """Of a number everywhere; to the same shape; twice in a row."""
+    """Simplify moves of a number everywhere, to the same shape, and twice in a row."""
     (x,), (spec,), kw = node.inputs, node.specs, node.kw
     number = s.number(x)
     if number is not None:
@@ -208,7 +208,7 @@ def _keeps_all(old: DType, new: DType) -> bool:
 # -- arithmetic ----------------------------------------------------------------------------
 @on("matmul")
 def _product(s: _State, node: Node) -> Sequence[int] | None:
-    """Of no terms, as the first of a factorization's."""
+    """Simplify a product without terms, as the first of a factorization's."""
     nothing = s.spec(node.inputs[0]).shape[-1] == 0
     return _full(s, np.zeros((), node.specs[0].dtype).item(), node) if nothing else None
 
@@ -286,7 +286,7 @@ def _computed(s: _State, node: Node, numbers: Sequence[Any]) -> Sequence[int]:
 # -- what loops carry ----------------------------------------------------------------------
 @on("loop", "while")
 def _carried_along(s: _State, node: Node) -> Sequence[int] | None:
-    """What a loop hands on as it came is the same in every iteration: a constant."""
+    """Make constants of what a loop hands on as it came, in every iteration."""
     kw, first = node.kw, LOOPS[node.op]
     nc, ns = kw["counts"][:2]
     body: Graph = kw["body"]
@@ -327,7 +327,7 @@ def _given_once(s: _State, node: Node) -> Sequence[int] | None:
 
 
 def _same_on_both_sides(s: _State, node: Node) -> Sequence[int] | None:
-    """What both sides hand on as it came is no result of the branch."""
+    """Drop results of a branch that both sides hand on as they came."""
     sides = dict(node.subgraphs())
     pairs = list(zip(*(g.outputs for g in sides.values()), strict=True))
     same = [j for j, vs in enumerate(pairs) if len({*vs}) == 1 and vs[0] < len(node.inputs) - 1]

@@ -56,7 +56,7 @@ def source(plan: Plan, llvm: bool, assembly: bool) -> str:
 
 
 def _kernels(graph: Graph) -> Iterator[tuple[Graph, Node]]:
-    """Those of bodies, too."""
+    """Iterate over kernels, and those of bodies."""
     for node in graph.nodes:
         if node.op in (*FUSED, *ALL_TURNS):
             yield graph, node
@@ -164,14 +164,16 @@ def _reductions(body: Graph) -> list[Node]:
 
 
 def _behind(node: Node) -> Node:
-    """Of a kernel that begins with a product what follows it, whose first operand is the product."""
+    """Return the kernel without the product that it begins with, whose first operand is the
+    product.
+    """
     if node.op not in WITH_PRODUCT:
         return node
     return Node("fused", (), (("body", rest_of(node.kw["body"])[0]),), node.specs, node.line)
 
 
 def _loops(node: Node) -> Loops:
-    """Those over contiguous operands."""
+    """Merge the axes of a kernel over contiguous operands into loops."""
     body: Graph = node.kw["body"]
     sums = _reductions(body)
     axes = len(combines(body, sums[0])[1]) if sums else 0

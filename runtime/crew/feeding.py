@@ -47,7 +47,7 @@ class Share(Protocol):
         """Samples that are kept here, and where they are had."""
 
     def meet(self, rank: int, offers: Sequence[Any]) -> None:
-        """What all workers keep."""
+        """Learn what all workers keep."""
 
     def begin(self) -> None:
         """Threads begin to work."""

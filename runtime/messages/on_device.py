@@ -189,7 +189,7 @@ class DeviceCommunicator:
                 raise self._wrong(error) from error
 
     def _wrong(self, error: BaseException) -> OstinatoError:
-        """What a library says that knows no workers; often that another one failed."""
+        """Name the cause of an error of a library that knows no workers: often another one failed."""
         if isinstance(error, OstinatoError):
             return error
         try:

@@ -51,12 +51,12 @@ class CodeAddress:
 
 
 def address_of(library: Any, name: str) -> CodeAddress:
-    """Of a library's function; AttributeError if it has none of that name."""
+    """Find the address of a library's function; AttributeError if it has none of that name."""
     return called(getattr(library, name), library)
 
 
 def called(function: Any, owner: object = None) -> CodeAddress:
-    """Of one of ctypes' functions, which may be one of Python's."""
+    """Find the address of one of ctypes' functions, which may be one of Python's."""
     at = ctypes.cast(function, ctypes.c_void_p).value
     assert at is not None
     return CodeAddress(at, owner or function)
@@ -78,7 +78,7 @@ class Words:
 
 
 def _number(thing: CodeAddress | Words | np.ndarray[Any, Any]) -> int:
-    """What machine code knows it by."""
+    """Return the number by which machine code knows it."""
     if isinstance(thing, np.ndarray):
         return int(thing.ctypes.data)
     return thing._as_parameter_.value or 0

@@ -192,7 +192,7 @@ class Code:
         return f"<{lanes} x i1> {self.let(f'icmp sgt {counts} {all_}, <{numbers}>')}"
 
     def masked_load(self, at: str, vector: str, mask: str) -> str:
-        """What the mask says of a vector, zeros elsewhere."""
+        """Load a vector where the mask is true, zeros elsewhere."""
         name, size, flags = _masked("load", vector)
         self.lines.declared.add(f"declare {vector} {name}(ptr, i32, {flags}, {vector})")
         return self.let(
@@ -326,7 +326,7 @@ FREE = 33  # a loop of whose vectors LLVM says how wide they are
 
 
 def loop_facts(bits: int) -> str:
-    """What loops are told: whole vectors of the elements that they make."""
+    """Write the metadata of loops: whole vectors of the elements that they make."""
     lines = [f"!{FREE} = distinct !{{!{FREE}, !2}}"]
     for k, size in enumerate(_WIDTHS):
         lines += [

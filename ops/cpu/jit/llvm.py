@@ -167,12 +167,12 @@ def _machine() -> Any:
 
 
 def processor() -> str:
-    """What LLVM calls the kind that this one is of."""
+    """Return LLVM's name of this processor."""
     return str(_tools()[0].get_host_cpu_name())
 
 
 def vector_bits() -> int:
-    """Of this machine's widest registers."""
+    """Return the width of this machine's widest registers, in bits."""
     about = _tools()[2]
     return 512 if "+avx512f" in about else 256 if "+avx" in about else 128
 
@@ -321,6 +321,6 @@ class _Facts(np.ndarray):
         return made
 
     def __call__(self, *arrays: Any) -> Any:
-        """What its function does before there is machine code."""
+        """Wait for the machine code, and call it."""
         self.held[1].ready()
         return self.function()(*arrays)

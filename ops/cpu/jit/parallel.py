@@ -373,8 +373,9 @@ declare i32 @pthread_sigmask(i32, ptr, ptr)
 
 
 def around(many: int, name: str = "run", held: bool = False) -> str:
-    """What Python calls: takes so many arrays' addresses and shares the turns of `body`. `held`: no
-    handler of a signal may run meanwhile."""
+    """Write the function that Python calls: it takes so many arrays' addresses and shares the turns
+    of `body`. `held`: no handler of a signal may run meanwhile.
+    """
     caller = _caller(_ready() and held)
     text = _STUB.replace("MANY", str(many)).replace("CALLER", caller)
     return text.replace("@run(", f"@{name}(")
@@ -403,7 +404,7 @@ _making = threading.Lock()
 
 @once
 def _ready() -> bool:
-    """What texts call to share turns is there from now on; whether signals can be held."""
+    """Define the symbols that texts call to share iterations; return whether signals can be held."""
     system = ctypes.CDLL(None)
     names = ("sem_wait", "sem_post", "clock_gettime", "gettid", "pthread_sigmask")
     for name in names:  # without helpers none is called

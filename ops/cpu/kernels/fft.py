@@ -27,7 +27,9 @@ def _threads(count: int) -> ThreadPoolExecutor:
 def transforming(
     arrays: Sequence[Any], axis: int, threads: int, name: str, norm: str, n: int = 0
 ) -> Callable[..., None]:
-    """What transforms lines of arrays that lie as these do, by a function that both libraries have."""
+    """Make a function that transforms lines of arrays that lie as these do, by a function that both
+    libraries have.
+    """
     theirs = scipy_fft.function(name)
     if theirs is None:
         function, size = getattr(np.fft, name), {"n": n} if name == "irfft" else {}
@@ -44,7 +46,7 @@ def transforming(
 def shared(
     arrays: Sequence[Any], axis: int, threads: int, transform: Transform
 ) -> Callable[..., None]:
-    """The same by `transform(x, axis=, out=)` of parts."""
+    """Make a function whose threads share the lines, by `transform(x, axis=, out=)` of parts."""
     x = arrays[0]
     longest = max((d for d in range(x.ndim) if d != axis), key=lambda d: x.shape[d], default=axis)
     parts = 1 if longest == axis else min(threads, x.shape[longest], x.size // MIN_THREAD_ELEMENTS)

@@ -76,7 +76,9 @@ class _GatherKey(NamedTuple):
 
 # -- operations ----------------------------------------------------------------------------
 def inside(arrays: Sequence[Any], threads: int, *, size: int, **_: Any) -> Kernel | None:
-    """Of places and a bool, which is true from then on; or an error."""
+    """Make a kernel of places and a bool, which checks the places: the bool becomes true, or it is
+    an error.
+    """
     i, _out = arrays
     known = i.size and is_integer(i.dtype) and not why_not()
     return _checking(i, size, threads, True) if known else None
@@ -114,7 +116,7 @@ def adding_along(arrays: Sequence[Any], threads: int, *, axis: int, **_: Any) ->
 
 
 def adding_rows(mode: str, x: Any, i: Any, out: Any, threads: int) -> Kernel | None:
-    """Of a result, places of rows in it that are known to be inside, and rows."""
+    """Make a kernel that adds rows to a result, at places that are known to be inside."""
     if x.dtype != out.dtype or not _are_known(x, i, out):
         return None
     return _nest(mode, out, i, x, (0, 1), threads)
@@ -218,7 +220,7 @@ def _loops(shape: Shape, strides: Sequence[Sequence[int]]) -> list[tuple[int, ..
 
 
 def _meant(how: str, dtype: DType) -> tuple[str, DType]:
-    """What moves bits does not ask what they mean; bools are bytes."""
+    """Choose the mode and dtype of the machine code: moves take words of the size; bools are bytes."""
     if how in (TAKES, "set"):
         return how, _WORDS.get(dtype.itemsize, dtype)
     if dtype == bool_:

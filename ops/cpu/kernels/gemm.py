@@ -58,7 +58,9 @@ def product(a: Any, b: Any, out: Any, threads: int, way: str = "") -> Product | 
 def any_product(
     a: Any, b: Any, out: Any, threads: int, way: str, stays: bool
 ) -> Product | Prepackable | None:
-    """The same; `stays`: the right matrix may be the same in many calls."""
+    """Make the function, or a product that can be prepacked; `stays`: the right matrix may be the
+    same in many calls.
+    """
     known = ways(a, b, out, threads, stays)
     made = (known[name]() for name in sorted(known, key=lambda name: name != way))
     return next((f for f in made if f is not None), None)
@@ -143,8 +145,9 @@ def _of_integers(a: Stack, b: Stack, out: Stack, threads: int) -> Product | None
 
 
 def in_order(a: Any, b: Any, out: Any, threads: int) -> Product | None:
-    """What multiplies arrays that lie as these do, each sum term by term: the bits of an element depend
-    on its row and its column only. None where there is no machine code for it."""
+    """Make a function that multiplies arrays that lie as these do, each sum term by term: the bits
+    of an element depend on its row and its column only. None where there is no machine code for it.
+    """
     same = a.dtype == b.dtype == out.dtype and out.dtype.name in KINDS
     if not same or out.size == 0 or a.size == 0 or why_not():
         return None

@@ -62,7 +62,7 @@ def epilogue_ways(ins: Specs, outs: Specs, p: Params, threads: int) -> Classes:
 
 
 def shape_of(a: Shape, b: Shape) -> Shape:
-    """Of the product of matrices."""
+    """Return the shape of a product of matrices."""
     return (*np.broadcast_shapes(a[:-2], b[:-2]), a[-2], b[-1])
 
 
@@ -105,7 +105,7 @@ def blocks_of_tiles(
     most = 1 if whole or n <= MAX_FIXED_EXTENT else max(1, n // (VECTORS * form.lanes))
 
     def cost(down: int) -> float:
-        """Of a block, in its products."""
+        """Estimate the cost of a block, in its products."""
         rows, columns = -(-m // down), form.width(-(-n * down // count))
         others = READING * rows if down < count else 0
         return (rows + PACKING[turned] * form.pairs) * columns + others
@@ -343,7 +343,7 @@ def _text(
 
 
 def _by_sgemm() -> tuple[list[str], list[str], str]:
-    """What stands before the turns, in each of them, and before all."""
+    """Write what stands before the iterations, in each of them, and before all."""
     symbol("dnnl_sgemm", address_of(library(), "dnnl_sgemm"))
     for name, code in omp().items():
         symbol(name, code)

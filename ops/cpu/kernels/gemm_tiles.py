@@ -38,7 +38,7 @@ class GemmKey(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """Of a tile."""
+        """Return the rows of a tile."""
         return 8 if self.bits == 512 else 4
 
     @property
@@ -265,7 +265,7 @@ class _Blocks(Tiles):
 
     # -- panels
     def pack(self, vectors: int) -> str:
-        """Of pairs: two rows at a time, a number of each beside the other."""
+        """Pack two rows at a time where elements are pairs, a number of each beside the other."""
         return super().pack(vectors) if self.form.pairs == 1 else self.pack_pairs(vectors)
 
     def pack_pairs(self, vectors: int, left_one: bool = False) -> str:

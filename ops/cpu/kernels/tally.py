@@ -84,7 +84,7 @@ def _number(code: Code, form: TallyKey, at: str) -> str:
 
 
 def _count(code: Code, number: str, table: str) -> None:
-    """What is outside, taken without its sign, is counted behind the others."""
+    """Count a number; those outside, taken without their sign, behind the others."""
     inside = code.let(f"icmp ult i64 {number}, %count")
     place = code.let(f"select i1 {inside}, i64 {number}, i64 %count")
     at = code.let(f"getelementptr i64, ptr {table}, i64 {place}")
@@ -227,7 +227,7 @@ def _loaded(code: Code, form: Fold, at: str) -> Value:
 
 
 def _join(code: Code, form: Fold, number: str, value: Value, table: str) -> None:
-    """What belongs to no group goes behind the others."""
+    """Combine a value with its group's; those of no group go behind the others."""
     inside = code.let(f"icmp ult i64 {number}, %count")
     at = _element(code, form, table, code.let(f"select i1 {inside}, i64 {number}, i64 %count"))
     code.put(at, _joined(form, _loaded(code, form, at), value))

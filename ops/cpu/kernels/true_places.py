@@ -88,7 +88,7 @@ def _at(code: Code, base: str, place: str) -> str:
 
 
 def _bits(code: Code, i: str) -> str:
-    """Of so many elements which are True, the first one in the lowest bit."""
+    """Load a word of flags as bits, the first element's in the lowest."""
     at = code.let(f"getelementptr i8, ptr %x, i64 {i}")
     some = code.let(f"load <{WORD} x i8>, ptr {at}, align 1")
     flags = code.let(f"icmp ne <{WORD} x i8> {some}, zeroinitializer")

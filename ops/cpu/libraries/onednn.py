@@ -166,7 +166,9 @@ _OF_THREADS = ("omp_get_max_threads", "omp_set_num_threads")
 
 
 def omp() -> dict[str, CodeAddress]:
-    """What says, and sets, how many threads a thread that calls the library may have."""
+    """Return the functions that say, and set, how many threads a thread that calls the library may
+    have.
+    """
     return {name: address_of(library(), name) for name in _OF_THREADS}
 
 
@@ -244,7 +246,7 @@ def onednn_product(
 
 @contextmanager
 def _owner(a: Stack, b: Stack, out: Stack) -> Iterator[_Owner]:
-    """What a product of these is made of."""
+    """Make the library's objects for a product, and destroy them at the end."""
     found = library()
     if isinstance(found, str):
         raise Unable(found)
@@ -330,7 +332,7 @@ def _algorithm(owner: _Owner, forms: Sequence[Any], wanted: str) -> ctypes.c_voi
 
 
 def _name(owner: _Owner, made: ctypes.c_void_p) -> str:
-    """Of an algorithm."""
+    """Return the name of an algorithm."""
     name = ctypes.c_char_p()
     owner.library.dnnl_primitive_desc_query(made, _QUERY_NAME, 0, ctypes.byref(name))
     return (name.value or b"").decode()
@@ -465,7 +467,7 @@ declare void @omp_set_num_threads(i32)
 
 
 def check_symbols() -> None:
-    """What `CHECKED` calls."""
+    """Define the symbols that `CHECKED` calls."""
     symbol("Py_DecRef", address_of(ctypes.pythonapi, "Py_DecRef"))
     symbol("memory_error", MemoryError)
 

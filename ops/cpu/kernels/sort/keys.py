@@ -145,7 +145,7 @@ class Keys:
             code.add(f"store {self.one} {one}, ptr {at}, align 1")
 
     def digit(self, code: Code, found: Sequence[str], shift: str, most: int = DIGIT) -> str:
-        """Of a key, from this bit on."""
+        """Extract a digit of a key, from this bit on."""
         one = found[0]
         if self.one != "i64":
             one = code.let(f"zext {self.one} {one} to i64")

@@ -49,7 +49,7 @@ class _Lanes(Keys):
 
     @property
     def lane(self) -> str:
-        """What holds a key in a vector."""
+        """Return the type of a key in a vector."""
         return "i64" if self.kind.places or self.kind.bits == 64 else "i32"
 
     def widen(self, code: Code, found: Sequence[str], keys: str, k: str) -> None:

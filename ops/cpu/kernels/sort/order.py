@@ -46,7 +46,7 @@ class _Way(NamedTuple):
 
 
 def _way(x: Shape, dtype: DType, axis: int, first: int, places: bool) -> _Way:
-    """The same for any number of threads that there may be later."""
+    """Choose how to sort, for any number of threads that there may be later."""
     threads = most_threads()
     n, lines = x[axis], math.prod(x) // x[axis]
     kind = Kind(dtype, places, False, True, False)

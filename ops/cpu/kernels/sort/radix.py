@@ -164,7 +164,7 @@ class _Radix(Keys):
 
     # -- parts of a line
     def phase(self, name: str) -> str:
-        """What is done with parts; where keys are is known as it runs."""
+        """Write a phase over parts; where keys are is known as it runs."""
         code = self.parts()
         x, out = (code.let(f"call ptr @array(ptr %data, i64 {k})") for k in range(2))
         x = code.let(f"getelementptr i8, ptr {x}, i64 %at_x")
@@ -201,7 +201,7 @@ class _Radix(Keys):
         return self.function(BODY, code)
 
     def after(self, name: str) -> str:
-        """What is done then."""
+        """Write what follows a phase."""
         code = self.parts()
         told = [code.let(f"getelementptr i64, ptr %told, i64 {k}") for k in range(3)]
         match name:
@@ -253,7 +253,7 @@ class _Radix(Keys):
 
 
 def phases(kind: Kind) -> Iterator[tuple[str, int]]:
-    """What is done with all parts of a line, and with which digit."""
+    """Iterate over the phases of a line, each with its digit."""
     yield "load", 0
     for digit in range(kind.dtype.itemsize):
         yield "count", digit
