@@ -36,7 +36,7 @@ class _Made(Source):
         )
 
     def array(self, found: Any) -> np.ndarray[Any, Any]:
-        """What the program made, if it may become numbers of this dtype."""
+        """Convert what the program made, if it may become numbers of this dtype."""
         made = np.asarray(found)
         if not np.can_cast(made.dtype, self.dtype, "same_kind"):
             raise ArgumentError.because(

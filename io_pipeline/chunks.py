@@ -54,7 +54,7 @@ _KEYS = {"default": ("c", "/"), "v2": ("", ".")}  # what chunks' names begin wit
 
 
 def header(shape: Shape, dtype: np.dtype[Any], chunks: Shape) -> bytes:
-    """What Zarr must know of an array."""
+    """Write what Zarr must know of an array."""
     zero: Any = [0.0, 0.0] if dtype.kind == "c" else False if dtype.kind == "b" else 0
     codec: dict[str, Any] = {"name": "bytes"}
     if dtype.itemsize > 1:
@@ -74,7 +74,7 @@ def header(shape: Shape, dtype: np.dtype[Any], chunks: Shape) -> bytes:
 
 
 def group() -> bytes:
-    """What Zarr must know of a folder of arrays."""
+    """Write what Zarr must know of a folder of arrays."""
     return json.dumps({"zarr_format": 3, "node_type": "group", "attributes": {}}).encode()
 
 
@@ -365,7 +365,7 @@ def inside(path: str, dataset: str | None) -> str:
 
 
 def kind(folder: str) -> str:
-    """What Zarr says a folder is: "array", "group", or nothing."""
+    """Return what Zarr says a folder is: "array", "group", or nothing."""
     try:
         return str(_about(folder).get("node_type"))
     except (
@@ -486,7 +486,7 @@ def _crc32c() -> Callable[[bytes], int] | None:
 def _plain_old(
     path: str, dataset: str | None, about: dict[str, Any], home: Held
 ) -> ChunkSource | None:
-    """Of version 2."""
+    """Open an array of Zarr's version 2."""
     dtype, shape, chunks = np.dtype(about["dtype"]), tuple(about["shape"]), tuple(about["chunks"])
     packed = "" if about["compressor"] is None else about["compressor"]["id"]
     separator = about.get("dimension_separator", ".")

@@ -95,7 +95,7 @@ class NpySource(Source):
             raise self.trouble(f"{there} bytes", f"{needed}, as its header says", "it is cut off")
 
     def _open(self) -> None:
-        """What reads the file's bytes."""
+        """Open the file's bytes."""
         if self.is_far:
             address = Address(self.path)
             self.handle, self.state, self.fill = -1, (address.size, 0), address.fill
@@ -109,7 +109,7 @@ class NpySource(Source):
             os.posix_fadvise(self.handle, 0, 0, os.POSIX_FADV_SEQUENTIAL)
 
     def _find(self, dataset: str | None) -> int:
-        """What reads bytes; and where they end."""
+        """Choose how bytes are read; return where they end."""
         self.get = self.fill
         return self.state[0]
 
@@ -453,7 +453,7 @@ class ZarrSource(Source):
         self.check_size(self.grain)
 
     def _try(self, function: Callable[..., Any], *given: Any) -> Any:
-        """What the library gives, asked for again where an answer may be another one."""
+        """Call the library, again where an answer may be another one."""
         return tried(function, *given) if is_remote(self.path) else function(*given)
 
     def _look_inside(self) -> None:

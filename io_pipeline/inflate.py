@@ -32,7 +32,7 @@ class TooMuchError(ValueError):
 
 
 def _stream(data: bytes, size: int, begin: Callable[[], Any]) -> bytes:
-    """What a decompressor of Python's makes, one member behind the other."""
+    """Decompress by one of Python's decompressors, one member behind the other."""
     found = b""
     while data:
         member = begin()

@@ -81,7 +81,7 @@ class SortedRuns(Source):
         self.lines._mmap.madvise(mmap.MADV_DONTNEED)  # type: ignore[attr-defined]
 
     def parts(self, line: int, lo: int, hi: int) -> list[tuple[int, int]]:
-        """Of each run what lies from one place of the order to another."""
+        """List for each run what lies from one place of the order to another."""
         starts, ends = self._starts(line, lo), self._starts(line, hi)
         return [*zip(starts.tolist(), ends.tolist(), strict=True)]
 
@@ -91,7 +91,7 @@ class SortedRuns(Source):
         out.sort()
 
     def _fill(self, line: int, out: np.ndarray[Any, Any], parts: Sequence[tuple[int, int]]) -> None:
-        """What these parts of a line have, one behind the other."""
+        """Read these parts of a line, one behind the other."""
         row, size, done = self.lines[line], self.lines.itemsize, 0
         begin = self.lines.offset + line * row.nbytes  # type: ignore[attr-defined]
         for a, b in parts:
@@ -182,8 +182,9 @@ RUNS: dict[str, type[SortedRuns]] = {r.kind: r for r in (SortedRuns, OrderOfRuns
 
 
 def cut(row: Any, lows: Places, highs: Places, left: int) -> Places:
-    """Of each run the end of its part of the `left` smallest keys between `lows` and `highs`. Each look
-    is one at all runs, so that many runs take no more of them than few."""
+    """Find for each run the end of its part of the `left` smallest keys between `lows` and `highs`.
+    Each look is one at all runs, so that many runs take no more of them than few.
+    """
     guessed = True
     while left and (runs := np.flatnonzero(lows < highs)).size:
         key = _middle(row, lows[runs], highs[runs], left, guessed)
@@ -204,7 +205,7 @@ def cut(row: Any, lows: Places, highs: Places, left: int) -> Places:
 
 
 def _places(row: Any, lows: Places, highs: Places, key: Any, is_before: np.ufunc) -> Places:
-    """Of each run how far its keys are before this one, by halving all of them at once."""
+    """Find for each run how far its keys are before this one, by halving all of them at once."""
     lows, highs = lows.copy(), highs.copy()
     while (runs := np.flatnonzero(lows < highs)).size:
         middle = (lows[runs] + highs[runs]) // 2

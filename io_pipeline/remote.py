@@ -58,7 +58,7 @@ def located(path: str) -> tuple[Any, str]:
 
 
 def tried(function: Callable[..., T], *given: Any) -> T:
-    """What a request gives, which is made again where the answer may be another."""
+    """Make a request, again where the answer may be another."""
     pause = PAUSE
     for _ in range(TRIES - 1):
         try:
@@ -158,7 +158,7 @@ def fetched(key: Key, size: int | None = None) -> bytes:
 
 
 def answered(path: str, function: Callable[..., T], *given: Any) -> T:
-    """What a request gives, or an error that names the address."""
+    """Make a request; errors name the address."""
     try:
         return tried(function, *given)
     except DataFileError:

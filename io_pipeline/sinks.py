@@ -73,7 +73,7 @@ class Sink:
         return math.prod(self.shape) * self.dtype.itemsize
 
     def as_data(self) -> dict[str, Any]:
-        """What another process needs to write its parts: numbers, words, lists."""
+        """Encode what another process needs to write its parts: numbers, words, lists."""
         return {
             "path": self.path,
             "dataset": self.dataset,
@@ -433,7 +433,7 @@ class ZarrSink(Sink):
         return all(lo % n == 0 and hi == min(lo + n, size) for (lo, hi), n, size in sizes)
 
     def _write_some(self, part: np.ndarray[Any, Any], box: Box) -> None:
-        """What chunks have of a box, of which others may be writing the rest."""
+        """Write what chunks have of a box, of which others may be writing the rest."""
         if not part.size:
             return
         assert not self.checked, "of chunks as a whole"

@@ -57,7 +57,7 @@ Run = tuple[int, int, Places, Places]  # a range; where in it places are, and wh
 
 
 def trouble(path: str, got: str, needed: str, do: str = "") -> DataFileError:
-    """What is wrong with a file."""
+    """Make the error of what is wrong with a file."""
     error = DataFileError.because(f"file {path}", got=got, needed=needed, do=do)
     assert isinstance(error, DataFileError)
     return error
@@ -82,7 +82,7 @@ class Source:
         raise NotImplementedError
 
     def read_chunks(self, out: np.ndarray[Any, Any], box: Box, chunks: Iterable[Index]) -> None:
-        """The same, but only what these chunks have of it."""
+        """Read only what these chunks have of a box."""
         raise NotImplementedError
 
     def sliced(self, starts: Sequence[int], sizes: Sequence[int], steps: Sequence[int]) -> Source:
@@ -94,12 +94,12 @@ class Source:
         return self._part().taken(places, axis)
 
     def merged(self, axes: int) -> Source:
-        """The same with its first axes in one row, followed by axes of 1."""
+        """View the source with its first axes in one row, followed by axes of 1."""
         row = [range(math.prod(self.shape[:axes])), *[range(1)] * (axes - 1)]
         return Part(self, [*row, *map(range, self.shape[axes:])], axes)
 
     def joined(self, others: Sequence[Source]) -> Source:
-        """The same with others behind it along the first axis."""
+        """Join others behind it along the first axis."""
         return Joined([self, *others])
 
     def whose_rows(self, lo: int, hi: int) -> Iterator[Rows]:
@@ -124,7 +124,7 @@ class Source:
         return math.prod(self.shape) * self.dtype.itemsize
 
     def as_data(self) -> dict[str, Any]:
-        """What another process needs to open the same array: numbers, words, lists."""
+        """Encode what another process needs to open the same array: numbers, words, lists."""
         return {
             "path": self.path,
             "dataset": self.dataset,
@@ -177,13 +177,13 @@ class Source:
 
 
 def short(error: BaseException) -> str:
-    """What a library says, as part of a sentence that is the same in every run."""
+    """Print what a library says, as part of a sentence that is the same in every run."""
     said = ADDRESS.sub("", " ".join(str(error).split())).rstrip(".")
     return f"{type(error).__name__}: {said:.200}" if said else type(error).__name__
 
 
 def opened(path: str, most: int | None = None) -> bytes:
-    """What is in a file, if it is one and no longer than it may be."""
+    """Read a file, if it is one and no longer than it may be."""
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
     with os.fdopen(handle, "rb") as file:
         found = os.fstat(handle)
@@ -212,8 +212,9 @@ def here(path: str | os.PathLike[str]) -> None:
 
 
 def version(path: str) -> tuple[int, int] | None:
-    """What differs as soon as a file is replaced or written to; None if there is none, or if that would
-    be asked elsewhere each time."""
+    """Identify a file's version, which differs as soon as it is replaced or written to; None if
+    there is none, or if that would be asked elsewhere each time.
+    """
     try:
         found = os.stat(path)
     except OSError:
@@ -294,8 +295,10 @@ def fill(handle: int, out: np.ndarray[Any, Any], at: int) -> bool:
 
 
 def fill_once(handle: int, out: np.ndarray[Any, Any], at: int) -> bool:
-    """The same, but what is read in long stretches does not stay in the system's cache, unless it was
-    there: of a file that does not fit in there, each page would only push out another."""
+    """Fill an array, but so that what is read in long stretches does not stay in the system's
+    cache, unless it was there: of a file that does not fit in there, each page would only push out
+    another.
+    """
     left = memoryview(out.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
     if len(left) < PASSING:
         return fill(handle, out, at)
@@ -315,7 +318,7 @@ def fill_once(handle: int, out: np.ndarray[Any, Any], at: int) -> bool:
 
 
 def filler(handle: int, size: int) -> Get:
-    """What reads a file of so many bytes."""
+    """Choose the function that reads a file of so many bytes."""
     return partial(fill_once if size * CACHED > _memory() else fill, handle)
 
 
@@ -415,8 +418,9 @@ class Part(Source):
             self._read_few(here, first[k : min(k + many, end)], inner)
 
     def _read_few(self, out: np.ndarray[Any, Any], places: Axis, inner: Sequence[Any]) -> None:
-        """What stands at some places. Where these are many, they are put in order first: else what lies
-        together in the file would be read again for each few of them."""
+        """Read what stands at some places. Where these are many, they are put in order first: else
+        what lies together in the file would be read again for each few of them.
+        """
         many = max(out.nbytes // 4, LITTLE) // NOTES
         if len(places) <= many or isinstance(places, range):
             for k in range(0, len(places), many):
@@ -499,7 +503,7 @@ def _cut(axis: Wanted, start: int, size: int, step: int) -> Wanted:
 
 
 def _at(axis: Wanted, places: Places) -> Places:
-    """What stands at these places of an axis."""
+    """Return what stands at these places of an axis."""
     if isinstance(axis, Listed):
         found = np.empty(len(places), axis.source.dtype)
         axis.source.taken(places, 0).read(found, ((0, len(places)),))
@@ -560,7 +564,9 @@ def read_row(
 
 
 def _boxes(lo: int, hi: int, shape: Shape) -> Iterator[Box]:
-    """What lies from one place to another, in order: rows, and parts of the first and the last one."""
+    """Iterate over the boxes from one place to another, in order: rows, and parts of the first and
+    the last one.
+    """
     each = math.prod(shape[1:])
     if lo >= hi:
         return

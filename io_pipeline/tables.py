@@ -391,7 +391,7 @@ class _Csv:
 
 
 def _to_line(file: BinaryIO, data: bytes, end: bytes) -> bytes:
-    """What was read, and what follows up to the end of a line."""
+    """Append what follows up to the end of a line."""
     while not data.endswith(end) and (more := file.read(TAIL_BYTES)):
         cut = more.find(end) + 1
         if cut:
@@ -479,7 +479,7 @@ def slices_of(box: Sequence[tuple[int, int]]) -> tuple[slice, ...]:
 
 
 def guarded(path: str, function: Any, *given: Any) -> Any:
-    """What a library does with a file; what it says of one that is damaged is about that file."""
+    """Call a library about a file: what it says of one that is damaged names that file."""
     try:
         return function(*given)
     except (DataFileError, ArgumentError):

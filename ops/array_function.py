@@ -106,7 +106,7 @@ def _cast(x: Any, dtype: Any) -> Array:
 
 
 def _in(x: Any, dtype: Any, what: str) -> Array:
-    """What is to be averaged, in the dtype that the average is to have."""
+    """Convert what is to be averaged, in the dtype that the average is to have."""
     if dtype is not None and np.dtype(dtype).kind != "f":
         raise misfit(
             ArgumentError,
@@ -153,7 +153,7 @@ def _with_shares(function: Callable[..., Array]) -> Callable[..., Array]:
 
 
 def _broadcast(args: Sequence[Any]) -> tuple[Any, ...]:
-    """What has a dtype that there is none of here stays NumPy's."""
+    """Broadcast; what has a dtype that there is none of here stays NumPy's."""
     wide = np.broadcast_shapes(*[np.shape(x) for x in args])
     known = [isinstance(x, Array) or np.asarray(x).dtype.name in DTYPES for x in args]
     return tuple(
@@ -212,7 +212,7 @@ def _places(indices: Any) -> Array:
 
 
 def _double(x: Any) -> Array:
-    """What NumPy computes with in double precision whatever it is given."""
+    """Convert to double precision, as NumPy does there whatever it is given."""
     found = as_array(x)
     return casts.astype(found, promote(found.dtype, float64))
 
@@ -471,7 +471,7 @@ INSTEAD = {
 
 # -- calls ---------------------------------------------------------------------------------
 def of_function(function: Any, types: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """What a function of NumPy's makes of arguments some of which are ours."""
+    """Call our counterpart of a function of NumPy's, for arguments some of which are ours."""
     for kind in types:
         theirs = kind.__array_function__
         if not issubclass(kind, Array) and theirs is not np.ndarray.__array_function__:
@@ -516,7 +516,7 @@ def of_function(function: Any, types: Any, args: Sequence[Any], kwargs: dict[str
 
 
 def of_ufunc(ufunc: Any, method: str, inputs: Sequence[Any], options: dict[str, Any]) -> Any:
-    """The same for ufuncs and their methods."""
+    """Call our counterpart of a ufunc or of its method."""
     name = ufunc.__name__ if method == "__call__" else f"{ufunc.__name__}.{method}"
     plain = UFUNCS.get(ufunc.__name__, functions.get(OURS.get(ufunc.__name__, ufunc.__name__)))
     if method == "at":
@@ -604,7 +604,7 @@ _IN_PLACE = ("copyto", "putmask", "place", "put", "put_along_axis", "fill_diagon
 
 
 def _written(name: str, x: Array, *args: Any, **options: Any) -> None:
-    """What writes to its first argument, which is ours."""
+    """Call a function that writes to its first argument, which is ours."""
     made = getattr(grids, name)(x, *args, **options)
     if made is not None:
         assigning.written(x, made, f"np.{name}")
@@ -628,7 +628,7 @@ def _alike(ufunc: Any, inputs: Sequence[Any], results: Any) -> Any:
 
 @lru_cache(4096)
 def _dtypes(ufunc: np.ufunc, kinds: tuple[DType | type, ...]) -> tuple[Any, ...] | None:
-    """What NumPy's results would be, if it has any of these dtypes."""
+    """Return the dtypes of NumPy's results, if it has any of these dtypes."""
     given = tuple(int if k is bool else k for k in kinds)  # NumPy knows no weak bool
     try:
         return tuple(ufunc.resolve_dtypes((*given, *(None,) * ufunc.nout))[ufunc.nin :])
@@ -643,7 +643,7 @@ def _named(function: Any) -> str:
 
 @lru_cache(1024)
 def _signature(name: str) -> inspect.Signature:
-    """Of one of NumPy's functions."""
+    """Return the signature of one of NumPy's functions."""
     try:
         function: Any = functools.reduce(getattr, name.split("."), np)
         return inspect.signature(function)

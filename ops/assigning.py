@@ -63,7 +63,7 @@ def conj(x: Operandish, /) -> Array:
 
 @export
 def assigned(x: Array, key: Any, values: Operandish) -> Array:
-    """What x stands for after `x[key] = values`."""
+    """Return what x stands for after `x[key] = values`."""
     v = _in_dtype(values, x.dtype)
     items = [_listed(k) for k in parts_of(x, key)]
     made = under_mask(x, items, v, "set", WHAT)
@@ -79,7 +79,7 @@ def assigned(x: Array, key: Any, values: Operandish) -> Array:
 
 @export
 def in_place(x: Array, made: Array, what: str) -> Array:
-    """What x stands for after what assigns this to it: in its own shape and dtype."""
+    """Return what x stands for after this is assigned to it: in its own shape and dtype."""
     picks = isinstance(x, Picked) and isinstance(made, Picked) and x.goes_with(made)
     if not picks and made.shape != x.shape:
         raise misfit(
@@ -108,7 +108,9 @@ def cast_in_place(made: Array, dtype: DType, what: str) -> Array:
 
 @export
 def changed(x: Any, made: Array, what: str, frame: FrameType) -> Array:
-    """What was made of x by what NumPy does in place: in a statement, x itself is that from now on."""
+    """Let x stand for the result of what NumPy does in place: in a statement, x itself is that from
+    now on.
+    """
     if not (is_dropped(frame) or (isinstance(x, Array) and is_shown(frame))):
         return made
     if not isinstance(x, Array):

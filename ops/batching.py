@@ -31,7 +31,7 @@ Mapped = tuple[Array, bool]  # and whether its first axis is the one that was ad
 
 
 def item_of(x: Mapped) -> Spec:
-    """What one element has of it."""
+    """Return the spec of one element."""
     array, has = x
     return Spec(array.shape[has:], array.dtype)
 
@@ -53,7 +53,7 @@ def aligned(x: Mapped, rank: int) -> Array:
 
 # -- one operation ---------------------------------------------------------------------------
 def batched(op: Op, params: Mapping[str, Any], xs: Sequence[Mapped], size: int) -> list[Mapped]:
-    """What an operation makes of operands of which some have one more axis in front."""
+    """Apply an operation to operands of which some have one more axis in front."""
     if not any(has for _, has in xs):
         return [(y, False) for y in apply_all(op.name, *[x for x, _ in xs], **params)]
     made: Sequence[Mapped] | None = None
@@ -160,7 +160,7 @@ class Batch:
         return item
 
     def of(self, items: Sequence[Array]) -> list[Mapped]:
-        """What these are for all elements. What is to happen for one, happens for all."""
+        """Compute these for all elements. What is to happen for one, happens for all."""
         acts, self.trace.acts = self.trace.acts, []
         refs = [term_of(x) for x in (*items, *acts)]
         for root, k in refs:
@@ -221,7 +221,7 @@ def _with_axis(spec: Spec, has: bool, size: int) -> Spec:
 
 
 def each(function: Callable[..., Sequence[Array]], xs: Sequence[Mapped], size: int) -> list[Mapped]:
-    """What a function of one element makes of all of them."""
+    """Apply a function of one element to all of them."""
     batch = Batch(Trace("vmap"), size)
     own = [batch.enter(item_of(x), x[0]) if x[1] else x[0] for x in xs]
     return batch.of(function(*own))

@@ -21,12 +21,12 @@ BITS, MASKED = "positive_bits", "where_positive"
 
 
 def bytes_of(columns: int) -> int:
-    """Of a row of bits."""
+    """Return the bytes of a row of bits."""
     return -(-columns // (8 * LINE)) * LINE
 
 
 def local_shape(node: Node, shapes: Sequence[Shape]) -> Shape | None:
-    """Of what one of these makes of parts of such shapes; None of any other."""
+    """Return the shape that one of these makes of parts of such shapes; None of any other."""
     if node.op == BITS:
         return (*shapes[0][:-1], node.specs[0].shape[-1])
     return shapes[1] if node.op == MASKED else None
@@ -64,7 +64,7 @@ def _masked_rule(bits: Spec, x: Spec) -> Spec:
 
 
 def _masked_kernel(xp: Any, out: Any, bits: Any, x: Any) -> None:
-    """What has its bit, and else 0, word by word."""
+    """Write elements that have their bit, and else 0, word by word."""
     word = np.dtype(f"u{x.dtype.itemsize}")
     found = xp.bitwise_and(bits[:, :, None], _powers(xp)) != 0
     mine = found.reshape((bits.shape[0], -1))[:, : x.shape[1]]

@@ -110,7 +110,7 @@ def _slice_kernel(
 
 
 def _picked(xp: Any, x: Any, places: Any, axis: int, in_part: bool) -> Any:
-    """What a part has at these places along an axis, and 0 for others."""
+    """Take what a part has at these places along an axis, and 0 for others."""
     count = x.shape[axis]
     if not in_part:
         return x.take(places, axis)

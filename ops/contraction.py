@@ -110,8 +110,9 @@ def _matmul_grad(g: Array, y: Array, a: Array, b: Array) -> Sequence[Array | Non
 
 
 def _slope(left: Array, right: Array, of: Array) -> Array:
-    """What a matrix that multiplies a stack of others gets from all of them is summed at once: a product
-    for each, to be added up, would take as many times its memory."""
+    """Compute the slope of a matrix that multiplies a stack, summed at once: a product for each, to
+    be added up, would take as many times its memory.
+    """
     batch = left.ndim - 2
     if of.ndim > 2 or not batch or left.shape[:-2] != right.shape[:-2]:
         return apply("matmul", left, right)
@@ -135,7 +136,7 @@ def _straight(xp: Any, x: Any) -> Any:
 def _wide_scratch(
     ins: Sequence[Shape], outs: Sequence[Shape], specs: Sequence[Spec], **_: Any
 ) -> Sequence[Scratch]:
-    """Of halves a float32 copy of operands and result, since BLAS has no half."""
+    """Ask for float32 copies of operands and result where these are halves, since BLAS has no half."""
     if accumulator(specs[-1].dtype) == specs[-1].dtype:
         return ()
     return [Scratch(shape, float32) for shape in (*ins, *outs)]
@@ -319,7 +320,7 @@ class Folds:
         self.groups = (batch, rows, summed), (batch, summed, columns), (batch, rows, columns)
 
     def matrices(self, k: int, x: Any) -> Any:
-        """Of an operand, or of the result (2); a view where that is possible."""
+        """Reshape an operand, or the result (2), to matrices; a view where that is possible."""
         return self.ordered(k, x).reshape(self.shape(k))
 
     def ordered(self, k: int, x: Any) -> Any:

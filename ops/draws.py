@@ -630,7 +630,9 @@ def _place_of(numbers: Any) -> tuple[Shape, Place]:
 
 
 def _drawn(kernel: Callable[..., None], dtype: DType) -> Callable[..., None]:
-    """What kernels compute (ops/jit/random_bits.py), by NumPy, where these numbers are."""
+    """Make a kernel that draws what generated ones do (ops/jit/random_bits.py), by NumPy, where
+    these numbers are.
+    """
     wide = dtype.itemsize == 8
 
     def draw(xp: Any, out: Any, seed: Any, numbers: Any, stream: Any = NORMAL) -> None:

@@ -143,7 +143,7 @@ def ldexp(x1: Operandish, x2: Operandish) -> Array:
 
 
 def modf(x: Operandish) -> tuple[Array, Array]:
-    """What is behind the point, and what is before it.
+    """Return what is behind the point, and what is before it.
 
     >>> ost.modf([2.5, -2.5])
     (Array([ 0.5, -0.5], dtype=float64), Array([ 2., -2.], dtype=float64))

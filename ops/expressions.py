@@ -106,7 +106,7 @@ class Expression:
 
     # -- parts -----------------------------------------------------------------------------
     def slice(self, parts: Sequence[tuple[int, int, int]]) -> Expression:
-        """Of each axis a start, a size and a step."""
+        """Slice: of each axis a start, a size and a step."""
         starts, sizes, steps = (tuple(p[k] for p in parts) for k in range(3))
         return self.call("slice", starts=starts, sizes=sizes, steps=steps)
 

@@ -84,7 +84,7 @@ class _Sums:
         return {self._same(term, k, inputs): 1}
 
     def _same(self, term: Term, k: int, inputs: list[dict[Any, int]]) -> Any:
-        """What equal operations on equal numbers have in common."""
+        """Make a key that equal operations on equal numbers have in common."""
         found = tuple([frozenset(x.items()) for x in inputs])
         assert term.op is not None
         try:

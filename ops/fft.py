@@ -201,7 +201,7 @@ op(
 
 # -- what users call -----------------------------------------------------------------------
 def _numbers(a: Operandish, name: str, real_only: bool = False) -> Array:
-    """Of a dtype that there are transforms of: whole numbers are float64, halves float32."""
+    """Convert to a dtype that there are transforms of: whole numbers are float64, halves float32."""
     x = as_array(a)
     if real_only and x.dtype.kind == "c":
         raise misfit(
@@ -258,7 +258,7 @@ def fft(a: Operandish, n: int | None = None, axis: int = -1, norm: Norm = None) 
 
 
 def ifft(a: Operandish, n: int | None = None, axis: int = -1, norm: Norm = None) -> Array:
-    """What `fft` makes the transform of.
+    """Invert `fft`: return what it makes the transform of.
 
     >>> ost.fft.ifft([4.0, 0.0, 0.0, 0.0]) + 0.0
     Array([1.+0.j, 1.+0.j, 1.+0.j, 1.+0.j], dtype=complex128)
@@ -414,7 +414,7 @@ def ifftn(
     axes: Sequence[int] | None = None,
     norm: Norm = None,
 ) -> Array:
-    """What `fftn` makes the transform of.
+    """Invert `fftn`: return what it makes the transform of.
 
     >>> ost.fft.ifftn([[10.0, -2.0], [-4.0, 0.0]]) + 0.0
     Array([[1.+0.j, 2.+0.j],
@@ -429,7 +429,7 @@ def rfftn(
     axes: Sequence[int] | None = None,
     norm: Norm = None,
 ) -> Array:
-    """The same of real numbers: of the last axis one half.
+    """Transform real numbers along several axes: of the last axis one half.
 
     >>> ost.fft.rfftn([[1.0, 2.0], [3.0, 4.0]]) + 0.0
     Array([[10.+0.j, -2.+0.j],
@@ -444,7 +444,7 @@ def irfftn(
     axes: Sequence[int] | None = None,
     norm: Norm = None,
 ) -> Array:
-    """What `rfftn` makes the transform of; `s` says how many there were.
+    """Invert `rfftn`: return what it makes the transform of; `s` says how many there were.
 
     >>> ost.fft.irfftn([[10.0, -2.0], [-4.0, 0.0]])
     Array([[1., 2.],
@@ -474,7 +474,7 @@ def ifft2(
     axes: Sequence[int] = (-2, -1),
     norm: Norm = None,
 ) -> Array:
-    """What `fft2` makes the transform of.
+    """Invert `fft2`: return what it makes the transform of.
 
     >>> ost.fft.ifft2([[10.0, -2.0], [-4.0, 0.0]]) + 0.0
     Array([[1.+0.j, 2.+0.j],
@@ -489,7 +489,7 @@ def rfft2(
     axes: Sequence[int] = (-2, -1),
     norm: Norm = None,
 ) -> Array:
-    """The same of real numbers: of the last axis one half.
+    """Transform real numbers along two axes: of the last axis one half.
 
     >>> ost.fft.rfft2([[1.0, 2.0], [3.0, 4.0]]) + 0.0
     Array([[10.+0.j, -2.+0.j],
@@ -504,7 +504,7 @@ def irfft2(
     axes: Sequence[int] = (-2, -1),
     norm: Norm = None,
 ) -> Array:
-    """What `rfft2` makes the transform of; `s` says how many there were.
+    """Invert `rfft2`: return what it makes the transform of; `s` says how many there were.
 
     >>> ost.fft.irfft2([[10.0, -2.0], [-4.0, 0.0]])
     Array([[1., 2.],
@@ -543,7 +543,7 @@ def fftfreq(
 def rfftfreq(
     n: int, d: float = 1.0, *, dtype: DTypeLike | None = None, device: str | None = None
 ) -> Array:
-    """The same of `rfft`.
+    """Return the frequencies of `rfft`.
 
     >>> ost.fft.rfftfreq(4)
     Array([0.  , 0.25, 0.5 ], dtype=float64)
@@ -571,7 +571,7 @@ def fftshift(x: Operandish, axes: int | Sequence[int] | None = None) -> Array:
 
 
 def ifftshift(x: Operandish, axes: int | Sequence[int] | None = None) -> Array:
-    """What `fftshift` shifts.
+    """Undo `fftshift`.
 
     >>> ost.fft.ifftshift([-2, -1, 0, 1])
     Array([ 0,  1, -2, -1], dtype=int64)

@@ -154,8 +154,8 @@ op(
 
 
 def mark(x: Array, watch: Watch) -> Array:
-    """The same value as a variable of its own, whose dependents keep their history while the watch
-    is active.
+    """Mark a value as a variable of its own, whose dependents keep their history while the watch is
+    active.
     """
     made = apply("mark", x)
     term, _ = term_of(made)
@@ -239,8 +239,8 @@ def _adds(steps: Sequence[Term]) -> bool:
 def vjp(
     outputs: Sequence[Array], variables: Sequence[Array], cotangents: Sequence[Array | None]
 ) -> list[Array | None]:
-    """What each variable contributes to the outputs, weighted by their cotangents; None where it
-    contributes nothing.
+    """Compute what each variable contributes to the outputs, weighted by their cotangents; None
+    where it contributes nothing.
     """
     refs = [term_of(v) for v in variables]
     roots = [term_of(y) for y in outputs]

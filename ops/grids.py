@@ -150,7 +150,7 @@ def _square(arr: Operandish, name: str) -> Array:
 
 
 def diag_indices_from(arr: Operandish) -> tuple[Array, ...]:
-    """The same of an array whose axes are of one extent.
+    """Return the indices of the diagonal of an array whose axes are of one extent.
 
     >>> ost.diag_indices_from(ost.eye(2))
     (Array([0, 1], dtype=int64), Array([0, 1], dtype=int64))
@@ -328,7 +328,7 @@ def fill_diagonal(a: Array, val: Operandish, wrap: bool = False) -> None:
 def fromfunction(
     function: Any, shape: Sequence[int], *, dtype: DTypeLike = float, **kwargs: Any
 ) -> Any:
-    """What a function makes of the places along each axis of a grid.
+    """Apply a function to the places along each axis of a grid.
 
     >>> ost.fromfunction(lambda i, j: 10 * i + j, (2, 3))
     Array([[ 0.,  1.,  2.],

@@ -233,7 +233,8 @@ def histogramdd(
     density: bool = False,
     weights: Operandish | None = None,
 ) -> tuple[Array, list[Array]]:
-    """The same in several dimensions: of the rows of a matrix, or of the coordinates one by one.
+    """Count how many rows lie in each bin of several dimensions: of the rows of a matrix, or of the
+    coordinates one by one.
 
     >>> ost.histogramdd([[0.1, 0.2], [0.9, 0.8]], bins=2)[0]
     Array([[0., 1.],
@@ -301,7 +302,7 @@ def histogram2d(
     density: bool = False,
     weights: Operandish | None = None,
 ) -> tuple[Array, Array, Array]:
-    """The same of two coordinates.
+    """Count how many points of two coordinates lie in each bin.
 
     >>> ost.histogram2d([0.1, 0.9], [0.1, 0.9], bins=2)[0]
     Array([[1., 0.],

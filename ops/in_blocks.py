@@ -51,7 +51,7 @@ def moments(node: Node, x: Expression) -> Sequence[Expression]:
 
 
 def _product(node: Node, left: Expression, right: Expression) -> Expression:
-    """Of matrices, in fixed blocks."""
+    """Multiply matrices in fixed blocks."""
     return _wide(left).call("fixed_matmul", _wide(right)).astype(node.specs[0].dtype)
 
 

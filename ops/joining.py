@@ -198,7 +198,7 @@ def dstack(tup: Sequence[Operandish]) -> Array:
 
 
 def column_stack(tup: Sequence[Operandish]) -> Array:
-    """What has one axis is a column.
+    """Join along the second axis; what has one axis is a column.
 
     >>> ost.column_stack([[1, 2], [3, 4]])
     Array([[1, 3],
@@ -448,7 +448,7 @@ def resize(a: Operandish, new_shape: int | Sequence[int]) -> Array:
 
 
 def choose(a: Operandish, choices: Sequence[Operandish], mode: str = "raise") -> Array:
-    """Of each element the choice with that number; numbers outside as in `take`.
+    """Choose for each element the choice with that number; numbers outside as in `take`.
 
     >>> ost.choose([1, 0, 1], [[1, 2, 3], [10, 20, 30]])
     Array([10,  2, 30], dtype=int64)

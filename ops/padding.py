@@ -100,7 +100,9 @@ def _no_widths(width: Any, ndim: int) -> Exception:
 
 
 def _sides(given: Any, ndim: int, what: str) -> list[tuple[Any, Any]]:
-    """What is said of both sides of each axis: one for all, a pair for all, or a pair for each."""
+    """Expand what is said of both sides of each axis: one for all, a pair for all, or a pair for
+    each.
+    """
     if isinstance(given, Array):
         return [(given, given)] * ndim
     try:

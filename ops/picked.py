@@ -98,7 +98,7 @@ class Picked(Array):
     __str__ = __repr__
 
     def like(self, whole: Array, axis: int) -> Picked:
-        """What the same mask picks of another array."""
+        """Pick by the same mask of another array."""
         return pick(whole, self.mask, axis, self.what, self.line)
 
     def __copy__(self) -> Array:
@@ -134,7 +134,9 @@ class Picked(Array):
         return where(self.places, self.whole, astype(number, self.dtype))
 
     def running(self, function: Callable[[Array], Array], neutral: Any) -> Picked:
-        """What a function of a row gives of each element and all before it, one of which changes nothing."""
+        """Apply a running function of a row, which gives of each element and all before it, one of
+        which changes nothing.
+        """
         if self.ndim > 1:
             self.refuse()
         row = where(self.mask, self.whole, astype(neutral, self.dtype))
@@ -149,7 +151,7 @@ class Picked(Array):
         return array.functions["sum"](before)
 
     def in_a_row(self) -> Array:
-        """The same among zeros, the axes of the mask as one."""
+        """Return what is picked among zeros, the axes of the mask as one."""
         y, end = self.filled(0, 0), self.axis + self.mask.ndim
         return reshape(y, (*y.shape[: self.axis], self.mask.size, *y.shape[end:]))
 
@@ -210,7 +212,7 @@ class Picked(Array):
 
 
 def pick(whole: Array, mask: Array, axis: int, what: str = "x[mask]", line: str = "") -> Picked:
-    """What a mask picks of an array."""
+    """Pick by a mask of an array."""
     made: Picked = object.__new__(Picked)
     made.whole, made.mask, made.axis, made.along = whole, mask, axis, None
     made.what, made.line = what, line or user_line()

@@ -222,7 +222,7 @@ def _scattered(x: Array, items: Sequence[Any], v: Array, mode: str, what: str) -
 
 # -- keys of what is picked ----------------------------------------------------------------
 def _again(x: Picked, items: Sequence[Any]) -> Picked:
-    """What a key takes of all that a mask picks: of other axes, or what another mask picks of that."""
+    """Take by a key of all that a mask picks: of other axes, or what another mask picks of that."""
     whole, mask, axis = _within(x, items)
     return pick(getitem(x.whole, whole), mask, axis)
 

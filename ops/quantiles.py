@@ -181,7 +181,7 @@ def _of_picked(
     name: str,
     scale: float,
 ) -> Array:
-    """Of what a mask picks: of all but what is NaN then."""
+    """Compute quantiles of what a mask picks: of all but what is NaN then."""
     if np.ndim(q):
         how = (axis, method, keepdims, leaves, name, scale)
         return stack([_of_picked(x, one, *how) for one in q])
@@ -274,9 +274,9 @@ def quantile(
     keepdims: bool = False,
     weights: Operandish | None = None,
 ) -> Array:
-    """What a share q of the elements is below, along axes; NaN if there is one. By any of NumPy's
-    methods. Of split axes workers count digits: a few all-reduces of some KB. With weights, by the
-    method "inverted_cdf", each element counts by its own.
+    """Return the quantile that a share q of the elements is below, along axes; NaN if there is one.
+    By any of NumPy's methods. Of split axes workers count digits: a few all-reduces of some KB.
+    With weights, by the method "inverted_cdf", each element counts by its own.
 
     >>> ost.quantile([1.0, 2.0, 3.0, 4.0], [0.25, 0.5])
     Array([1.75, 2.5 ], dtype=float64)
@@ -293,7 +293,7 @@ def nanquantile(
     keepdims: bool = False,
     weights: Operandish | None = None,
 ) -> Array:
-    """The same of what is not NaN; NaN where there is nothing else.
+    """Return the quantile of what is not NaN; NaN where there is nothing else.
 
     >>> ost.nanquantile([1.0, np.nan, 3.0], 0.5)
     Array(2., dtype=float64)
@@ -327,7 +327,7 @@ def nanpercentile(
     keepdims: bool = False,
     weights: Operandish | None = None,
 ) -> Array:
-    """The same of what is not NaN; NaN where there is nothing else.
+    """Return the percentile of what is not NaN; NaN where there is nothing else.
 
     >>> ost.nanpercentile([1.0, np.nan, 3.0], 50)
     Array(2., dtype=float64)

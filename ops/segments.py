@@ -194,7 +194,7 @@ UFUNCS = {"sum": "add", "prod": "multiply", "min": "minimum", "max": "maximum"}
 
 def _segment_kernel(monoid: str) -> Callable[..., None]:
     def kernel(xp: Any, out: Any, x: Any, ids: Any, *, count: int) -> None:
-        """What belongs to no group goes to a row of its own."""
+        """Combine rows by groups; those of no group go to a row of their own."""
         inside = (ids >= 0) & (ids < count)
         place = xp.where(inside, ids, count).astype(np.int64)
         work = xp.full((count + 1, *x.shape[1:]), identity(monoid, x.dtype), x.dtype)
@@ -401,8 +401,8 @@ class GroupBy:
         return sqrt(self.var(x, correction=correction))
 
     def of_each(self, y: Operandish) -> Array:
-        """What each row's group has, of something that has a row for each group: NaN, or 0, where a
-        row is in none.
+        """Return what each row's group has, of something that has a row for each group: NaN, or 0,
+        where a row is in none.
 
         >>> ost.groupby([0, 1, 0], size=2).of_each([2.5, 2.0])  # 2.5, 2, 2.5
         """

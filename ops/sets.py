@@ -307,7 +307,7 @@ def unique_all(x: Operandish, /, *, size: int | None = None, fill_value: Any = N
 
 
 def _most(dtype: DType) -> Any:
-    """What no value is larger than."""
+    """Return the value that none is larger than."""
     if is_inexact(dtype):
         return math.inf
     return True if dtype.kind == "b" else int(np.iinfo(dtype).max)

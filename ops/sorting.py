@@ -194,8 +194,9 @@ op(
 def _asked(
     x: Operandish, axis: int | None, kind: str | None, stable: bool | None, name: str
 ) -> tuple[Array, int, bool]:
-    """What is to be put in order: the elements in one row, for no axis. Which algorithm, is not the
-    user's to say; any of NumPy's kinds may be stable."""
+    """Check what is to be put in order: the elements in one row, for no axis. Which algorithm, is
+    not the user's to say; any of NumPy's kinds may be stable.
+    """
     if kind not in (None, "quicksort", "heapsort", "mergesort", "stable"):
         needed = "'quicksort', 'heapsort', 'mergesort', 'stable' or None"
         raise misfit(ArgumentError, name, got=f"kind={kind!r}", needed=needed)

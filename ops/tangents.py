@@ -148,7 +148,9 @@ def _by_units(
 def pushed(
     graph: Graph, args: Sequence[Array], tangents: Tangents
 ) -> tuple[list[Array], list[Array | None]]:
-    """What a graph makes of its inputs, and how that changes; what happens in it does so elsewhere."""
+    """Push tangents through a graph: what it makes of its inputs, and how that changes; what
+    happens in it does so elsewhere.
+    """
     own = [apply("mark", x) for x in args]
     return push(inline(quiet(graph), own), own, tangents)
 

@@ -73,8 +73,9 @@ def check_tolerance(who: str, given: Any) -> Tolerance:
 
 
 def budgets(tolerance: Tolerance, traced: Traced, called: str) -> list[float]:
-    """Of each output of the graph, the relative error that it may have; infinite for those that are not
-    named."""
+    """List for each output of the graph the relative error that it may have; infinite for those
+    that are not named.
+    """
     if isinstance(tolerance, float):
         return [tolerance] * len(traced.graph.outputs)
     structure = traced.structure

@@ -21,8 +21,9 @@ def callback(
     *args: Any,
     gradient: Callable[..., Any] | None = None,
 ) -> Any:
-    """What a function makes of NumPy arrays, as a lazy array: it is called when the plan runs. It has
-    to give the same of the same, since equal calls are one, and what nobody reads is not called.
+    """Return what a function makes of NumPy arrays, as a lazy array: it is called when the plan
+    runs. It has to give the same of the same, since equal calls are one, and what nobody reads is
+    not called.
 
     `result` says what it gives: `ost.spec(shape, dtype)`, or a list or tuple of these. Each worker
     calls it with whole arrays, so on several workers it is called as often; they have to be threads

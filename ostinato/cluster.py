@@ -205,7 +205,7 @@ class LocalCluster:
         weakref.finalize(self, _dropped, self.client, self.workers).atexit = False
 
     def _asked(self, ask: Callable[[float], T], end: float) -> T:
-        """What somebody says who may not answer, asked again, for longer, as long as there is hope."""
+        """Ask somebody who may not answer, again and for longer, as long as there is hope."""
         wait = ASKED
         while True:
             try:

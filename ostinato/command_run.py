@@ -148,7 +148,7 @@ def in_lines(plans: Sequence[dict[str, Any]]) -> str:
 
 @contextlib.contextmanager
 def _shown(counters: Path) -> Iterator[Callable[[], None]]:
-    """What is to be called now and then: it draws the lines anew, where somebody sees them."""
+    """Make a function to call now and then: it draws the lines anew, where somebody sees them."""
     try:
         if not sys.stderr.isatty():
             raise ImportError

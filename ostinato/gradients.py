@@ -238,8 +238,7 @@ def vjp(function: Callable[..., R], *args: Any) -> tuple[R, Callable[[Any], tupl
 
 
 def checkpoint(function: Callable[P, R]) -> Callable[P, R]:
-    """The same function, whose intermediates are computed again for its gradient instead of
-    kept.
+    """Wrap a function whose intermediates are computed again for its gradient instead of kept.
 
     >>> ost.grad(ost.checkpoint(lambda x: ost.sin(x) ** 2))(0.5)
     Array(0.8415, dtype=float64)

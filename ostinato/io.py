@@ -173,7 +173,7 @@ def arrays(*given: Any, kinds: Sequence[str] | None = None) -> Pipe:
 
 
 def _foreign(x: Any) -> Any:
-    """What is no source of its own as one."""
+    """Open as a source what is none of its own."""
     if isinstance(x, (str, os.PathLike)) and os.fspath(x).endswith(".npz"):
         found = {name: NpzSource(os.fspath(x), name) for name in members_of(os.fspath(x))}
         return {name: s if not s.inflates else _resident(s) for name, s in found.items()}
@@ -183,7 +183,7 @@ def _foreign(x: Any) -> Any:
 
 
 def _resident(source: Source) -> np.ndarray[Any, Any]:
-    """What would be inflated from its beginning for rows in any order."""
+    """Read into memory what would be inflated from its beginning for rows in any order."""
     source.check_resident(memory())
     found = np.empty(source.shape, source.dtype)
     source.read(found, tuple((0, n) for n in source.shape))
@@ -209,9 +209,10 @@ def stream(
     length: int | None = None,
     kinds: Sequence[str] | None = None,
 ) -> Pipe:
-    """What can only be iterated over, or a function that makes an iterator for each epoch. Stages run in
-    threads as ever, but it is read by one at a time; it is not shuffled; each worker reads all of it, to
-    make its part; and going on at a place reads what is before. length: at most so many samples.
+    """Make a pipe of what can only be iterated over, or a function that makes an iterator for each
+    epoch. Stages run in threads as ever, but it is read by one at a time; it is not shuffled; each
+    worker reads all of it, to make its part; and going on at a place reads what is before. length:
+    at most so many samples.
 
     >>> [x.tolist() for x in ost.io.stream(lambda: iter(range(4))).batch(2)]
     [[0, 1], [2, 3]]

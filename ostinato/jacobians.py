@@ -201,7 +201,7 @@ def _units(x: Array) -> Array:
 
 
 def _flat(y: Array, x: Array) -> Array:
-    """What does not change."""
+    """Return the derivative of what does not change: zeros."""
     return apply("full", shape=(*y.shape, *x.shape), value=0, dtype=x.dtype)
 
 

@@ -154,7 +154,7 @@ def plan(
 
 
 def _precision(function: CompiledFunction[Any, Any]) -> str:
-    """What is chosen by rounding operands that exist cannot be planned for."""
+    """Return the policy to plan for: what is chosen by rounding operands that exist cannot be."""
     return AS_WRITTEN if function.precision in (None, AUTO) else str(function.precision)
 
 

@@ -307,7 +307,9 @@ class Profile:
 
 
 def _stacked(events: Sequence[Event], lanes: dict[tuple[str, int, str], int]) -> list[Bar]:
-    """What is within something else, or beside it in a thread of the same name, is drawn below it."""
+    """Stack bars: an event within another, or beside it in a thread of the same name, is drawn
+    below.
+    """
     ends: dict[int, list[float]] = {}
     bars = []
     for e in events:

@@ -425,8 +425,10 @@ def settle_terms(roots: Sequence[Ref], session: Session, also: Sequence[Ref] | N
 
 
 def _with_held(asked: Sequence[Ref], session: Session) -> tuple[Collected, list[Ref]]:
-    """What to run for what is asked, and which other results of it somebody holds: on the way, and beside
-    it, if that is deep and would make again what is made now, as the other fields of a loop's step."""
+    """Collect what to run for what is asked, and which other results of it somebody holds: on the
+    way, and beside it, if that is deep and would make again what is made now, as the other fields
+    of a loop's step.
+    """
     found = collect(asked)
     also = held_too(found, asked, session)
     beside = _beside(found, [*asked, *also])

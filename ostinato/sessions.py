@@ -170,7 +170,7 @@ class Session:
 
     @cached_property
     def everywhere(self) -> Layout:
-        """Of what everybody has all of."""
+        """Return the layout of what everybody has all of."""
         return resolve(None, self.target.mesh, (), self.target.numerics == "any-workers")
 
     def attach(self, source: Any, split: Split = None, resident: bool = False) -> Operand:

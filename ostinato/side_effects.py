@@ -167,8 +167,10 @@ class Snapshot:
             self.single[place.id] = (place, before, of)
 
     def writes(self, may: Callable[[str], bool], but: Mapping[PlaceId, Any]) -> list[Write]:
-        """What is no longer as it was, where the functions that ran may have written: `may(name)`. Places that
-        are inputs of the trace are left out; they are looked at for themselves."""
+        """List what is no longer as it was, where the functions that ran may have written:
+        `may(name)`. Places that are inputs of the trace are left out; they are looked at for
+        themselves.
+        """
         found: list[Write] = []
         for names, before, path, owner in self.names.values():
             for key in [*before, *(k for k in tuple(names) if k not in before)]:
@@ -509,7 +511,9 @@ class Effects:
         self.containers = [s.write.place.of for s in stores if type(s.write.place.of) is Argument]
 
     def read(self, leaves: Sequence[Any], session: Session) -> tuple[list[Any], list[Any]] | None:
-        """What the plan gets, as operands and numbers, and as what stands there; None if it does not fit."""
+        """Read what the plan gets, as operands and numbers, and as what stands there; None if it
+        does not fit.
+        """
         given: list[Any] = []
         arrays: list[Any] = []
         for i in self.inputs:

@@ -46,9 +46,10 @@ def in_file(operand: Operand) -> bool:
 
 
 def held_too(found: Collected, asked: Sequence[Ref], session: Session) -> list[Ref]:
-    """What somebody holds on the way to what is asked, to be kept with it: smaller ones first, as many as
-    memory has room for beside it; no large ones of files that stay where they are. The others stay
-    pending, and are made again when they are needed."""
+    """Find what somebody holds on the way to what is asked, to be kept with it: smaller ones first,
+    as many as memory has room for beside it; no large ones of files that stay where they are. The
+    others stay pending, and are made again when they are needed.
+    """
     known = set(asked)
     held = [
         (term, k)
@@ -74,7 +75,7 @@ def held_too(found: Collected, asked: Sequence[Ref], session: Session) -> list[R
 
 
 def operands_of(found: Collected, session: Session) -> list[Operand]:
-    """What was collected stands on, as operands of the session."""
+    """Return the leaves of what was collected, as operands of the session."""
     return [
         session.hold_leaf(t, k, operand)
         for (t, k), operand in zip(found.captured, found.held, strict=True)

@@ -90,9 +90,10 @@ class Traced:
 
 
 def traced(function: Traceable, call: Call, known: Sequence[Place] = ()) -> tuple[Traced, Guards]:
-    """What the function does, and what it read of what is around it; traced again while it needs
-    the value of another number, writes to a place that it may read, or another thread changed what it read.
-    The places in `known` are tried as inputs."""
+    """Trace a function: what it does, and what it read of what is around it; traced again while it
+    needs the value of another number, writes to a place that it may read, or another thread changed
+    what it read. The places in `known` are tried as inputs.
+    """
     names = call.names
     places = {p.id: p for p in known}
     by_value = set[tuple[PlaceId, int]]()

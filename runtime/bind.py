@@ -95,12 +95,7 @@ def bind(
         binder.names["talk"] = communicator
         binder.write("t0 = t1 = mark(); c0 = talk.talking")
     with device.together():
-        if (
-            parts is None
-            and device.is_host
-            and not timed
-            and len(graph.nodes) >= MIN_STRETCHED_NODES
-        ):
+        if parts is None and device.is_host and not timed and len(graph.nodes) >= STRETCHED_NODES:
             binder.in_stretches(program, ins, outs)
         elif parts is None:
             binder.program(program, ins, outs, 0)

@@ -51,7 +51,9 @@ class Engine(Protocol):
 
     @property
     def lock(self) -> threading.RLock:
-        """Of one run at a time. Threads that a run waits for must not have it."""
+        """Return the lock that one run at a time holds. Threads that a run waits for must not have
+        it.
+        """
 
     @property
     def is_elsewhere(self) -> bool:
@@ -63,7 +65,7 @@ class Engine(Protocol):
 
     @property
     def threads(self) -> int:
-        """Of each worker."""
+        """Return the number of threads of each worker."""
 
     def put(self, value: Any, layout: Layout, again: bool = False) -> Operand:
         """An operand of a value in the caller's memory. What the engine is given, it may keep. `again`: more
@@ -139,7 +141,7 @@ class Held(Operand):
 
     @property
     def source(self) -> Any:
-        """Of what lies in a file."""
+        """Return the source of what lies in a file."""
         return self.parts[0]
 
     def __init__(self, spec: Spec, engine: LocalEngine, parts: tuple[Any, ...]) -> None:
@@ -204,7 +206,7 @@ class LocalEngine:
 
     @property
     def threads(self) -> int:
-        """Of each worker."""
+        """Return the number of threads of each worker."""
         return self.workers[0].threads
 
     # -- operands --------------------------------------------------------------------------

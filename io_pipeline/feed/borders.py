@@ -101,7 +101,7 @@ class Leaf:
         return {r: np.concatenate(parts) for r, parts in gives.items()}
 
     def take(self, reader: int, parcel: Any) -> None:
-        """What another worker has read; None if it has not."""
+        """Take what another worker has read; None if it has not."""
         parts = {i: intersect(self._within(i), self.box) for i in self.taken.get(reader, ())}
         right = self.out.dtype, (sum(map(volume, parts.values())),)
         if not isinstance(parcel, np.ndarray) or (parcel.dtype, parcel.shape) != right:
@@ -114,7 +114,7 @@ class Leaf:
             at += place.size
 
     def _within(self, index: Index) -> Box:
-        """What a chunk has of this sample."""
+        """Return the box that a chunk has of this sample."""
         return intersect(chunk_box(index, self.grain), self.whole)
 
 
@@ -163,7 +163,7 @@ class Borders:
         return place * len(self.lines.offers) + rank
 
     def _fetch(self, place: int, reader: int, is_stopped: Callable[[], bool]) -> list[Any]:
-        """What another worker has read for this one; nothing, if it has not."""
+        """Fetch what another worker has read for this one; nothing, if it has not."""
         until = time.monotonic() + PATIENCE
         while not is_stopped() and time.monotonic() < until and reader not in self.lines.lost:
             found = self.lines.ask(reader, self._key(place, self.rank))

@@ -105,7 +105,7 @@ class Cached(Samples):
         return sample.values, sample.fields
 
     def _kept_of(self, index: int) -> tuple[list[Any], Fields]:
-        """What the stages in front of the cut make, from where it is kept."""
+        """Return what the stages in front of the cut make, from where it is kept."""
         found = self._kept.get(index)
         if found is None and self.others is not None:
             found = self.others.get(index)
@@ -207,7 +207,7 @@ class Cached(Samples):
             pass
 
     def _words(self, cut: int) -> str:
-        """What makes samples of this cut, in words."""
+        """Describe all that makes samples of this cut, in words."""
         stages = [p.stage for p in self.chain.stages[:cut]]
         parts = [f"format {FORMAT}", f"version {self.version}", code_of_stages()]
         told_of = ["" if self.version else fingerprint(stage) for stage in stages]
@@ -250,14 +250,14 @@ class Cached(Samples):
 
     # -- among workers ---------------------------------------------------------------------------
     def offer(self, host: str) -> dict[str, Any]:
-        """What is kept here, and where other workers are given it."""
+        """Offer what is kept here, and where other workers are given it."""
         if self._server is None:
             self._server = Server(self._kept, host)
         with self._lock:
             return offer_of(self._server, self._kept, len(self), self.cut)
 
     def meet(self, rank: int, offers: Sequence[Any]) -> None:
-        """What all keep: from here on, what another one has comes from there."""
+        """Learn what all keep: from here on, what another one has comes from there."""
         self.others = Others(rank, offers)
 
     # -- as a source -----------------------------------------------------------------------------
@@ -278,7 +278,9 @@ class Cached(Samples):
         return (self.source,)
 
     def kept(self) -> list[dict[str, Any]]:
-        """What is kept, as plain data: behind which stage, how many samples, how many bytes of memory."""
+        """Describe what is kept, as plain data: behind which stage, how many samples, how many
+        bytes of memory.
+        """
         names = ["read", *(p.stage.name for p in self.chain.stages)]
         found = {
             "behind": names[self.cut] if self.cut is not None else "",

@@ -38,7 +38,7 @@ def fingerprint(value: Any) -> str:
 
 
 def code_of(code: types.CodeType) -> str:
-    """What is written in a function, but for the lines that it stands in."""
+    """Return the code of a function as text, but for the lines that it stands in."""
     return "\n".join(_code(code))
 
 
@@ -143,8 +143,9 @@ class _Fingerprint:
                 yield from self._named(name, value.__globals__[name])
 
     def _named(self, name: str, value: Any) -> Iterator[str]:
-        """What a function reads under a name. Of a module of the user's, functions are told where
-        they are read."""
+        """Fingerprint what a function reads under a name. Of a module of the user's, functions are
+        told where they are read.
+        """
         yield name
         try:
             yield from self.parts(value)

@@ -358,7 +358,7 @@ def _is_json(value: Any) -> bool:
 
 
 def _value(leaf: list[Any], data: memoryview) -> tuple[Any, int]:
-    """What a leaf is, and its bytes."""
+    """Decode a leaf, and count its bytes."""
     kind = leaf[0]
     if kind == "json":
         return leaf[1], 0

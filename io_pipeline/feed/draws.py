@@ -38,13 +38,13 @@ class Draws:
 
     @property
     def keys(self) -> tuple[int, int]:
-        """What they depend on besides counters, as signed words."""
+        """Return the keys that they depend on besides counters, as signed words."""
         first, second = self._state["state"]["key"].view(np.int64).tolist()
         return first, second
 
     @property
     def place(self) -> int:
-        """Of the sample, in the epoch."""
+        """Return the sample's place in the epoch."""
         return int(self._counter[1])
 
     @property

@@ -100,7 +100,7 @@ class Entry:
     line: str
 
     def uncollated(self) -> Entry:
-        """The same, with batches in which samples have rows."""
+        """Drop a function that collates, so that samples have rows of batches."""
         if isinstance(self.what, Cut):
             return Entry(dataclasses.replace(self.what, collate=None), self.line)
         return self

@@ -222,7 +222,7 @@ class Work:
 
     # -- threads ---------------------------------------------------------------------------------
     def work(self, number: int) -> None:
-        """What a thread does until the epoch is made."""
+        """Work in a thread until the epoch is made."""
         sample = Sample(Draws(self.recipe.seed, self.epoch))
         costs = self.costs[number]
         hand = Hand()

@@ -43,15 +43,15 @@ class Fields:
 
     @property
     def names(self) -> list[str]:
-        """What users call the leaves: `[0]`, `['image']`."""
+        """Name the leaves as users do: `[0]`, `['image']`."""
         return paths(self.structure)
 
     def tree(self, leaves: Sequence[Any]) -> Any:
-        """What users see."""
+        """Build the tree that users see of leaves."""
         return constructor(self.structure)(leaves)
 
     def as_data(self) -> Any:
-        """What another process needs to know the same ones."""
+        """Encode the fields for another process."""
         return [list(self.kinds), told_structure(self.structure)]
 
     @classmethod

@@ -85,7 +85,7 @@ class Files(Samples):
         return found, self.fields
 
     def _content(self, index: int, paths: Sequence[str], first: int) -> bytes:
-        """What is in a file, if it is still what it was when it was read first."""
+        """Read a file, which must still be what it was when it was read first."""
         path = paths[index]
         if self.ahead is not None and is_remote(path):
             found = self.ahead.take((path, 0, None))
@@ -121,7 +121,7 @@ class Files(Samples):
                 stamps[k] = found
 
     def identity(self) -> str:
-        """Of the names below the folder that all files are in, so that it may lie elsewhere."""
+        """Identify the names below the folder that all files are in, so that it may lie elsewhere."""
         below = len(self.base)
         masks = self.masks or ()
         labels = () if self.labels is None else map(str, self.labels)
@@ -142,8 +142,9 @@ class Files(Samples):
 
 
 def content(path: str) -> tuple[bytes, int]:
-    """What is in a file, and its stamp. A name that leads to no file is refused: opening a pipe, we would
-    wait."""
+    """Read a file, and its stamp. A name that leads to no file is refused: opening a pipe, we would
+    wait.
+    """
     found = whole(path)
     if found is not None:
         return found

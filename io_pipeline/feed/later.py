@@ -88,7 +88,7 @@ class Later:
     def draw(
         self, draws: Draws, places: Sequence[int], fields: Fields, slots: Sequence[Any]
     ) -> list[Rows]:
-        """What is drawn for the samples of a batch, of each stage that draws."""
+        """Draw for the samples of a batch, for each stage that draws."""
         for p in self.stages:
             p.stage.check(fields)
             if not can_move(p.stage, fields):

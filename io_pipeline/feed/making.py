@@ -81,7 +81,7 @@ class Maker:
         return True
 
     def _native(self, batch: Batch) -> Run | None:
-        """What makes a chunk of such a batch by machine code; None if that cannot be."""
+        """Return the machine code that makes a chunk of such a batch; None if that cannot be."""
         first = self.first
         if not self.is_native_known and first:
             self.native, self.is_native_known = self._found_native(batch, first), True

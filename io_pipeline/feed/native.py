@@ -379,7 +379,7 @@ class Run:
         return found
 
     def _fill(self, row: Any, value: Any) -> None:
-        """Of an image that is decoded, or that is nothing for machine code."""
+        """Fill the row of an image that is decoded, or that is nothing for machine code."""
         if type(value) is bytes and self.decodes:
             if self.work is not None and self.work(value) > self.most:
                 return

@@ -369,7 +369,7 @@ class Pipe:
         return replace(self, source=Selected(self.source, which), cursor=Cursor())
 
     def on_error(self, do: str, *, most: float = 0.01, timeout: float | None = None) -> Pipe:
-        """What is to be done about samples that the source and the stages so far cannot make:
+        """Say what is to be done about samples that the source and the stages so far cannot make:
         "raise" the error, "skip" them, so that their batch is smaller, or "replace" them by others,
         which their places decide. If more than this part of all fails, an error is raised anyway.
 
@@ -630,7 +630,7 @@ class Pipe:
         return None if self.moves else self._recipe()[0].later
 
     def portions(self, epoch: int, start: int = 0) -> Portions:
-        """What is in each batch of an epoch, from a place on."""
+        """Return what is in each batch of an epoch, from a place on."""
         return self._recipe_of(epoch, start, rows_of(0, 1))[1]
 
     def _recipe_of(
@@ -665,7 +665,7 @@ class Pipe:
         return len(order) if recipe.batched is None else len(self.portions(0))
 
     def _recipe(self, place: int = 0) -> tuple[Recipe, Cut, Order | Buckets]:
-        """What makes batches. place: 1 if stages that may move are to be left to who takes batches."""
+        """Return the recipe of batches. place: 1 to leave stages that may move to who takes them."""
         seed, passes, shuffled, drawn, cut, bucket = 0, 1, None, None, None, None
         before: list[Entry] = []
         behind: list[Entry] = []
@@ -782,7 +782,7 @@ class Pipe:
     # -- where it is -----------------------------------------------------------------------------
     @property
     def called(self) -> str:
-        """What people may call it, on pages with several: where it was written, and a few digits."""
+        """Name the pipe for people, on pages with several: where it was written, and a few digits."""
         line = next((os.path.basename(e.line) for e in self.entries if e.line), "a pipe")
         return f"{line} {self.identity()[:6]}"
 
@@ -846,8 +846,8 @@ class Pipe:
         return list(self.cursor.quarantine.faults.values())
 
     def stats(self) -> dict[str, Any]:
-        """What the last epoch cost so far: its stages, its threads, and the loop that takes batches; plain
-        data, empty before the first epoch. Where workers are processes, of the one who waited longest."""
+        """Return what the last epoch cost so far: its stages, its threads, and the loop that takes
+        batches; plain data, empty before the first epoch. Of processes, of the one who waited longest."""
         self._fed("look")
         figures, work = self.cursor.figures, self.cursor.work
         if any(figures):
@@ -862,13 +862,13 @@ class Pipe:
             getattr(fed, what)()
 
     def explain(self) -> str:
-        """What the last epoch cost so far, which limit binds, and how much there is to spare."""
+        """Explain what the last epoch cost so far, which limit binds, and how much is to spare."""
         held = self.cursor.held
         alone = f"\nThe program makes all samples and sends them: {held}." if held else ""
         return seeing.explain(self.stats()) + (alone if isinstance(held, str) else "")
 
     def metrics(self) -> str:
-        """The same for Prometheus, as text to be served."""
+        """Return what the last epoch cost so far for Prometheus, as text to be served."""
         return seeing.metrics(self.stats())
 
 

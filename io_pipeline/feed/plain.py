@@ -48,7 +48,7 @@ def as_plain(value: Any, most: int = LARGEST) -> Any:
 
 
 def from_plain(said: Any) -> Any:
-    """What was told; Malformed if it was nothing."""
+    """Decode a value; Malformed if it is none."""
     if said is None or isinstance(said, (bool, int, float, str)):
         return said
     need(isinstance(said, dict) and len(said) == 1, f"{said!r:.40} where a value was expected")

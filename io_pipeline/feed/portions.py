@@ -91,8 +91,9 @@ class Portions:
         return Portion(number, list(range(lo, hi)), self._samples(lo, hi))
 
     def _samples(self, lo: int, hi: int) -> list[int]:
-        """Of these places. Those of a stretch are found together, since NumPy's calls take longer
-        than what they do for a few numbers."""
+        """Find the samples of these places. Those of a stretch are found together, since NumPy's
+        calls take longer than what they do for a few numbers.
+        """
         first = self._first
         if not first <= lo <= hi <= first + len(self._found):
             first = self._first = lo

@@ -39,7 +39,7 @@ class Picture:
 
 
 def before(recipe: Recipe, index: int) -> Picture:
-    """What a sample is in its source; decoded, if that is what the pipe does with it."""
+    """Show a sample as it is in its source; decoded, if that is what the pipe does with it."""
     sample = Sample(Draws(recipe.seed, 0))
     sample.values, sample.fields = recipe.source.read(index)
     stages = recipe.chain.stages
@@ -110,7 +110,7 @@ def _labelled(boxes: Sequence[Box], labels: Sequence[Any]) -> tuple[list[tuple[B
 
 
 def _colour(number: int) -> Pixels:
-    """Of a class; neighbours differ."""
+    """Choose the colour of a class; neighbours differ."""
     part = colorsys.hsv_to_rgb(number * 0.618034 % 1.0, 0.9, 1.0)
     return np.array([round(WHITE * v) for v in part], np.uint8)
 

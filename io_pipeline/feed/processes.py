@@ -66,7 +66,9 @@ class _Child:
         self.setup: dict[str, Any] | None = setup  # until it knows its function
 
     def ask(self, value: Any, seconds: float | None = None) -> tuple[int, Any]:
-        """What comes of a value; EOFError if the process is gone, TimeoutError if it takes longer."""
+        """Ask the process what comes of a value; EOFError if the process is gone, TimeoutError if
+        it takes longer.
+        """
         try:
             send(self._write, self.into, 0, pack(value))
             if seconds is not None:
@@ -134,8 +136,9 @@ class InProcesses:
         return self.within(None, *given)
 
     def within(self, seconds: float | None, *given: Any) -> Any:
-        """What the function gives. A process that takes longer is ended, and another one takes its place; the
-        time until it has found the function does not count."""
+        """Call the function in another process. A process that takes longer is ended, and another
+        one takes its place; the time until it has found the function does not count.
+        """
         child, is_second = self._taken(), False
         while True:
             try:
@@ -265,7 +268,7 @@ def _end(children: list[_Child], idle: list[_Child]) -> None:
 
 
 def _setup(function: Callable[..., Any]) -> dict[str, Any]:
-    """What another process has to know to find a function."""
+    """Encode what another process has to know to find a function."""
     try:
         stream = pickle.dumps(function)
     except Exception:

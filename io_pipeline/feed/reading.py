@@ -51,8 +51,9 @@ _memory = _Memory()
 
 
 def whole(path: str) -> tuple[bytes, int] | None:
-    """What is in a file, and its stamp; None if it has to be read with more care: it is empty, long, or
-    cannot be read."""
+    """Read a file, and its stamp; None if it has to be read with more care: it is empty, long, or
+    cannot be read.
+    """
     function = _function()
     if function is None:
         return None

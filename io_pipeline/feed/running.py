@@ -23,7 +23,7 @@ class Runs(Protocol):
     has_left: bool
 
     def work(self, number: int) -> None:
-        """What a thread does until the epoch is made."""
+        """Work in a thread until the epoch is made."""
 
     def fail(self, error: BaseException) -> None:
         """A thread cannot go on."""

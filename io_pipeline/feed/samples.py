@@ -43,7 +43,9 @@ class Samples:
         SOURCES[cls.__name__] = cls
 
     def as_data(self) -> Any:
-        """What another process needs to read the same samples; `Undescribed` if that cannot be said."""
+        """Encode what another process needs to read the same samples; `Undescribed` if that cannot
+        be said.
+        """
         raise Undescribed(f"what {type(self).__name__.lower()} gives is known to the program alone")
 
     @classmethod
@@ -63,15 +65,17 @@ class Samples:
         raise Undescribed(f"{type(self).__name__.lower()} give whole samples")
 
     def identity(self) -> str:
-        """What is the same for the same samples in the same order, in every process."""
+        """Identify the samples: words that are the same for the same samples in the same order, in
+        every process.
+        """
         raise NotImplementedError
 
     def name(self, index: int) -> str:
-        """What people call a sample."""
+        """Name a sample for people."""
         return f"sample {index}"
 
     def made_of(self, index: int) -> str:
-        """What a sample is made of, as text that changes with it: for caches on disk."""
+        """Describe what a sample is made of, as text that changes with it: for caches on disk."""
         raise Unhashable(
             f"samples of {type(self).__name__.lower()}, which may be others in each run"
         )
@@ -81,19 +85,20 @@ class Samples:
         return ()
 
     def kept(self) -> list[dict[str, Any]]:
-        """What caches in it keep."""
+        """List what caches in it keep."""
         return [found for source in self.inner() for found in source.kept()]
 
     def remarks(self) -> list[str]:
-        """What users should be told of it since it was asked last."""
+        """List what users should be told of it since it was asked last."""
         return [said for source in self.inner() for said in source.remarks()]
 
     def expect(self, indices: Sequence[int]) -> None:
         """These samples will be read soon: what waits for answers may ask now."""
 
     def files(self, indices: Sequence[int]) -> InFiles | None:
-        """Of samples whose first leaf is what is in a file, the files; None where there is more to
-        reading."""
+        """Return the files of samples whose first leaf is what is in a file; None where there is
+        more to reading.
+        """
         return None
 
     def has_read(self, indices: Sequence[int], files: InFiles) -> None:
@@ -239,7 +244,7 @@ class Arrays(Samples):
         return f"row {index} of {', '.join(found) or 'the arrays'}"
 
     def made_of(self, index: int) -> str:
-        """Of arrays in memory, what is in their rows."""
+        """Describe a sample of arrays in memory by what is in their rows."""
         parts = []
         for x in self.sources:
             if not isinstance(x, Source):
@@ -267,7 +272,9 @@ def _row(x: Any, index: int) -> Any:
 
 
 def _kind_of(x: Any) -> str:
-    """Of an array without a name: images have channels behind, labels are whole numbers."""
+    """Guess the kind of an array without a name: images have channels behind, labels are whole
+    numbers.
+    """
     if len(x.shape) == 4 and x.shape[-1] in (1, 3, 4):
         return IMAGE
     return LABEL if len(x.shape) == 1 and x.dtype.kind in "iu" else DATA

@@ -109,7 +109,7 @@ def made_batches(work: Work) -> int:
 
 
 def binds(stats: dict[str, Any]) -> str:
-    """What an iteration waits for, one of `CAUSES`; nothing if nobody knows yet."""
+    """Find what an iteration waits for, one of `CAUSES`; nothing if nobody knows yet."""
     step, wait = stats["step"]["mean"], stats["wait"]["mean"]
     rows = stats["stages"]
     wall = sum(row["wall_us"] for row in rows)
@@ -139,7 +139,7 @@ def binds(stats: dict[str, Any]) -> str:
 
 
 def limit(stats: dict[str, Any]) -> str:
-    """The same in words, and how much there is to spare."""
+    """Say in words what an iteration waits for, and how much there is to spare."""
     if not stats["binds"]:
         return ""
     said = CAUSES[stats["binds"]]
@@ -211,7 +211,7 @@ def time_of(seconds: float) -> str:
 
 
 def spread(times: dict[str, float]) -> str:
-    """What is concluded from, which is the mean, and how far times are from that."""
+    """Print the mean, from which all is concluded, and how far times are from it."""
     half, most = (time_of(times[k]) for k in ("median", "p90"))
     return f"{time_of(times['mean'])} lately (half of all within {half}, 90 % within {most})"
 

@@ -105,7 +105,7 @@ def _name(header: bytes) -> str:
 
 
 def _extended(kind: bytes, data: bytes) -> dict[str, str]:
-    """What the next member's header has no room for."""
+    """Parse what the next member's header has no room for."""
     if kind == LONG_NAME:
         return {"path": data.rstrip(b"\0").decode("utf-8", "surrogateescape")}
     if kind == COMMON:
@@ -161,8 +161,9 @@ _READ: dict[str, tuple[str, Callable[[bytes], Any]]] = {
 
 
 def _field(name: str) -> tuple[tuple[str, ...], str, Callable[[bytes], Any]]:
-    """What a user calls a field: endings to look for ("jpg;png"), its kind, and how it is read. "mask.png"
-    is a mask."""
+    """Parse a user's name of a field: endings to look for ("jpg;png"), its kind, and how it is
+    read. "mask.png" is a mask.
+    """
     endings = tuple(name.lower().split(";"))
     kind, read = _READ.get(endings[0].rpartition(".")[2], (DATA, _itself))
     if kind == IMAGE and endings[0].startswith(("mask.", "seg.")):
@@ -254,7 +255,7 @@ class Shards(Samples):
         return found, self.fields
 
     def _bytes(self, shard: int, offset: int, size: int) -> bytes:
-        """What a member has."""
+        """Read a member's bytes."""
         path = self.paths[shard]
         if self.ahead is not None and is_remote(path):
             return self.ahead.take((path, offset, offset + size))

@@ -93,17 +93,21 @@ class Stage:
         return None
 
     def shrunk(self, x: Any, window: Window, size: tuple[int, int]) -> Any:
-        """Of a stage that decodes: about what a window has, in a smaller scale, but no smaller than this;
-        None if it is to be decoded as it is."""
+        """Decode about what a window has, for a stage that decodes, in a smaller scale, but no
+        smaller than this; None if it is to be decoded as it is.
+        """
         return None
 
     def extents(self, x: Any) -> Shape | None:
-        """Of a stage that decodes: the shape of the image in a file, if `part` may decode some of it."""
+        """Return, for a stage that decodes, the shape of the image in a file, if `part` may decode
+        some of it.
+        """
         return None
 
     def part(self, x: Any, shape: Shape, window: Window) -> Any:
-        """What the image in a file, of this shape, has in a window, to the bit; None if all has to be
-        decoded."""
+        """Decode what the image in a file, of this shape, has in a window, to the bit; None if all
+        has to be decoded.
+        """
         return None
 
     def native(self, form: Form | None) -> Native | None:
@@ -120,8 +124,9 @@ class Stage:
         return shape
 
     def slab(self, drawn: Any, shape: Shape, box: Box3) -> tuple[Box3, Any]:
-        """Of which part of a volume of this shape a part of the result is made, and what was drawn as
-        seen from there."""
+        """Find of which part of a volume of this shape a part of the result is made, and what was
+        drawn as seen from there.
+        """
         return box, drawn
 
     def together(self, fields: Fields, values: list[Any]) -> None:
@@ -132,15 +137,17 @@ class Stage:
         return type(self).draw is not Stage.draw
 
     def method(self, kind: str) -> Callable[..., Any] | None:
-        """What it does to fields of a kind."""
+        """Return the method for fields of a kind."""
         return getattr(self, kind, None)
 
     def rows(self, kind: str) -> Callable[..., Any] | None:
-        """What it does to fields of a kind of whole batches, in expressions of arrays of any library."""
+        """Return the method for fields of a kind of whole batches, in expressions of arrays of any
+        library.
+        """
         return getattr(self, f"{kind}_rows", None)
 
     def as_rows(self, drawn: list[Any]) -> Any:
-        """What was drawn for the samples of a batch as one array, for `rows`."""
+        """Stack what was drawn for the samples of a batch as one array, for `rows`."""
         return drawn
 
     def check(self, sample: Fields) -> None:
@@ -163,7 +170,7 @@ class Stage:
                 )
 
     def identity(self) -> str:
-        """What it is, in words that are the same in every process."""
+        """Identify the stage, in words that are the same in every process."""
         given = [f"{f.name}={in_words(getattr(self, f.name))}" for f in fields(self)]  # type: ignore[arg-type]
         return f"{self.name}({', '.join(given)})"
 

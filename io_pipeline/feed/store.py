@@ -107,7 +107,7 @@ class Lines:
         self.fetched = self.bytes = 0
 
     def ask(self, holder: int, index: int) -> tuple[list[Any], Fields] | None:
-        """What another worker has of a number, if it gives it."""
+        """Ask another worker for the sample of a number."""
         if holder in self.lost:
             return None
         known = self._lines()
@@ -178,7 +178,7 @@ class _Line:
 
 
 def offer_of(server: Server, kept: Kept, count: int, cut: Any) -> dict[str, Any]:
-    """What a worker says of itself."""
+    """Describe what a worker keeps, for the others."""
     bits = np.zeros(count, bool)
     bits[list(kept)] = True
     return {

@@ -51,7 +51,7 @@ def check_target(name: Any) -> str:
 
 
 def converter(name: str) -> Convert:
-    """What makes an array of a library of a batch."""
+    """Find the function that makes a library's arrays of batches."""
     if name == WORKERS:
         return _numpy()
     try:

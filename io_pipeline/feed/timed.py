@@ -82,7 +82,7 @@ class Calls:
         self.lock = threading.Lock()
 
     def within(self, seconds: float, work: Callable[[], Any]) -> Any:
-        """What comes of it, or a LateError."""
+        """Call this in a thread, for so many seconds at the most: then it is a LateError."""
         worker = self._worker()
         if worker is None:
             raise LateError(f"no try, since {MOST_STUCK} calls hang already")

@@ -196,7 +196,7 @@ class ColorJitter(Stage):
 
     @cached_property
     def _ranges(self) -> tuple[tuple[int, str, float, float], ...]:
-        """Of those that change anything: their number, name and range."""
+        """List those that change anything: their number, name and range."""
         found = [
             (k, name, *spread(self.name, name, getattr(self, name), 1.0, 0.0))
             for k, name in enumerate(("brightness", "contrast", "saturation"))

@@ -59,7 +59,7 @@ class Mixing(Stage):
             raise misfit(ArgumentError, self.name, got=got, needed="a whole number of classes")
 
     def share(self, rng: Draws) -> float:
-        """What stays of a sample; 1 with a chance of 1 - p."""
+        """Draw the share of a sample that stays; 1 with a chance of 1 - p."""
         is_mixed = rng.chance(self.p)
         return float(rng.generator.beta(self.alpha, self.alpha)) if is_mixed else 1.0
 

@@ -48,7 +48,7 @@ def linear(x: Image, size: tuple[int, int], smooth: bool, out: Image = None) -> 
 
 
 def by_pillow(x: Image, size: tuple[int, int], filter_: str) -> Image:
-    """The same by Pillow, with antialiasing; numbers other than uint8 are mixed as float32."""
+    """Resize by Pillow, with antialiasing; numbers other than uint8 are mixed as float32."""
     library = needed("resize", pillow(), "Pillow")
     way = getattr(library.Resampling, FILTERS[filter_])
     # of both sides Pillow takes the one first that is less work, which changes a bit

@@ -29,7 +29,7 @@ Change = Callable[
 
 
 def full(x: Image) -> float:
-    """What is white."""
+    """Return the value of white."""
     kind = x.dtype.kind
     if kind == "f":
         return 1.0
@@ -75,13 +75,13 @@ _BYTES = np.arange(256, dtype=np.float64)
 
 
 def table(change: Change, *given: Any) -> Any:
-    """What becomes of each value of uint8."""
+    """Tabulate what becomes of each value of uint8."""
     return narrowed(np, change(np, _BYTES, 255.0, *given), np.dtype(np.uint8), 255.0)
 
 
 @lru_cache(256)
 def kept_table(change: Change, given: Keys) -> Any:
-    """The same, for numbers that come again."""
+    """Tabulate a change once for numbers that come again."""
     return table(change, *given)
 
 
@@ -111,7 +111,7 @@ def rows_of(shape: Shape) -> int:
 
 
 def check_dtype(who: str, name: str) -> None:
-    """What a model may be given."""
+    """Check that a model may be given this dtype."""
     good = ("float32", "float16", "bfloat16", "float64")
     if name not in good:
         needed = " or ".join(map(repr, good))
@@ -124,7 +124,7 @@ def check_order(x: Image) -> None:
 
 
 def check_shape(shape: Shape) -> None:
-    """The same by an image's shape."""
+    """Check by an image's shape that channels are behind."""
     if rows_of(shape):
         told = " x ".join(map(str, shape))
         raise ValueError(
@@ -133,7 +133,7 @@ def check_shape(shape: Shape) -> None:
 
 
 def but_alpha(xp: Any, x: Image, change: Callable[[Any, Image], Image]) -> Image:
-    """What a change of colours makes of an image; alpha, which is none of them, stays."""
+    """Change the colours of an image; alpha, which is none of them, stays."""
     check_order(x)
     if x.shape[-1] not in (2, 4):
         return change(xp, x)

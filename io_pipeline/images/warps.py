@@ -96,7 +96,7 @@ def affinity(shape: Shape, angle: float, translate: Pair, scale: float, shear: P
 
 
 def between(start: Sequence[Pair], end: Sequence[Pair]) -> Matrix:
-    """What takes four points to four others."""
+    """Compute the perspective matrix that takes four points to four others."""
     rows, wanted = [], []
     for (x, y), (u, v) in zip(start, end, strict=True):
         rows += [(x, y, 1, 0, 0, 0, -u * x, -u * y), (0, 0, 0, x, y, 1, -v * x, -v * y)]
@@ -296,7 +296,9 @@ class RandomAffine(Warp):
 
     @cached_property
     def _ranges(self) -> tuple[Pair, ...]:
-        """Of the angle, the moves to the right and down, the factor, and both shears."""
+        """Return the ranges of the angle, the moves to the right and down, the factor, and both
+        shears.
+        """
         check_pair(self.name, "translate", self.translate, 0, 1)
         return (
             spread(self.name, "degrees", self.degrees, 0.0, -math.inf),

@@ -145,7 +145,7 @@ class Model:
 
 
 def cost(config: Config, now: Config) -> tuple[float, ...]:
-    """What is less of a burden comes first; of places and chunks, what is there."""
+    """Order settings: those that are less of a burden first; of places and chunks, what is there."""
     return (
         config.place != now.place,
         config.threads,

@@ -56,7 +56,7 @@ class GaussianNoise(Stage):
             check_range(self.name, "std", self.std, 0)
 
     def draw(self, rng: Draws, shape: Shape) -> Any:
-        """What is added."""
+        """Draw the noise that is added."""
         chance, where = rng.random(2).tolist()
         if chance >= self.p:
             return None

@@ -90,6 +90,6 @@ class Copies:
         return ready.array, free
 
     def give_back(self) -> None:
-        """What is kept for later."""
+        """Give back what is kept for later."""
         with self.lock:
             self.places.clear()

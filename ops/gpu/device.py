@@ -212,7 +212,9 @@ class Gpu(Device):
         return self._flat(body, loops, axes)
 
     def dynamic_kernel(self, node: Node, specs: Specs, scratch: Sequence[Any]) -> Function | None:
-        """Of products, since CuPy's are no part of a graph: one for each way in which arrays lay."""
+        """Make the kernel of a product, since CuPy's are no part of a graph: one for each way in
+        which arrays lay.
+        """
         native, body = self.natives.get(node.op), node.kw.get("body")
         if native is None or not self._is_ours(specs if body is None else _of_product(body)):
             return None
@@ -336,7 +338,7 @@ class Gpu(Device):
         return self.xp.asarray(x)
 
     def free_bytes(self) -> int:
-        """Of the GPU's, and what the pool has and nobody uses."""
+        """Count the GPU's free bytes, and those that the pool has and nobody uses."""
         free: int = self.xp.cuda.runtime.memGetInfo()[0]
         return free + int(self.xp.get_default_memory_pool().free_bytes())
 
@@ -408,13 +410,15 @@ class Gpu(Device):
 
 
 def _of_product(body: Graph) -> list[Spec]:
-    """What the product that a kernel begins with reads and gives."""
+    """Return the specs that the product which a kernel begins with reads and gives."""
     node = body.nodes[begin_of(body)]
     return [*(body.specs[v] for v in node.inputs), *node.specs]
 
 
 def _fold_of(ufunc: str, dtypes: Sequence[DType], out: Any) -> Graph:
-    """Of addends of these, in order, in their dtype, or in one that is no narrower than float32."""
+    """Make the graph that adds addends of these dtypes, in order, in their dtype, or in one that is
+    no narrower than float32.
+    """
     builder = Builder([Spec(out.shape, dtype) for dtype in dtypes])
     wide = max(out.dtype, float32, key=lambda d: d.itemsize)
     values = [

@@ -130,7 +130,7 @@ class _Walk:
 
     # -- operands ------------------------------------------------------------------------------
     def _number(self, v: int) -> float | None:
-        """What is known when planning."""
+        """Return a number that is known when planning."""
         k = self.graph.producers[v]
         if k < 0 or self.graph.nodes[k].op != "constant":
             return None
@@ -271,7 +271,7 @@ def _columns(spec: Spec) -> list[int]:
 
 
 def epilogue_of(graph: Graph, k: int, fast: bool = True) -> Epilogue:
-    """What the library does of what follows the product that is node `k`."""
+    """Find the epilogue that the library does after the product that is node `k`."""
     walk = _Walk(graph, k)
     while walk.step(fast):
         pass

@@ -18,14 +18,16 @@ class Relu:
 
 
 def relus(graph: Graph) -> Iterator[Relu]:
-    """Of matrices whose rows are whole, where all that reads the question is one of these."""
+    """Iterate over the ReLUs of matrices whose rows are whole, where all that reads the question is
+    one of these.
+    """
     for k in range(len(graph.nodes)):
         if (found := _relu(graph, k)) is not None:
             yield found
 
 
 def _relu(graph: Graph, k: int) -> Relu | None:
-    """Of which a node is the question."""
+    """Find the ReLU of which a node is the question."""
     node = graph.nodes[k]
     if node.op != "less_equal" or not _is_zero(graph, node.inputs[1]):
         return None

@@ -194,7 +194,9 @@ def _log_of_size(x: Value, y: Value) -> Value:
 
 
 def log1p(z: Pair) -> Pair:
-    """Of |1 + z| squared, less 1, where that is small: 2x + x*x + y*y as a sum of two numbers."""
+    """Compute log(1 + z) by way of |1 + z| squared, less 1, where that is small: 2x + x*x + y*y as
+    a sum of two numbers.
+    """
     x, y = z.real, z.imag
     far = log(Pair(x + 1.0, y))
     a, b = cast(x, float64), cast(y, float64)

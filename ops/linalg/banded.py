@@ -82,7 +82,7 @@ def _side_by_side(xp: Any, out: Any, xs: Sequence[Any], n: int, below: int, abov
     numbers = xp.arange(below + 1).reshape(-1, 1, *(1,) * (out.ndim - 1))
 
     def row(i: int, first: int) -> Any:
-        """Of the matrix, from a column on."""
+        """Build a row of the matrix, from a column on."""
         made = xp.zeros((wide + 1, *out.shape[1:]), out.dtype)
         for j in range(wide):
             o = first + j - i

@@ -182,7 +182,7 @@ def qr(ins: Specs, outs: Specs, p: Params) -> Sequence[Graph]:
 
 
 def svd(ins: Specs, outs: Specs, p: Params) -> Sequence[Graph]:
-    """Of a tall matrix that of R; a wide one is turned."""
+    """Decompose a tall matrix by way of its R; a wide one is transposed."""
     (x,) = ins
     if p["full"] or not _in_parts(x):
         return ()

@@ -196,7 +196,7 @@ HALVED = 32  # rows that are left to xp.linalg
 
 
 def by_halves(xp: Any, t: Any, y: Any, upper: bool, unit: bool) -> None:
-    """The same where there is no such function: one half, a product, the other half."""
+    """Solve where there is no such function: one half, a product, the other half."""
     n = t.shape[0]
     if n <= HALVED:
         y[...] = xp.linalg.solve(_one_triangle(xp, t, upper, unit), y)
@@ -539,7 +539,7 @@ def qr_of_one(xp: Any, x: Any, q: Any, r: Any, work: Any) -> None:
 def _qr_grad(
     g: Sequence[Array | None], y: Sequence[Array], x: Array, *, mode: str
 ) -> Sequence[Array | None]:
-    """Of a wide matrix [X Y] by way of X: R is [U QᴴY]."""
+    """Differentiate QR; of a wide matrix [X Y] by way of X: R is [U QᴴY]."""
     q, r = y
     gq, gr = (bar_of(part) for part in g)
     m, n = x.shape[-2:]

@@ -97,8 +97,9 @@ def _singular(xp: Any, x: Any, only: bool, full: bool = False) -> tuple[Any, Any
 def _svd_grad(
     g: Sequence[Array | None], y: Sequence[Array], x: Array, *, full: bool
 ) -> Sequence[Array | None]:
-    """Of thin factors with distinct singular values; where they meet, only that of the values is
-    defined."""
+    """Differentiate thin factors with distinct singular values; where they meet, only that of the
+    values is defined.
+    """
     u, s, vh = y
     gu, gs, gvh = (bar_of(part) for part in g)
     m, n = x.shape[-2:]
@@ -216,7 +217,9 @@ def _eig_kernel(xp: Any, out: Any, x: Any) -> None:
 
 
 def _eig_grad(g: Sequence[Array | None], y: Sequence[Array], x: Array) -> Sequence[Array | None]:
-    """Of distinct eigenvalues, and of vectors of length 1, whatever the phase that each has."""
+    """Differentiate distinct eigenvalues, and vectors of length 1, whatever the phase that each
+    has.
+    """
     w, v = y
     gw, gv = (bar_of(part) for part in g)
     inner = None if gw is None else as_diagonal(gw)

@@ -141,7 +141,7 @@ def _block(xp: Any, x: Any, q: Any) -> Any:
 
 
 def phases(xp: Any, upper: Any) -> Any:
-    """What turns the diagonal of (each) R to the positive axis when Q is multiplied by it."""
+    """Compute the phases by which Q is multiplied so that the diagonal of (each) R is positive."""
     d = xp.diagonal(upper, 0, -2, -1)
     zero = d == 0
     return ((d + zero) / (abs(d) + zero)).astype(upper.dtype)

@@ -193,8 +193,9 @@ def solution(
     atol: float = 0.0,
     most: int = 0,
 ) -> list[Array]:
-    """What a solver found, with the gradient of what it is a solution of. The law takes Arrays of
-    these specs; what it uses from around it is what the solution depends on, and so is `given`."""
+    """Give what a solver found the gradient of what it is a solution of. The law takes Arrays of
+    these specs; what it uses from around it is what the solution depends on, and so is `given`.
+    """
     graph, outer = subgraph(law, specs, "a solution")
     made = apply_all(
         "solution",

@@ -45,7 +45,7 @@ def communicate(graph: Graph, target: Target) -> Graph:
 
 
 def _scattered_wide(builder: Builder, node: Node, v: int) -> Sequence[int] | None:
-    """Scatter a sum in the wider dtype, where it would be rounded again."""
+    """Let a reduce-scatter give the wider dtype itself, so that its result is not rounded again."""
     maker = builder.maker(v)
     if maker is None or maker.op != "reduce_scatter":
         return None

@@ -382,7 +382,9 @@ def _in_order(index: Index, shape: Shape) -> tuple[int, ...] | None:
 
 
 def _outermost(index: Index, extents: Sequence[int], shape: Shape) -> Part | None:
-    """Of the first of its axes what it has, if that is in equal steps, and of the others all."""
+    """Restrict an index to what it has of the first of its axes, if that is in equal steps, and of
+    the others all.
+    """
     dims = _in_order(index, shape)
     if dims is None:
         return None

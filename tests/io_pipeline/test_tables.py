@@ -94,7 +94,7 @@ def test_only_columns_and_groups_that_are_asked_for_are_read(
     assert 1 <= len(read) <= 8
     assert len({*read}) == len(read)
     assert [*pipe.source.table._kept.popitem()[1]] == ["name"]  # type: ignore[attr-defined]
-    monkeypatch.setattr(tables, "KEPT_BYTES", 0)
+    monkeypatch.setattr(tables, "KEPT", 0)
     pipe = ost.io.table(where, ["name"]).batch(200).to("numpy").run_with(threads=1)
     list(pipe.epoch(0))
     assert len(read_of(pipe)) == 14
@@ -143,7 +143,7 @@ def test_row_groups_that_become_large_are_read_in_parts(
     found = Blocks([str(tmp_path / "x.parquet")], None, None)
     assert all(b.rows * 48 <= 1 << 16 for b in found.blocks)
     assert found.rows == n
-    monkeypatch.setattr(tables, "KEPT_BYTES", 1 << 17)
+    monkeypatch.setattr(tables, "KEPT", 1 << 17)
     batches = [*ost.io.table(tmp_path / "x.parquet").batch(3000).to("numpy").epoch(0)]
     np.testing.assert_array_equal(np.concatenate([b["n"] for b in batches]), np.arange(n) // 5000)
     assert len({id(text) for text in batches[0]["text"]}) < 10  # rows share what is the same

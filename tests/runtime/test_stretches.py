@@ -100,7 +100,7 @@ def test_random_steps(number: int, workers: int) -> None:
             made = f(*arrays)
             for got, wanted in zip(made, function(*given, np), strict=True):
                 compare(got, wanted, "", 1e-12, 1e-12)
-        assert len(f.plan.program.graph.nodes) > bind.MIN_STRETCHED_NODES
+        assert len(f.plan.program.graph.nodes) > bind.STRETCHED_NODES
 
 
 def test_an_unrolled_factorization_is_few_lines() -> None:

@@ -89,7 +89,7 @@ class Library:
         self.refused: dict[str, None] = {}  # what it had no algorithm for
 
     def handle(self) -> int:
-        """Of the GPU that the thread uses."""
+        """Return the handle of the GPU that the thread uses."""
         number = self.xp.cuda.runtime.getDevice()
         if number not in self.handles:
             self.handles[number] = self.functions.create()

@@ -76,11 +76,11 @@ class ElementWriter:
     def element(
         self, lines: CudaLines, loads: dict[int, Value]
     ) -> tuple[list[tuple[int, Value]], list[Reduction]]:
-        """What one element gives: results, and terms of sums."""
+        """Emit one element: results, and terms of sums."""
         return element(self.body, lines, [loads[k] for k in range(len(loads))], self.known)
 
     def load(self, lines: CudaLines, k: int) -> Value:
-        """Of element `i` of a row."""
+        """Load element `i` of a row."""
         dtype = self.dtypes[k]
         if k in self.counted:
             return self.number(lines, k, "i")

@@ -117,7 +117,7 @@ class Tiles(Stages):
         return math.prod(map(self.width, self.over(first)))
 
     def terms(self, first: int) -> int:
-        """What one thread combines of a reduction."""
+        """Count the terms of a reduction that one thread combines."""
         return -(-self.all_terms(first) // self.team(first))
 
     @property
@@ -167,7 +167,7 @@ def analyse_in_order(
     shapes: Sequence[Shape],
     steps: Sequence[Sequence[int]] = (),
 ) -> Tiles | None:
-    """The same where elements lie one behind the other."""
+    """Analyse a kernel whose elements lie one behind the other."""
     return analyse(body, dims, rows, shapes, strides_in_order(body, shapes, steps))
 
 

@@ -198,7 +198,7 @@ class Writer(Elements):
         return self.held_at(v, whole), True
 
     def near_place(self, a: int, env: Env) -> tuple[str, bool]:
-        """The same of an operand or a result."""
+        """Find the place of an element of an operand or a result, and whether neighbours share it."""
         whole = self.grouped_at(env)
         if whole is None or not self.is_beside(a):
             return self.place(a, env), False
@@ -217,7 +217,7 @@ class Writer(Elements):
     # -- loops
     @contextlib.contextmanager
     def block(self, head: str) -> Iterator[None]:
-        """What is in braces; what is known of elements there is not known behind it."""
+        """Write a block in braces; what is known of elements there is not known behind it."""
         memo, self.memo = self.memo, dict(self.memo)
         self.add(f"{head} {{")
         yield
@@ -339,7 +339,7 @@ class Writer(Elements):
         self.add("__syncthreads();")
 
     def results(self) -> None:
-        """What is no sum over rows to its place; what has the same indices together."""
+        """Write what is no sum over rows to its place; results with the same indices together."""
         nest, alike = self.nest, dict[tuple[int, ...], list[tuple[int, int]]]()
         for a, v in enumerate(self.body.outputs, nest.operands):
             if nest.gathers(v):
@@ -435,7 +435,7 @@ class Writer(Elements):
             total.add(self.code, found[0] * found[1])
 
     def keep(self, first: int, total: Total, env: Env) -> None:
-        """What was combined, in shared memory, or onto what a turn has."""
+        """Keep what was combined, in shared memory, or onto what a turn has."""
         if self.nest.gathers(first):
             self.fold(first, total, env)
             return
@@ -460,7 +460,7 @@ class Writer(Elements):
 
     @contextlib.contextmanager
     def changed(self, first: int, i: str) -> Iterator[Total]:
-        """What a turn has combined, to be changed."""
+        """Load what an iteration has combined, and store it when it is changed."""
         state = self.total(first, n="_now")
         with self.block(""):
             for k, (name, dtype, _) in enumerate(state.registers):

@@ -90,7 +90,7 @@ class Total:
             self.set(lines, [joined(self.kind, now[0], more)])
 
     def merge(self, lines: CudaLines, names: Sequence[str]) -> None:
-        """What others have combined."""
+        """Merge what others have combined."""
         now, more = self.values(lines), self.values(lines, names)
         if MONOIDS[self.kind].width == 2:
             self.set(lines, self._better(now, more))
@@ -111,7 +111,9 @@ class Total:
             self.set(lines, [joined(self.kind, now[0], more[0])])
 
     def found(self, lines: CudaLines) -> list[Value]:
-        """What has been combined; of moments, the mean, the squared deviations, and how many."""
+        """Return what has been combined; of moments, the mean, the squared deviations, and how
+        many.
+        """
         now = self.values(lines)
         if MONOIDS[self.kind].width == 2:
             return now
