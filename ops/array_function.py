@@ -52,7 +52,7 @@ from . import (
 from . import elementwise as e
 from .core.array import Array, as_array, functions, weak_kind
 from .core.spec import DTYPES, DType, bool_, float64, int64, is_inexact, promote
-from .core.spelling import of_numpy
+from .core.spelling import numpy_counterpart
 from .core.user_line import misfit
 
 # -- what takes more than a name -----------------------------------------------------------
@@ -470,7 +470,7 @@ INSTEAD = {
 
 
 # -- calls ---------------------------------------------------------------------------------
-def of_function(function: Any, types: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def call_function(function: Any, types: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Call our counterpart of a function of NumPy's, for arguments some of which are ours."""
     for kind in types:
         theirs = kind.__array_function__
@@ -490,7 +490,7 @@ def of_function(function: Any, types: Any, args: Sequence[Any], kwargs: dict[str
         rest = {n: v for n, v in kwargs.items() if n != "out"}
         if len(rest) == len(kwargs):
             raise _unchanged(name)
-        return assigning.written(out, of_function(function, types, args, rest), f"np.{name}")
+        return assigning.written(out, call_function(function, types, args, rest), f"np.{name}")
     if _goes_to_numpy(name, given.arguments.get("out")):
         return function(*_read(args), **_read(kwargs))
     ours = MEANT.get(name)
@@ -515,7 +515,7 @@ def of_function(function: Any, types: Any, args: Sequence[Any], kwargs: dict[str
     return ours(*positional, *grids, **named)
 
 
-def of_ufunc(ufunc: Any, method: str, inputs: Sequence[Any], options: dict[str, Any]) -> Any:
+def call_ufunc(ufunc: Any, method: str, inputs: Sequence[Any], options: dict[str, Any]) -> Any:
     """Call our counterpart of a ufunc or of its method."""
     name = ufunc.__name__ if method == "__call__" else f"{ufunc.__name__}.{method}"
     plain = UFUNCS.get(ufunc.__name__, functions.get(OURS.get(ufunc.__name__, ufunc.__name__)))
@@ -532,7 +532,7 @@ def of_ufunc(ufunc: Any, method: str, inputs: Sequence[Any], options: dict[str, 
                 options = {n: v for n, v in options.items() if n != "out"}
     run = plain if method == "__call__" else getattr(plain, method, None)
     if run is None and getattr(np, ufunc.__name__, None) is not ufunc:  # SciPy's and Numba's
-        here = of_numpy(ufunc.__name__)
+        here = numpy_counterpart(ufunc.__name__)
         call = "ost.callback(f, ost.spec(x.shape, x.dtype), x)"
         raise misfit(
             ArgumentError,
@@ -706,7 +706,7 @@ def _unchanged(name: str) -> Exception:
 
 
 def _refused(name: str) -> Exception:
-    ours = of_numpy(name)
+    ours = numpy_counterpart(name)
     read = f"np.{name}(np.asarray(x), ...), which reads the values"
     do = INSTEAD.get(name) or (f"{ours}, or {read}" if ours else read)
     return misfit(
@@ -718,5 +718,5 @@ def _refused(name: str) -> Exception:
     )
 
 
-functions["__array_function__"] = of_function
-functions["__array_ufunc__"] = of_ufunc
+functions["__array_function__"] = call_function
+functions["__array_ufunc__"] = call_ufunc

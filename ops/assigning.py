@@ -29,7 +29,7 @@ from .core.user_line import misfit
 from .core.views import is_dropped, is_shown
 from .indexing import fits, shape_of, updated
 from .picked import Picked
-from .picking import parts_of, under_mask
+from .picking import assign_masked, parts_of
 from .shape import broadcast_to, reshape
 
 __all__ = ["astype", "conj"]
@@ -66,7 +66,7 @@ def assigned(x: Array, key: Any, values: Operandish) -> Array:
     """Return what x stands for after `x[key] = values`."""
     v = _in_dtype(values, x.dtype)
     items = [_listed(k) for k in parts_of(x, key)]
-    made = under_mask(x, items, v, "set", WHAT)
+    made = assign_masked(x, items, v, "set", WHAT)
     if made is not None:
         return made
     for k in items:
@@ -78,7 +78,7 @@ def assigned(x: Array, key: Any, values: Operandish) -> Array:
 
 
 @export
-def in_place(x: Array, made: Array, what: str) -> Array:
+def assigned_in_place(x: Array, made: Array, what: str) -> Array:
     """Return what x stands for after this is assigned to it: in its own shape and dtype."""
     picks = isinstance(x, Picked) and isinstance(made, Picked) and x.goes_with(made)
     if not picks and made.shape != x.shape:
@@ -124,7 +124,7 @@ def changed(x: Any, made: Array, what: str, frame: FrameType) -> Array:
 def written(x: Array, made: Array, what: str) -> Array:
     """The Array x, to which a function of NumPy's assigned this."""
     x._check_own(what)
-    x._become(in_place(x, made, what))
+    x._become(assigned_in_place(x, made, what))
     return x
 
 

@@ -3,7 +3,7 @@
 What a function gives is declared, so a plan knows its shapes before it runs. The node names the
 function by a word that only this process knows: nobody else's plan can call it, and a plan that
 another process kept finds nothing under its own. The name of a node that a user's code made holds
-the function (`Called`); plans in caches have the name alone (`by_name`), so that a function goes
+the function (`Called`); plans in caches have the name alone (`name_functions`), so that a function goes
 with who holds it, and with what was made of it."""
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _forget() -> None:
         _names.pop(key, None)
 
 
-def by_name(graph: Graph) -> Graph:
+def name_functions(graph: Graph) -> Graph:
     """The graph with functions named, and not held; itself where it has none."""
     nodes, is_same = [], True
     for node in graph.nodes if _names else ():
@@ -100,7 +100,7 @@ def by_name(graph: Graph) -> Graph:
 
 def _named(value: Any) -> Any:
     if isinstance(value, Graph):
-        return by_name(value)
+        return name_functions(value)
     return str(value) if isinstance(value, Called) else value
 
 

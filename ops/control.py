@@ -425,7 +425,7 @@ def _run_loop(
 
     def turn(index: Array, *args: Array) -> list[Array]:
         given = unflatten(items_structure, args[count:])
-        with seeds.by_turn(index):
+        with seeds.fold_turn(index):
             made = function(index, state.enter(args[:count]), given)
         if not (isinstance(made, (tuple, list)) and len(made) == 2):
             raise misfit(

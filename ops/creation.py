@@ -33,7 +33,7 @@ from .core.array import (
     unmasked,
     weak_kind,
 )
-from .core.dlpack import in_memory, lies_on_gpu
+from .core.dlpack import as_numpy, lies_on_gpu
 from .core.index import LETTERS, Indices
 from .core.parameters import DTYPE, NUMBER, SHAPE, check_value, unfit
 from .core.parameters import whole as whole_from
@@ -557,7 +557,7 @@ def asarray(
             do="take their real part first",
         )
     try:
-        host = in_memory(values, kind)
+        host = as_numpy(values, kind)
     except (ValueError, TypeError, OverflowError) as error:
         raise misfit(
             ArgumentError,

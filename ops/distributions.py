@@ -53,7 +53,7 @@ from .draws import (
     uniform,
 )
 from .elementwise import broadcast, where
-from .jit.arrays import by_formula
+from .jit.arrays import formula_kernel
 from .reduction import sum
 from .seeds import as_seed, fold
 from .shape import axis_of, broadcast_to, expand_dims, matrix_transpose, whole_number
@@ -335,7 +335,7 @@ def _register(name: str, count: int, grad: Callable[..., Any] | None = None) -> 
     op(
         name,
         infer=infer,
-        kernel=by_formula(name),
+        kernel=formula_kernel(name),
         grad=grad,
         scalar=f"{name}({words})",
         cost=stream_cost(400),

@@ -137,7 +137,7 @@ def permuted(builder: Builder, v: int, axes: Sequence[int], spec: Spec, line: st
     return builder.add("permute_dims", (v,), {"axes": tuple(axes)}, (spec,), line)[0]
 
 
-def in_front(builder: Builder, v: int, count: int) -> int:
+def prepend_axes(builder: Builder, v: int, count: int) -> int:
     """A value with so many more axes in front."""
     spec = builder.specs[v]
     spec = Spec((*(1,) * count, *spec.shape), spec.dtype, spec.layout)

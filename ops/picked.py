@@ -150,7 +150,7 @@ class Picked(Array):
         before = reshape(picked, (-1,)) & (numbers < find(all_of))
         return array.functions["sum"](before)
 
-    def in_a_row(self) -> Array:
+    def flattened_picks(self) -> Array:
         """Return what is picked among zeros, the axes of the mask as one."""
         y, end = self.filled(0, 0), self.axis + self.mask.ndim
         return reshape(y, (*y.shape[: self.axis], self.mask.size, *y.shape[end:]))
@@ -275,7 +275,7 @@ def _alike(s: Term, t: Term, j: int, k: int) -> bool:
 
 # -- operations and reductions -------------------------------------------------------------
 @export
-def of_picks(op: Op, operands: Sequence[Array], params: dict[str, Any]) -> tuple[Array, ...]:
+def apply_picked(op: Op, operands: Sequence[Array], params: dict[str, Any]) -> tuple[Array, ...]:
     """The results of an operation some of whose operands are what a mask picks."""
     first = next(x for x in operands if isinstance(x, Picked))
     if not op.aligns or (op.takes and not op.moves.converts):
@@ -297,7 +297,7 @@ def product(multiply: Callable[[Array, Array], Array], a: Array, b: Array) -> Ar
             a.refuse()
         if not are_same(a.mask, b.mask):
             raise _apart("matmul", "what two masks pick", "the same mask of both")
-        return multiply(a.in_a_row(), b.in_a_row())
+        return multiply(a.flattened_picks(), b.flattened_picks())
     if isinstance(a, Picked):
         if a.axis != a.ndim - 2 or b.ndim > 2:
             a.refuse()

@@ -132,7 +132,7 @@ def _is_open(k: Any) -> bool:
     return isinstance(k, Array) and k.dtype.kind == "b" and k.ndim > 0 and k._is_traced
 
 
-def under_mask(x: Array, items: Sequence[Any], v: Array, mode: str, what: str) -> Array | None:
+def assign_masked(x: Array, items: Sequence[Any], v: Array, mode: str, what: str) -> Array | None:
     """The array after `x[items] = v`, or what else a mode does, if the key has one mask, and values are the
     same for all that it picks, or are picked by it."""
     if isinstance(x, Picked):
@@ -172,7 +172,7 @@ def picked_updated(x: Array, key: Any, v: Array, mode: str) -> Array | None:
         return None
     items = parts_of(x, key)
     if isinstance(x, Picked) or any(isinstance(k, Picked) or _is_open(k) for k in items):
-        return under_mask(x, items, v, mode, "x.at[...]")
+        return assign_masked(x, items, v, mode, "x.at[...]")
     return None
 
 

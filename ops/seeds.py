@@ -75,23 +75,23 @@ class Seeds(threading.local):
         Seeds._base, Seeds._count, Seeds._forks = base, itertools.count(1), 0
 
     @staticmethod
-    def before_fork() -> None:
+    def prepare_fork() -> None:
         Seeds._forks += 1
 
     @staticmethod
-    def in_child() -> None:
+    def reseed_child() -> None:
         """A sequence of its own, which the parent's seed and the number of the fork decide."""
         Seeds.start(mix(~Seeds._base & (2**64 - 1), Seeds._forks))
 
     @contextlib.contextmanager
-    def by_turn(self, index: Array) -> Iterator[None]:
+    def fold_turn(self, index: Array) -> Iterator[None]:
         """Within it, draws differ from turn to turn of a loop. Of loops in loops each folds its turn
         in, as a sum of turns would come to the same in other turns of both."""
         with self._drawing(lambda seed: fold(seed, index)):
             yield
 
     @contextlib.contextmanager
-    def by_element(self, number: Array) -> Iterator[None]:
+    def fold_element(self, number: Array) -> Iterator[None]:
         """Within it, draws differ from element to element of what `vmap` maps over."""
         with self._drawing(lambda seed: fold(seed, number)):
             yield
@@ -127,4 +127,4 @@ class Seeds(threading.local):
 
 seeds = Seeds()
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=Seeds.before_fork, after_in_child=Seeds.in_child)
+    os.register_at_fork(before=Seeds.prepare_fork, after_in_child=Seeds.reseed_child)

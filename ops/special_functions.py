@@ -25,7 +25,7 @@ from .core.registry import ANY, op, stream_cost
 from .core.spec import Spec, float64, is_float, promote
 from .core.user_line import misfit
 from .elementwise import broadcast, floating, where
-from .jit.arrays import by_formula
+from .jit.arrays import formula_kernel
 from .reduction import logsumexp
 from .shape import whole_number
 from .transcendental import cos, erf, exp, log, log1p, sigmoid, sin
@@ -113,7 +113,7 @@ def _many(function: Callable[..., Array], grad: Grad, flops: float = 60, calm: f
     op(
         name,
         infer=_rule(name, count),
-        kernel=by_formula(name),
+        kernel=formula_kernel(name),
         grad=grad,
         scalar=f"{name}({', '.join(f'{{{k}}}' for k in range(count))})",
         cost=stream_cost(flops),

@@ -62,7 +62,7 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 # -- arrays --------------------------------------------------------------------------------
-def of_array(spec: Spec, state: str, values: str) -> str:
+def array_card(spec: Spec, state: str, values: str) -> str:
     """An array: facts, its parts, and values, if they are known."""
     layout = spec.layout
     rows = [
@@ -179,7 +179,7 @@ def _told(box: Box, ranks: Sequence[int]) -> str:
 
 
 # -- sessions and clusters -----------------------------------------------------------------
-def of_session(session: Any) -> str:
+def session_card(session: Any) -> str:
     """Workers, what they keep to, and the plans that they know."""
     target = session.target
     rows = [
@@ -256,7 +256,7 @@ def _plans(plans: Sequence[Any]) -> str:
     return table(("plan", "function", "runs", "a run", "memory per worker"), rows) + more
 
 
-def of_cluster(cluster: Any) -> str:
+def cluster_card(cluster: Any) -> str:
     """Its workers and where they can be looked at."""
     link = html.escape(cluster.dashboard_link, quote=True)
     closed = cluster.client is None
@@ -270,12 +270,12 @@ def of_cluster(cluster: Any) -> str:
     ]
     if cluster.threads is not None:
         rows.append(("threads of all", str(cluster.threads)))
-    session = of_session(cluster.session) if cluster.session is not None and not closed else ""
+    session = session_card(cluster.session) if cluster.session is not None and not closed else ""
     return card("LocalCluster, closed" if closed else "LocalCluster", facts(rows), session)
 
 
 # -- compiled functions --------------------------------------------------------------------
-def of_compiled(name: str, signature: str, counts: str, plans: Sequence[Any], why: str) -> str:
+def compiled_card(name: str, signature: str, counts: str, plans: Sequence[Any], why: str) -> str:
     """A function's plans, and why it needed the last one."""
     rows = []
     for plan in plans[-PLANS:][::-1]:

@@ -30,7 +30,7 @@ from ostinato.runtime.crew.keeper import Job, sweep
 from ostinato.runtime.dashboard import page
 
 from . import settings
-from .cards import of_cluster
+from .cards import cluster_card
 from .sessions import Session, connect, here, leave, sessions_of
 from .states import forgive_lost
 
@@ -357,7 +357,7 @@ class LocalCluster:
         self.close()
 
     def _repr_html_(self) -> str:
-        return of_cluster(self)
+        return cluster_card(self)
 
     def __repr__(self) -> str:
         workers = "1 worker" if self.workers == 1 else f"{self.workers} workers"

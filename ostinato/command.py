@@ -139,7 +139,7 @@ def _found(lines: Sequence[str], spent: float, most: float) -> str:
     """Describe what timing showed."""
     from ostinato.ops.core import disk_cache
 
-    there = disk_cache.at(settings.cache).where("tuned")
+    there = disk_cache.open_cache(settings.cache).where("tuned")
     where = f"kept in {there}" if there else "kept nowhere, since OSTINATO_CACHE is off"
     head = f"ostinato tune: {len(lines)} choices timed in {spent:.1f} s of {most:.0f}, {where}"
     if not lines:

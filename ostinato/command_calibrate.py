@@ -62,13 +62,13 @@ def _calibrate(asked: argparse.Namespace) -> int:
         with connect(workers, mesh=asked.mesh) as session:
             found = calibrate(asked.seconds / len(counts))
             took = time.perf_counter() - start
-            print(f"{session}, measured in {took:.0f} s\n{in_words(found)}\n")
-    disk = disk_cache.at(settings.cache).where("machine.json")
+            print(f"{session}, measured in {took:.0f} s\n{describe_machine(found)}\n")
+    disk = disk_cache.open_cache(settings.cache).where("machine.json")
     print(f"kept in {os.fspath(disk)}" if disk else "kept nowhere, since OSTINATO_CACHE is off")
     return 0
 
 
-def in_words(machine: Any) -> str:
+def describe_machine(machine: Any) -> str:
     """A machine for people."""
     from ostinato.planner.seeing.explain import amount, seconds
 

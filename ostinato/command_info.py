@@ -65,7 +65,7 @@ def facts() -> Iterator[tuple[str, str]]:
     """Pairs of a name and what there is to say about it."""
     from ostinato import __version__
     from ostinato.ops.cpu.jit.llvm import why_not
-    from ostinato.ops.cpu.libraries.onednn import in_words
+    from ostinato.ops.cpu.libraries.onednn import describe_library
     from ostinato.ops.cpu.threads import blas, cores, has_pool, most_threads
 
     yield "ostinato", f"{__version__}, {Path(__file__).parent}"
@@ -76,7 +76,7 @@ def facts() -> Iterator[tuple[str, str]]:
     yield "thread pool", "our own" if has_pool() else "none: it needs Linux"
     yield "kernels", why_not() or "machine code"
     found = blas()
-    yield "products", in_words()
+    yield "products", describe_library()
     yield "BLAS", f"OpenBLAS, kernels {found.kernels}" if found is not None else "not OpenBLAS"
     for name, *_ in OPTIONAL:
         if said := version(name):
@@ -120,7 +120,7 @@ def cache() -> str:
         return "off (OSTINATO_CACHE)"
     from ostinato.ops.core import disk_cache
 
-    disk = disk_cache.at(settings.cache)
+    disk = disk_cache.open_cache(settings.cache)
     files = list(disk.files())
     plans, size = sum(f.path.suffix == ".plan" for f in files), sum(f.size for f in files)
     return f"{disk.where()}: {plans} plans, {size / 2**20:.1f} MB in all"

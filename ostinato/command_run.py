@@ -108,7 +108,7 @@ def run_script(count: int, script: str, arguments: Sequence[str], stats: bool) -
             with contextlib.suppress(OSError, ValueError):  # of a shell that was killed, too
                 status = int((job.folder / "status").read_text())
         if stats:
-            print(in_lines(_read(counters)), file=sys.stderr)
+            print(format_plans(_read(counters)), file=sys.stderr)
     return status
 
 
@@ -135,7 +135,7 @@ def _time(seconds: float) -> str:
     return f"{seconds * 1e9:.0f} ns"
 
 
-def in_lines(plans: Sequence[dict[str, Any]]) -> str:
+def format_plans(plans: Sequence[dict[str, Any]]) -> str:
     """As text."""
     if not plans:
         return "ostinato run: no plan ran"

@@ -43,7 +43,7 @@ from ostinato.ops.core.tree import (
 )
 from ostinato.ops.core.user_line import misfit
 from ostinato.ops.seeds import seeds
-from ostinato.planner.external import Step, in_steps
+from ostinato.planner.external import Step, split_sorts
 from ostinato.planner.pipeline import check_limit, place_operands
 from ostinato.planner.plan import Key, Numerics, Plan, Target
 from ostinato.planner.policy import AS_WRITTEN, Precision, check_precision
@@ -71,7 +71,7 @@ from .auto_precision import (
     check_tolerance,
     tolerated,
 )
-from .cards import of_compiled
+from .cards import compiled_card
 from .donation import launch_given
 from .guards import UNSET, Change, Guards
 from .reach import WRAPPERS, watch_calls_of
@@ -85,7 +85,7 @@ from .sessions import (
     one_by_one,
 )
 from .side_effects import Effects, Outside, Place
-from .streaming import behind
+from .streaming import run_steps
 from .tracing import Traced, traced
 
 P = ParamSpec("P")
@@ -673,7 +673,7 @@ class CompiledFunction(Generic[P, R]):
         away = tuple(inputs.index(k) for k in donated)
         target, steps, graph = self._target(session.target), list[Step](), traced.graph
         if self.tolerance is None:
-            steps, graph = in_steps(graph, target)
+            steps, graph = split_sorts(graph, target)
         key = Key(graph, target, away)
         chosen, allowed = None, list[float]()
         if self.tolerance is not None:
@@ -721,7 +721,7 @@ class CompiledFunction(Generic[P, R]):
             launch = session.launcher(plan)
         entry = Entry(
             plan,
-            launch if not steps else behind(steps, launch, session, target),
+            launch if not steps else run_steps(steps, launch, session, target),
             tuple(inputs),
             captured,
             draws,
@@ -831,7 +831,7 @@ class CompiledFunction(Generic[P, R]):
     def _repr_html_(self) -> str:
         plans = [entry.plan for entry in tuple(self.entries.values())]
         said = repr(self)[1:-1].partition(": ")[2]
-        return of_compiled(self.name, str(self.signature), said, plans, why_miss(self))
+        return compiled_card(self.name, str(self.signature), said, plans, why_miss(self))
 
     def __repr__(self) -> str:
         counts = (

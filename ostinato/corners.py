@@ -22,14 +22,14 @@ from ostinato.ops.core.index import Window
 from ostinato.ops.core.registry import Place
 from ostinato.ops.core.spec import int64
 from ostinato.ops.core.trace import Ref, array_of, collect
-from ostinato.planner.external import in_steps
 from ostinato.planner.external import is_large as takes_much
+from ostinato.planner.external import split_sorts
 from ostinato.planner.pipeline import make_plan
 from ostinato.planner.plan import Key
 from ostinato.planner.simulation import simulate
 
 from .sessions import Session
-from .streaming import operands_of, over
+from .streaming import operands_of, rebase
 
 MAX_BYTES = 1 << 24  # bytes of an array of which only corners are made, and of what these may take
 SOON = 0.02  # seconds that they may take, by the model of the machine
@@ -66,8 +66,8 @@ def is_large(x: Array, session: Session) -> bool:
 def _is_little(parts: Sequence[Array], session: Session) -> bool:
     """Whether some values take little memory and time together."""
     found = collect([term_of(x) for x in parts])
-    graph = over(found.graph, operands_of(found, session))
-    if in_steps(graph, session.target)[0]:
+    graph = rebase(found.graph, operands_of(found, session))
+    if split_sorts(graph, session.target)[0]:
         return False
     try:
         plan = make_plan(Key(graph, session.target), quick=True)  # which times nothing

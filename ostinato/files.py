@@ -83,7 +83,7 @@ def load(
             with session.transfer("read", f"loading {name}", source.stored_bytes() or size):
                 return from_operand(session.attach(source, split, resident=True))
     except DataFileError as error:
-        raise at_user(error) from None
+        raise error_at_user(error) from None
     return from_operand(File(source, split))
 
 
@@ -162,10 +162,10 @@ def save(path: str | os.PathLike[str], x: Operandish, /, *, dataset: str | None 
             sink.discard()
             raise
     except DataFileError as error:
-        raise at_user(error) from None
+        raise error_at_user(error) from None
 
 
-def at_user(error: DataFileError) -> DataFileError:
+def error_at_user(error: DataFileError) -> DataFileError:
     """Return the same error at the user's own line."""
     made = misfit(DataFileError, str(error).removesuffix("."))
     assert isinstance(made, DataFileError)

@@ -32,7 +32,7 @@ from ostinato.ops.core.spec import (
 )
 from ostinato.ops.core.user_line import misfit
 from ostinato.ops.cpu.jit.llvm import why_not
-from ostinato.ops.cpu.libraries.onednn import in_words
+from ostinato.ops.cpu.libraries.onednn import describe_library
 from ostinato.ops.cpu.threads import blas, cores, has_pool
 
 from .sessions import current
@@ -206,7 +206,7 @@ def info() -> dict[str, Any]:
         "cores": cores(),
         "thread pool": "our own" if has_pool() else "none: it needs Linux",
         "kernels": why_not() or "machine code",
-        "products": f"{in_words()}, {numpys}",
+        "products": f"{describe_library()}, {numpys}",
     }
 
 

@@ -35,7 +35,7 @@ from ostinato.ops.creation import asarray
 from ostinato.planner.machine import memory
 
 from .feeding import fed
-from .files import at_user
+from .files import error_at_user
 from .sessions import current
 
 __all__ = [
@@ -104,7 +104,7 @@ def shards(paths: Paths, /, fields: str | Sequence[str] = ("jpg;jpeg;png", "cls"
     try:
         return _pipe(shards_of("shards", paths, [fields] if isinstance(fields, str) else fields))
     except DataFileError as error:
-        raise at_user(error) from None
+        raise error_at_user(error) from None
 
 
 def table(
@@ -128,7 +128,7 @@ def table(
     try:
         return _pipe(table_of("table", paths, columns, dtypes))
     except DataFileError as error:
-        raise at_user(error) from None
+        raise error_at_user(error) from None
 
 
 def volumes(
@@ -169,7 +169,7 @@ def arrays(*given: Any, kinds: Sequence[str] | None = None) -> Pipe:
         tree = tree_map(_foreign, tree)
         return _pipe(Arrays(tree, kinds))
     except DataFileError as error:
-        raise at_user(error) from None
+        raise error_at_user(error) from None
 
 
 def _foreign(x: Any) -> Any:

@@ -58,11 +58,11 @@ def vmap(function: Callable[P, R], in_axes: Axes = 0, out_axes: Axes = 0) -> Cal
     @functools.wraps(function, updated=())  # the state of a wrapper is its own
     def mapped(*args: Any, **kwargs: Any) -> Any:
         trace = Trace(f"vmap of {name}")
-        found = of_elements(trace, args, kwargs)
+        found = map_elements(trace, args, kwargs)
         check_ended(trace)
         return found
 
-    def of_elements(trace: Trace, args: Any, kwargs: Any) -> Any:
+    def map_elements(trace: Trace, args: Any, kwargs: Any) -> Any:
         axes_of_args = _without_defaults(function, in_axes, args)
         leaves, structure = flatten((args, kwargs))
         named = paths(structure, "argument")
@@ -82,7 +82,7 @@ def vmap(function: Callable[P, R], in_axes: Axes = 0, out_axes: Axes = 0) -> Cal
             items.append(batch.enter(Spec(whole.shape[1:], whole.dtype), whole))
         number = batch.enter(Spec((), int64), iota((size,), 0))
         own, given = unflatten(structure, items)
-        with trace, seeds.by_element(number):
+        with trace, seeds.fold_element(number):
             results = function(*own, **given)
         outs, out_structure = flatten(results)
         found = batch.of([as_array(y) for y in outs])

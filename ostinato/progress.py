@@ -272,7 +272,7 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def in_words(now: Progress) -> str:
+def format_progress(now: Progress) -> str:
     """Behind the bar: how much, how long, and how long yet."""
     if now.share is None:
         return clock(now.seconds)
@@ -293,7 +293,7 @@ class Terminal:
         if self.live is None and not self.wide:
             self.live = _rich()
             if self.live is not None:
-                self.bar = self.live.add_task(now.what, total=None, said=in_words(now))
+                self.bar = self.live.add_task(now.what, total=None, said=format_progress(now))
                 self.live.start()
         if self.live is None:
             self._plain(now)
@@ -304,14 +304,14 @@ class Terminal:
             description=now.what,
             total=total,
             completed=now.share or 0.0,
-            said=in_words(now),
+            said=format_progress(now),
         )
         self.live.refresh()
 
     def _plain(self, now: Progress) -> None:
         columns = _columns()
-        room = max(10, columns - len(in_words(now)) - 4)
-        text = f"{now.what[:room]}  {in_words(now)}"[: columns - 1]
+        room = max(10, columns - len(format_progress(now)) - 4)
+        text = f"{now.what[:room]}  {format_progress(now)}"[: columns - 1]
         sys.stderr.write("\r" + text.ljust(self.wide))
         sys.stderr.flush()
         self.wide = len(text)
@@ -389,7 +389,7 @@ def as_html(now: Progress) -> str:
         '<span style="flex:1;min-width:80px;height:8px;border-radius:4px;overflow:hidden;'
         'background:rgba(128,128,128,.25)">'
         f'<span style="display:block;height:8px;width:{width};background:{colour}"></span></span>'
-        f'<span style="white-space:nowrap;font-variant-numeric:tabular-nums">{in_words(now)}</span>'
+        f'<span style="white-space:nowrap;font-variant-numeric:tabular-nums">{format_progress(now)}</span>'
         "</div>"
     )
 

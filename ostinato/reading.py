@@ -18,7 +18,7 @@ from ostinato.errors import (
     MemoryLimitError,
     TracedValueError,
 )
-from ostinato.ops.callback import by_name
+from ostinato.ops.callback import name_functions
 from ostinato.ops.core import array
 from ostinato.ops.core.array import (
     Array,
@@ -40,12 +40,12 @@ from ostinato.ops.core.user_line import asked_by_library, misfit, on_behalf, sho
 from ostinato.planner.pipeline import make_plan
 from ostinato.planner.plan import Key, Plan
 
-from .cards import of_array
+from .cards import array_card
 from .corners import corners, is_large
 from .exchange import to_dask
 from .pending import numbers_of
 from .sessions import Session, current, here, one_by_one
-from .streaming import held_too, operands_of, over, reads_files, smaller, sorted_before
+from .streaming import held_too, operands_of, reads_files, rebase, smaller, sorted_before
 from .unrolled import place_of, tell
 
 MUCH = 1 << 16  # elements of what numbers among the arguments make, from which somebody is told
@@ -223,13 +223,13 @@ class _Reader:
     def html(self, x: Array) -> str:
         """Render for a notebook: values, too, unless they lie in a file."""
         if x._is_traced:
-            return of_array(x.spec, "not known while a function is traced", "")
+            return array_card(x.spec, "not known while a function is traced", "")
         if isinstance(x._operand, File) or (x.spec.layout is not None and x.spec.layout.stored):
-            return of_array(x.spec, "in a file", "")
+            return array_card(x.spec, "in a file", "")
         text = self.text(x, 2, 60, precision=4, max_line_width=100)
         if x._operand is None:
-            return of_array(self.planned(x), "pending", text or "")
-        return of_array(self.place(x), "", text or "")
+            return array_card(self.planned(x), "pending", text or "")
+        return array_card(self.place(x), "", text or "")
 
     def planned(self, x: Array) -> Spec:
         """The array where it lies on several workers, or is to lie."""
@@ -239,7 +239,7 @@ class _Reader:
         if x._operand is not None:
             return self.place(x)
         found = collect([array.term_of(x)])
-        key = Key(over(found.graph, operands_of(found, session)), session.target)
+        key = Key(rebase(found.graph, operands_of(found, session)), session.target)
         with suppress(MemoryLimitError):
             return make_plan(key, quick=True).out_specs[0]  # which times nothing
         return x.spec
@@ -480,7 +480,7 @@ def _made(
         if made is not None and made.target is session.target:
             plan, _ = session.plan(made, quick=True)
             return run_plan(plan, operands, session)
-    graph = over(found.graph, operands)
+    graph = rebase(found.graph, operands)
     key = Key(graph, session.target)
     if less and key in session.refused:
         return None
@@ -494,7 +494,7 @@ def _made(
                 return None
             plan, _ = session.plan(key)  # all at once, or an error that says what that takes
             given = list(operands)
-        if rest is graph and by_name(graph) is graph and not reads_files(found):
+        if rest is graph and name_functions(graph) is graph and not reads_files(found):
             session.know_pending(form, found, key)
         return run_plan(plan, given, session)
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from ostinato import settings
 from ostinato.errors import ArgumentError, LayoutError, OstinatoError
-from ostinato.ops.callback import by_name
+from ostinato.ops.callback import name_functions
 from ostinato.ops.core import activity
 from ostinato.ops.core.array import Array, File, Host, Operand, Split, Term, changing, settled
 from ostinato.ops.core.device import DEVICES, LATER, Absent, Device, find
@@ -46,7 +46,7 @@ from ostinato.runtime.crew.engine import CrewEngine
 from ostinato.runtime.engine import Engine, Launcher, LocalEngine
 
 from . import watching
-from .cards import of_session
+from .cards import session_card
 from .pending import FORMS, LARGEST, Pending, numbers_of
 from .progress import show_as_set
 from .replicas import Replicas
@@ -242,7 +242,7 @@ class Session:
         """The plan of a key, and where it came from: memory, disk, or made; `quick` as `make_plan` has
         it."""
         self._begin()
-        graph = by_name(key.graph)  # the cache holds no functions
+        graph = name_functions(key.graph)  # the cache holds no functions
         kept = key if graph is key.graph else replace(key, graph=graph)
         found = self.plans.get(kept)
         if found is None:
@@ -282,7 +282,7 @@ class Session:
             try:
                 return launch(operands)
             except OstinatoError as error:
-                raise plan.at_its_lines(error, ran) from error.__cause__
+                raise plan.with_its_lines(error, ran) from error.__cause__
 
         return launch_at_its_lines
 
@@ -404,7 +404,7 @@ class Session:
         self.close()
 
     def _repr_html_(self) -> str:
-        return of_session(self)
+        return session_card(self)
 
     def __repr__(self) -> str:
         t = self.target

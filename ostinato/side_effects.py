@@ -622,7 +622,7 @@ def _operation(node: Node, graph: Graph) -> Callable[..., Any]:
 
 
 # -- containers among the arguments --------------------------------------------------------
-def of_arguments(given: Mapping[str, Any], structure: Structure) -> Snapshot:
+def snapshot_arguments(given: Mapping[str, Any], structure: Structure) -> Snapshot:
     """A snapshot of the dicts, lists and dataclasses that a trace was given in place of the caller's."""
     found = Snapshot()
     for (name, x), child in zip(given.items(), structure.children, strict=True):

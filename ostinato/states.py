@@ -39,7 +39,7 @@ from ostinato.ops.core.tracebacks import door
 from ostinato.ops.core.tree import LEAF, Structure, flatten, paths, unflatten
 from ostinato.ops.core.user_line import misfit, short, user_line
 
-from .files import at_user
+from .files import error_at_user
 from .reading import evaluate
 from .sessions import Session, before_close, current
 
@@ -476,7 +476,7 @@ def _loaded(steps: Steps, step: int, split: Any, like: Any) -> Any:
                 made.append(x.load(s) if isinstance(x, _Saved) else x)
                 seen.step(isinstance(x, _Saved))
     except DataFileError as error:
-        raise at_user(error) from None
+        raise error_at_user(error) from None
     return unflatten(structure, made)
 
 

@@ -27,7 +27,7 @@ from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.spec import Spec
 from ostinato.ops.core.targets import new_number, targets
 from ostinato.ops.core.trace import Collected, Ref, collect
-from ostinato.planner.external import Read, Step, in_steps, is_large, is_stored, memory_of
+from ostinato.planner.external import Read, Step, is_large, is_stored, memory_of, split_sorts
 from ostinato.planner.passes.blocking import READ_BYTES
 from ostinato.planner.plan import Key, Target
 from ostinato.planner.writing import writing
@@ -38,10 +38,10 @@ from .sessions import Session, one_by_one
 
 def reads_files(found: Collected) -> bool:
     """Whether pending operations read arrays that stay in files."""
-    return any(in_file(o) for o in found.held if o is not None)
+    return any(is_in_file(o) for o in found.held if o is not None)
 
 
-def in_file(operand: Operand) -> bool:
+def is_in_file(operand: Operand) -> bool:
     return isinstance(operand, File) or is_stored(operand.spec)
 
 
@@ -61,7 +61,7 @@ def held_too(found: Collected, asked: Sequence[Ref], session: Session) -> list[R
         return held
     passing = _of_files(found, session) if reads_files(found) else set()
     held = [ref for ref in held if ref[0] not in passing]
-    given = [o.spec for o in found.held if o is not None and not in_file(o)]
+    given = [o.spec for o in found.held if o is not None and not is_in_file(o)]
     taken = sum(s.nbytes for s in (*given, *[t.specs[k] for t, k in asked]))
     room = memory_of(session.target) - taken
     if session.target.memory_limit is not None:  # what is made of these needs the rest
@@ -98,7 +98,7 @@ def _of_files(found: Collected, session: Session) -> set[Term]:
     made = {
         term
         for (term, _), o in zip(found.captured, found.held, strict=True)
-        if o is not None and in_file(o)
+        if o is not None and is_in_file(o)
     }
     for term in found.terms:
         if any(t in made for t, _ in term.inputs):
@@ -130,7 +130,7 @@ def stream(found: Collected, sink: Any, session: Session) -> None:
     """Run what was collected, into a sink."""
     with one_by_one(session.settling, session), _place(sink, session) as place:
         operands = operands_of(found, session)
-        graph = writing(over(found.graph, operands), session.target)
+        graph = writing(rebase(found.graph, operands), session.target)
         with sorted_before(graph, [*operands, place], session, sink.path) as (rest, given):
             _write(rest, given, sink, session, session.target, "save")
 
@@ -140,7 +140,7 @@ def sorted_before(
     graph: Graph, operands: Sequence[Operand], session: Session, beside: str | None = None
 ) -> Iterator[tuple[Graph, list[Operand]]]:
     """The graph, over operands of which those that it would have to sort as a whole are sorted."""
-    steps, rest = in_steps(over(graph, operands), session.target)
+    steps, rest = split_sorts(rebase(graph, operands), session.target)
     with stepped(steps, operands, session, session.target, beside) as given:
         yield rest, given
 
@@ -156,7 +156,7 @@ def stepped(
     """The operands, and those that the steps make of them. Their files lie beside another one, or in the
     cache's folder, as long as this lasts."""
     given, sinks = list(operands), list[NpySink]()
-    folder = disk_cache.at(settings.cache).root or Path(gettempdir())
+    folder = disk_cache.open_cache(settings.cache).root or Path(gettempdir())
     try:
         for step in steps:
             if step.graph is not None:
@@ -165,7 +165,7 @@ def stepped(
                 sinks.append(sink := NpySink(name, None, made.shape, made.dtype))
                 sink.create()
                 with _place(sink, session) as place:
-                    graph = writing(over(step.graph, given), target)
+                    graph = writing(rebase(step.graph, given), target)
                     _write(graph, [*given, place], sink, session, target, "sort")
             given.append(session.attach(_reading(step.reads, [s.part for s in sinks])))
         yield given
@@ -174,7 +174,9 @@ def stepped(
             sink.discard()
 
 
-def behind(steps: Sequence[Step], launch: Launcher, session: Session, target: Target) -> Launcher:
+def run_steps(
+    steps: Sequence[Step], launch: Launcher, session: Session, target: Target
+) -> Launcher:
     """Runs the steps, and then what needs them."""
     me = weakref.ref(session)
 
@@ -187,7 +189,7 @@ def behind(steps: Sequence[Step], launch: Launcher, session: Session, target: Ta
     return run
 
 
-def over(graph: Graph, operands: Sequence[Operand]) -> Graph:
+def rebase(graph: Graph, operands: Sequence[Operand]) -> Graph:
     """The graph over operands as they lie, of which some may have come from elsewhere."""
     specs = tuple([o.spec for o in operands])
     return graph if specs == graph.inputs else Graph(specs, graph.nodes, graph.outputs)
@@ -222,7 +224,7 @@ def _write(
     called: str,
 ) -> None:
     """Run a graph that writes all of a file."""
-    plan, _ = session.plan(Key(over(graph, given), target), called=called)
+    plan, _ = session.plan(Key(rebase(graph, given), target), called=called)
     (count,) = session.launcher(plan)(given)
     written = int(session.engine.get(count)[()])
     session.engine.wait()

@@ -20,7 +20,7 @@ from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.layout import Layout
 from ostinato.ops.core.refusals import end_refusals
 from ostinato.ops.core.spec import Spec, uint64
-from ostinato.ops.core.trace import Ref, after_acts, array_of, check_ended, collect
+from ostinato.ops.core.trace import Ref, array_of, check_ended, collect, roots_with_acts
 from ostinato.ops.core.tree import (
     Structure,
     constructor,
@@ -43,7 +43,7 @@ from .side_effects import (
     State,
     Store,
     Write,
-    of_arguments,
+    snapshot_arguments,
 )
 from .unrolled import MIN_UNROLLED, tell_of_loops
 
@@ -189,7 +189,7 @@ def _run(
     del results, arguments, outs, given, arrays, writes
     if seed.base is not None:
         specs.append(seed.spec)
-    found = collect(after_acts(made.refs, trace), specs, trace)
+    found = collect(roots_with_acts(made.refs, trace), specs, trace)
     if len(found.terms) >= MIN_UNROLLED:
         tell_of_loops(function.name, found.terms)
     captured = tuple(
@@ -292,7 +292,7 @@ def _results(
     try:
         given = dict(zip(function.parameters, unflatten(call.structure, args), strict=True))
         args.clear()  # else somebody would still have what is given away
-        arguments = of_arguments(given, call.structure)
+        arguments = snapshot_arguments(given, call.structure)
         positions = positional(function.signature, given)
         bound = function.signature.bind(*positions, **keywords(function.signature, given))
         del given, positions

@@ -37,7 +37,7 @@ class PlanCache:
         self.lock = threading.RLock()  # a finalizer may come back here
         self.dropped = dropped
         self.ran_lately = ran_lately
-        self.disk = disk_cache.at(folder)
+        self.disk = disk_cache.open_cache(folder)
         self.folder = f"plans/{code_version()}"
         self.limit = limit
         self.writes = 0

@@ -75,7 +75,7 @@ def memory_of(target: Target) -> int:
     return memory() if limit is None else limit * target.workers
 
 
-def in_steps(graph: Graph, target: Target) -> tuple[list[Step], Graph]:
+def split_sorts(graph: Graph, target: Target) -> tuple[list[Step], Graph]:
     """Split a graph into what it would have to sort as a whole, step by step, and the rest, which
     has one operand more for each: runs that fit into memory are put in order and written to a file,
     of which the rest reads any places of the order (io_pipeline/merging.py).

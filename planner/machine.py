@@ -411,7 +411,7 @@ def _here() -> str:
 def _kept(folder: Path | None) -> dict[str, Any]:
     """Read what was measured here, by kind of workers."""
     with contextlib.suppress(ValueError, TypeError, KeyError):
-        data = json.loads(disk_cache.at(folder).read(KEPT) or b"{}")
+        data = json.loads(disk_cache.open_cache(folder).read(KEPT) or b"{}")
         if data["format"] == FORMAT and data["of"] == _here():
             return dict(data["machines"])
     return {}
@@ -432,7 +432,7 @@ def keep(machine: Machine, workers: int, apart: bool) -> None:
     machines = _kept(settings.cache)
     machines[kind_of(machine.device, workers, apart)] = machine.data
     data = {"format": FORMAT, "of": _here(), "machines": machines}
-    disk_cache.at(settings.cache).write(KEPT, json.dumps(data).encode())
+    disk_cache.open_cache(settings.cache).write(KEPT, json.dumps(data).encode())
     _found.cache_clear()
 
 

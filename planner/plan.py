@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, Protocol, TypeVar, cast
 
-from ostinato.ops.callback import by_name
+from ostinato.ops.callback import name_functions
 from ostinato.ops.core.disk import writing
 from ostinato.ops.core.encode import digest, encode_graph, encode_spec
 from ostinato.ops.core.graph import Graph
@@ -135,10 +135,10 @@ class Program:
         tuple[int, int], ...
     ] = ()  # (result, operand): written over an operand that was given away
 
-    def at_lines(self, now: Mapping[str, str]) -> Program:
+    def with_lines(self, now: Mapping[str, str]) -> Program:
         """Copy the program for other lines of the user's."""
-        bodies = {k: tuple(b.at_lines(now) for b in inner) for k, inner in self.bodies.items()}
-        return replace(self, graph=self.graph.at_lines(now), bodies=bodies)
+        bodies = {k: tuple(b.with_lines(now) for b in inner) for k, inner in self.bodies.items()}
+        return replace(self, graph=self.graph.with_lines(now), bodies=bodies)
 
 
 @dataclass(frozen=True)
@@ -260,7 +260,7 @@ class Plan:
         now = {before: today for before, today in pairs if before != today}
         if (
             not now
-            and by_name(key.graph) is key.graph
+            and name_functions(key.graph) is key.graph
             and (names, called) == (self.names, self.called)
         ):
             return self
@@ -271,15 +271,15 @@ class Plan:
         return replace(
             self,
             key=key,
-            lowered=self.lowered.at_lines(now),
-            program=self.program.at_lines(now),
+            lowered=self.lowered.with_lines(now),
+            program=self.program.with_lines(now),
             names=names,
             tuned=tuned,
             called=called,
             original=self.original or self,
         )
 
-    def at_its_lines(self, error: OstinatoError, ran: Plan) -> OstinatoError:
+    def with_its_lines(self, error: OstinatoError, ran: Plan) -> OstinatoError:
         """An error of a run of the same plan with other lines, with this one's line."""
         if error.line:
             pairs = zip(ran.traced.lines(), self.traced.lines(), strict=True)

@@ -90,7 +90,7 @@ class Precision:
         return storage, compute, accumulate
 
     @property
-    def by_tf32(self) -> bool:
+    def allows_tf32(self) -> bool:
         """Whether products of float32 may read 10 bits of mantissa."""
         return self.compute == TF32
 
@@ -113,7 +113,7 @@ class Precision:
         for f, dtype in zip(fields(self), self.dtypes, strict=False):
             object.__setattr__(said, f.name, AS_WRITTEN if dtype is None else names[dtype])
         object.__setattr__(said, "wire", self.wire)
-        if self.by_tf32:
+        if self.allows_tf32:
             object.__setattr__(said, "compute", TF32)
         for name, preset in PRESETS.items():
             if preset == said:

@@ -24,7 +24,7 @@ from ostinato.ops.core.traffic import held, moved
 from .layouts.costs import REPEATED, UNTIL, move_legs, repeats
 from .machine import MACHINES, Machine, known
 from .passes.loop_casts import LOOPS
-from .passes.memory import in_place, is_joined, is_update, replaced
+from .passes.memory import carried_in_place, is_joined, is_update, replaced
 from .plan import Program, Target, largest_part, peak_bytes
 
 Part = Callable[[Spec], Spec]  # what a worker has of an array, as an array of its own
@@ -326,7 +326,7 @@ def steps(program: Program, machine: Machine, depth: int = 0, turns: int = 1) ->
 def _second_buffers(program: Program, k: int) -> int:
     """The bytes that a loop carries in two buffers, of which it reads one while it writes the other."""
     node = program.graph.nodes[k]
-    stays = in_place(node, program.bodies[k])
+    stays = carried_in_place(node, program.bodies[k])
     carried = node.specs[: node.kw["counts"][1]] if node.op in LOOPS else ()
     return sum(largest_part(s).nbytes for j, s in enumerate(carried) if j not in stays)
 

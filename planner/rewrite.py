@@ -48,7 +48,7 @@ def replace(
     """The graph with what is made of the chosen nodes, over the values made so far, in their place, and
     without what nothing reads any more; all others stand where they stood, with their `bodies` changed.
     """
-    changed = graph if bodies is None else in_bodies(graph, bodies)
+    changed = graph if bodies is None else rewrite_bodies(graph, bodies)
     if not chosen:
         return changed
     builder = Builder(graph.inputs)
@@ -67,10 +67,10 @@ def replace(
         if not read.isdisjoint(whole.outs(k)):
             read.update(whole.nodes[k].inputs)
             kept.append(k)
-    return in_order_of(whole, kept[::-1])
+    return reorder(whole, kept[::-1])
 
 
-def in_bodies(graph: Graph, change: Bodies) -> Graph:
+def rewrite_bodies(graph: Graph, change: Bodies) -> Graph:
     """The graph with all bodies changed but those of kernels."""
     if not graph.has_bodies:
         return graph
@@ -113,7 +113,7 @@ def reading(node: Node, inputs: Sequence[int]) -> Node:
     return Node(node.op, tuple(inputs), node.params, node.specs, node.line, node.key)
 
 
-def in_order_of(graph: Graph, order: Sequence[int]) -> Graph:
+def reorder(graph: Graph, order: Sequence[int]) -> Graph:
     """Put the nodes in another order."""
     if list(order) == list(range(len(graph.nodes))):
         return graph

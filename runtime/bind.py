@@ -40,8 +40,8 @@ from ostinato.ops.core.spec import is_inexact, lying
 from ostinato.planner.passes.memory import (
     body_order,
     contiguous,
-    in_part,
     is_joined,
+    part_getter,
     replaced,
 )
 from ostinato.planner.plan import ONE_THREAD, Program
@@ -59,8 +59,7 @@ from .packed_weights import PrepackedOperand
 from .run_progress import Span
 
 CONSTANT = 1 << 12  # bytes of what is made once for all turns
-# operations of a program, from which stretches of it are left to machine code ...
-MIN_STRETCHED_NODES = 256
+STRETCHED_NODES = 256  # of a program, from which stretches of it are left to machine code ...
 MIN_STRETCH_CALLS = 16  # ... that have so many calls
 _OUT_BY_NAME = ("maximum", "minimum")  # NumPy wants to be sure that `out` is no third operand
 
@@ -513,7 +512,7 @@ class _Binder(ControlFlow):
             source = outs[slot.at]
         else:
             source = self.stored(base + slot.at, self.shape(spec), spec.dtype)
-        return self.seen(source, in_part(graph, v, self.shape))
+        return self.seen(source, part_getter(graph, v, self.shape))
 
     # -- generated kernels -----------------------------------------------------------------
     def native(

@@ -28,8 +28,8 @@ from ostinato.ops.core.spec import Spec, lying
 from ostinato.planner.passes.memory import (
     BUFFERS,
     addends,
+    carried_in_place,
     going_on,
-    in_place,
     is_update,
     written_behind,
 )
@@ -63,7 +63,7 @@ class ControlFlow(Values):
     ) -> list[str]:
         """The second buffers of carried values; the first ones of those that are updated in place."""
         node = program.graph.nodes[k]
-        stays = in_place(node, program.bodies[k])
+        stays = carried_in_place(node, program.bodies[k])
         return [
             ends[j] if j in stays else self.stored(base + offset, self.shape(spec), spec.dtype)
             for j, (offset, spec) in enumerate(

@@ -23,7 +23,7 @@ from ostinato.ops.core.exchange import chunks_of, held_pieces, written
 from ostinato.ops.core.helpers import begin_to_help, check_thread, helper
 from ostinato.ops.core.layout import Box, Layout, Mesh, slices
 from ostinato.ops.core.signals import Living
-from ostinato.ops.core.spec import Spec, in_line, is_own, lent
+from ostinato.ops.core.spec import Spec, empty_aligned, is_own, lent
 from ostinato.ops.core.targets import targets
 from ostinato.ops.cpu.threads import blas_threads
 from ostinato.planner.plan import Measured, Plan, Program
@@ -282,7 +282,9 @@ class LocalEngine:
             part = self.memory.to_host(part)
             if piece == box:
                 return part
-            whole = in_line([hi - lo for lo, hi in box], spec.dtype) if whole is None else whole
+            whole = (
+                empty_aligned([hi - lo for lo, hi in box], spec.dtype) if whole is None else whole
+            )
             whole[slices(piece, box)] = part
         return whole
 
@@ -504,7 +506,7 @@ def measured(known: Sequence[Loaded]) -> Measured | None:
 
 def box_of(source: Any, box: Box) -> np.ndarray[Any, Any]:
     """A box of the array in a file."""
-    made: np.ndarray[Any, Any] = in_line([hi - lo for lo, hi in box], source.dtype)
+    made: np.ndarray[Any, Any] = empty_aligned([hi - lo for lo, hi in box], source.dtype)
     source.read(made, box)
     return made
 

@@ -45,8 +45,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # which shells switch 
 
 def share_kernels(folder: Path) -> None:
     """Who has no cache has this one."""
-    at = disk_cache.at
-    shared: Any = SimpleNamespace(at=lambda asked: at(folder if asked is None else asked))
+    at = disk_cache.open_cache
+    shared: Any = SimpleNamespace(open_cache=lambda asked: at(folder if asked is None else asked))
     llvm.disk_cache = shared
 
 

@@ -17,7 +17,7 @@ from ostinato.ops.cpu.jit.routine import Routine
 
 from .draws import Draws
 from .faults import Policy
-from .fields import BOXES, DATA, IMAGE, Fields, by_name, hosted
+from .fields import BOXES, DATA, IMAGE, Fields, hosted, kind_of_name
 from .native import Form, Native, Run
 from .stage import Filter, Map, Rejected, Stage, takes_out
 from .stats import Costs
@@ -201,7 +201,7 @@ class MapStep(Step):
             return self.following()
         kinds = stage.kinds
         if kinds is None:
-            named = [by_name(path) for path in paths(structure)]
+            named = [kind_of_name(path) for path in paths(structure)]
             if set(named) == {DATA} and len(named) == len(self.fields.kinds):
                 named = list(self.fields.kinds)
             kinds = tuple(named)

@@ -13,7 +13,7 @@ from .faults import Policy
 from .portions import KEEP
 from .samples import digest
 from .slabs import SAMPLES, Splits
-from .stage import Stage, in_words
+from .stage import Stage, describe_value
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Cut:
     collate: Callable[[list[Any]], Any] | None = field(default=None, repr=False)
 
     def identity(self) -> str:
-        by = "" if self.collate is None else f" by {in_words(self.collate)}"
+        by = "" if self.collate is None else f" by {describe_value(self.collate)}"
         return f"{self!r}{by}"
 
     @property

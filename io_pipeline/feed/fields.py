@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from ostinato.ops.core.dlpack import in_memory
+from ostinato.ops.core.dlpack import as_numpy
 from ostinato.ops.core.tree import Structure, constructor, flatten, paths
 
 from .plain import made_structure, told_structure
@@ -72,7 +72,7 @@ def fields_of(sample: Any, kinds: Sequence[str] | None = None) -> tuple[Fields, 
     given; pictures of Pillow's are images."""
     leaves, structure = flatten(sample)
     if kinds is None:
-        kinds = [by_name(path) for path in paths(structure)]
+        kinds = [kind_of_name(path) for path in paths(structure)]
         for k, leaf in enumerate(leaves):
             if kinds[k] == DATA and type(leaf) not in OURS and _is_picture(leaf):
                 kinds[k] = IMAGE
@@ -93,7 +93,7 @@ def _hosted(x: Any, kind: str) -> Any:
         return _pixels(x, kind)
     if not (hasattr(x, "__array__") or hasattr(x, "__dlpack__")):
         return x
-    found = in_memory(x)
+    found = as_numpy(x)
     return x if found.dtype.hasobject else found
 
 
@@ -112,7 +112,7 @@ def _pixels(picture: Any, kind: str) -> np.ndarray[Any, Any]:
     return found[..., None] if kind == IMAGE and found.ndim == 2 else found
 
 
-def by_name(path: str) -> str:
+def kind_of_name(path: str) -> str:
     """The kind of what users call so."""
     for kind in KINDS:
         if path.endswith((f"[{kind!r}]", f".{kind}")):

@@ -773,7 +773,7 @@ class Pipe:
                         batch.loose[row] if is_single else batches._work.assembly.row(batch, row)
                     )
                     index = row if portion.end is not None else place - portion.number * size
-                    source = preview.before(recipe, portion.samples[index])
+                    source = preview.source_picture(recipe, portion.samples[index])
                     pairs.append((source, preview.picture(values, fields, stages)))
         if not pairs:
             raise misfit(ArgumentError, "preview", got="an empty epoch", needed="samples")

@@ -38,7 +38,7 @@ class Picture:
     label: str = ""
 
 
-def before(recipe: Recipe, index: int) -> Picture:
+def source_picture(recipe: Recipe, index: int) -> Picture:
     """Show a sample as it is in its source; decoded, if that is what the pipe does with it."""
     sample = Sample(Draws(recipe.seed, 0))
     sample.values, sample.fields = recipe.source.read(index)

@@ -19,7 +19,7 @@ from ostinato.errors import ArgumentError
 from ..files import from_data, open_source
 from ..source import Part, Source, stamp
 from .content import Unhashable, fingerprint
-from .fields import DATA, IMAGE, KINDS, LABEL, Fields, by_name, fields_of
+from .fields import DATA, IMAGE, KINDS, LABEL, Fields, fields_of, kind_of_name
 from .plain import MOST_BYTES, Undescribed, as_plain, from_plain
 
 SOURCES: dict[str, type[Samples]] = {}  # by their names
@@ -151,14 +151,14 @@ class Row:
         found: np.ndarray[Any, Any] = out
         return found
 
-    def in_file(self, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    def as_in_file(self, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """An array as the file's has it."""
         return x if self.index is None else x[None]
 
     def read(self, part: Box, out: Any = None) -> np.ndarray[Any, Any]:
         """A box of its first axes, to where it is wanted if that fits."""
         found = self.room(part, out)
-        self.source.read(self.in_file(found), self.box(part))
+        self.source.read(self.as_in_file(found), self.box(part))
         return found
 
 
@@ -179,7 +179,7 @@ class Arrays(Samples):
             )
         if kinds is None:
             kinds = [
-                found if (found := by_name(n)) != DATA else _kind_of(x)
+                found if (found := kind_of_name(n)) != DATA else _kind_of(x)
                 for n, x in zip(names, self.sources, strict=True)
             ]
         check_kinds("arrays", kinds, len(leaves))

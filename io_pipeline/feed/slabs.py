@@ -111,7 +111,7 @@ class Slabs:
                 continue
             values.append(leaf.room(own, None if out is None else out[k]))
             if self.borders is not None and own and leaf.source.inflates:
-                x = leaf.in_file(values[k])
+                x = leaf.as_in_file(values[k])
                 shared.append(Leaf(leaf, self.borders.rank, boxes, x))
             else:
                 leaf.read(own, values[k])

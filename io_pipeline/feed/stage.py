@@ -171,18 +171,18 @@ class Stage:
 
     def identity(self) -> str:
         """Identify the stage, in words that are the same in every process."""
-        given = [f"{f.name}={in_words(getattr(self, f.name))}" for f in fields(self)]  # type: ignore[arg-type]
+        given = [f"{f.name}={describe_value(getattr(self, f.name))}" for f in fields(self)]  # type: ignore[arg-type]
         return f"{self.name}({', '.join(given)})"
 
 
-def in_words(value: Any) -> str:
+def describe_value(value: Any) -> str:
     """A parameter in words; of a function its name and what it does."""
     code = getattr(value, "__code__", None)
     inner = getattr(value, "__dict__", {}).get("__wrapped__") if code is None else None
     if callable(inner):  # what only runs it elsewhere, or keeps its results
-        return in_words(inner)
+        return describe_value(inner)
     if isinstance(value, functools.partial):
-        return f"{in_words(value.func)} of {value.args!r} {value.keywords!r}"
+        return f"{describe_value(value.func)} of {value.args!r} {value.keywords!r}"
     if code is None:
         return (
             f"{type(value).__module__}.{type(value).__qualname__}"

@@ -26,8 +26,8 @@ from .values import (
     but_alpha,
     check_number,
     check_range,
+    contiguous_rows,
     full,
-    in_order,
     kept_table,
     looked_up,
     narrowed,
@@ -70,7 +70,7 @@ def middle_of(xp: Any, x: Image) -> Any:
     """The mean luma of an image: a number, on a device an array."""
     weights = LUMA if x.shape[-1] == 3 else (1 / x.shape[-1],) * x.shape[-1]
     if xp is np and x.dtype == np.uint8 and len(weights) <= 4 and (cv := opencv()) is not None:
-        means = cv.mean(in_order(x))
+        means = cv.mean(contiguous_rows(x))
     else:
         sums = x.sum(axis=(0, 1), dtype=xp.float64)
         means = [sums[c] / (x.shape[0] * x.shape[1]) for c in range(len(weights))]
@@ -88,7 +88,7 @@ def counts(xp: Any, x: Image) -> Any:
     """How often each channel has each value: 256 x channels."""
     channels = range(x.shape[-1])
     if xp is np and (cv := opencv()) is not None:
-        x = in_order(x)
+        x = contiguous_rows(x)
         found = [cv.calcHist([x], [c], None, [256], [0, 256]).reshape(256) for c in channels]
         return np.stack(found, -1).astype(np.int64)
     found = [xp.bincount(x[..., c].ravel(), minlength=256) for c in channels]

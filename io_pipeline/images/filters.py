@@ -21,8 +21,8 @@ from .values import (
     check_number,
     check_order,
     check_range,
+    contiguous_rows,
     full,
-    in_order,
     moved_in,
     narrowed,
     rows_of,
@@ -47,7 +47,7 @@ def blurred(xp: Any, x: Image, sigma: float) -> Image:
     weights = bell(sigma)
     cv = opencv() if xp is np and x.dtype.name in ("uint8", "uint16", "float32") else None
     if cv is not None:
-        found = cv.sepFilter2D(in_order(x), cv.CV_32F, weights, weights).reshape(x.shape)
+        found = cv.sepFilter2D(contiguous_rows(x), cv.CV_32F, weights, weights).reshape(x.shape)
         if x.dtype == np.uint8:
             return cv.convertScaleAbs(found).reshape(x.shape)
         return narrowed(np, found, x.dtype, full(x)) if x.dtype.kind == "u" else found
@@ -78,7 +78,7 @@ def sharpened(xp: Any, x: Image, factor: float) -> Image:
     if cv is not None:
         weights = np.full((3, 3), (1 - factor) / 13, np.float32)
         weights[1, 1] = factor + 5 * (1 - factor) / 13
-        x = in_order(x)
+        x = contiguous_rows(x)
         found = cv.filter2D(x, -1, weights).reshape(x.shape)
         if x.dtype.kind == "f":
             found = np.clip(found, 0, 1)

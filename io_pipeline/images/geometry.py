@@ -25,7 +25,7 @@ from ..feed.native import Form, Look, Native
 from ..feed.stage import DEVICE, HOST, Shape, Stage, Window, stage
 from .backends import needed, opencv
 from .headers import MOST_PIXELS
-from .resizing import by_pillow, linear
+from .resizing import linear, resize_by_pillow
 from .values import check_chance, check_order, check_shape
 
 Image = Any
@@ -67,7 +67,7 @@ def resized(
     if interpolation == "linear" and (found := linear(x, size, antialias, out)) is not None:
         return found
     if antialias and interpolation != "nearest":
-        return by_pillow(x, size, interpolation)
+        return resize_by_pillow(x, size, interpolation)
     cv = needed("resize", opencv(), "OpenCV")
     way = {"lanczos": "LANCZOS4"}.get(interpolation, interpolation.upper())
     fits = out is not None and out.shape == (*size, *x.shape[2:]) and out.dtype == x.dtype

@@ -15,7 +15,7 @@ from ostinato.ops.cpu.jit.routine import Routine, larger, smaller, whole_of
 from ostinato.ops.jit.arrays import ArrayLines
 from ostinato.ops.jit.values import Value, cast, where
 
-from .values import full, in_order, narrowed, wide
+from .values import contiguous_rows, full, narrowed, wide
 
 Image = Any
 Colours = list[Value]
@@ -71,7 +71,7 @@ def _changed(xp: Any, x: Image, what: str, given: float) -> Image:
     if x.shape[-1] != 3:
         raise ValueError(f"an image of {x.shape[-1]} channels, where colours are needed")
     if xp is np and x.dtype == uint8 and not llvm.why_not():
-        x = np.ascontiguousarray(in_order(x))
+        x = np.ascontiguousarray(contiguous_rows(x))
         out = np.empty(x.shape, np.uint8)
         _function(what)(x.ctypes.data, x.size // 3, given, out.ctypes.data)
         return out

@@ -47,7 +47,7 @@ def linear(x: Image, size: tuple[int, int], smooth: bool, out: Image = None) -> 
     return out
 
 
-def by_pillow(x: Image, size: tuple[int, int], filter_: str) -> Image:
+def resize_by_pillow(x: Image, size: tuple[int, int], filter_: str) -> Image:
     """Resize by Pillow, with antialiasing; numbers other than uint8 are mixed as float32."""
     library = needed("resize", pillow(), "Pillow")
     way = getattr(library.Resampling, FILTERS[filter_])

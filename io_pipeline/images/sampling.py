@@ -18,7 +18,7 @@ from ostinato.ops.cpu.jit.code import once
 from ostinato.ops.cpu.jit.routine import Memory, Routine, larger, smaller, whole_of
 from ostinato.ops.jit.values import Value, cast, shift, where
 
-from .values import in_order, moved_in
+from .values import contiguous_rows, moved_in
 
 Image = Any
 BITS = 11  # of a place's fraction
@@ -39,7 +39,7 @@ def seen(
     if xp is not np or not is_known or _reach(x) >= 1 << 31 or llvm.why_not():
         around = moved_in(xp, np.broadcast_to(np.asarray(fill, x.dtype.name), x.shape[2:]))
         return (_nearest if way == NEAREST else _linear)(xp, x, matrix, size, around)
-    x = in_order(x)
+    x = contiguous_rows(x)
     shape = (*size, *x.shape[2:])
     if out is None or out.shape != shape or out.dtype != x.dtype or not out.flags.c_contiguous:
         out = np.empty(shape, x.dtype)

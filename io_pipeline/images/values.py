@@ -58,7 +58,7 @@ def moved_in(xp: Any, x: Any) -> Any:
     return there
 
 
-def in_order(x: Any) -> Any:
+def contiguous_rows(x: Any) -> Any:
     """An image whose rows lie in memory as libraries of the host expect it, which what was mirrored
     does not."""
     if x.ndim == 3 and x.strides[2] == x.itemsize and x.strides[0] >= 0:
@@ -90,7 +90,9 @@ def looked_up(xp: Any, x: Image, tables: Any) -> Image:
     host, or 256 x channels where the image is."""
     cv = opencv() if xp is np else None
     if cv is not None and x.ndim == 3:
-        return cv.LUT(in_order(x), tables if tables.ndim == 1 else tables[None]).reshape(x.shape)
+        return cv.LUT(contiguous_rows(x), tables if tables.ndim == 1 else tables[None]).reshape(
+            x.shape
+        )
     if tables.ndim == 1:
         return xp.take(moved_in(xp, tables), x)
     return tables[x.astype(xp.intp), xp.arange(x.shape[-1])]

@@ -79,7 +79,7 @@ class Known:
             f"feeds of {machine()}; {own_cores(ranks)} of them here, {ranks or ranks_here()} ranks"
         )
         digest = hashlib.blake2b(where.encode(), digest_size=8).hexdigest()
-        self.disk, self.name = disk_cache.at(folder), f"tuned/{digest}.jsonl"
+        self.disk, self.name = disk_cache.open_cache(folder), f"tuned/{digest}.jsonl"
 
     def get(self, pipe: str) -> tuple[Config, float] | None:
         """How it ran best, and what a lap took then; since others use the machine, too, the most of the times

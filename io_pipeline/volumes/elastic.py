@@ -67,7 +67,7 @@ def places(xp: Any, grid: Grid, shape: tuple[int, ...]) -> list[Any]:
     return found
 
 
-def by_machine_code(xp: Any, x: Volume, grid: Grid, is_mixed: bool) -> Volume | None:
+def bend_compiled(xp: Any, x: Volume, grid: Grid, is_mixed: bool) -> Volume | None:
     if xp is not np:
         return None
     rows = spread_out(np, grid.astype(np.float32), x.shape[:2])
@@ -132,11 +132,11 @@ class Elastic(Moving):
     def volume(self, xp: Any, x: Volume, drawn: Grid | None) -> Volume:
         if drawn is None:
             return x
-        found = by_machine_code(xp, x, drawn, True)
+        found = bend_compiled(xp, x, drawn, True)
         return bent(xp, x, drawn) if found is None else found
 
     def mask(self, xp: Any, x: Volume, drawn: Grid | None) -> Volume:
         if drawn is None:
             return x
-        found = by_machine_code(xp, x, drawn, False)
+        found = bend_compiled(xp, x, drawn, False)
         return nearest(xp, x, drawn) if found is None else found

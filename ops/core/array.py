@@ -62,7 +62,7 @@ from .spec import (
     is_inexact,
     promote,
 )
-from .spelling import of_method
+from .spelling import attribute_hint
 from .tracebacks import shorten
 from .user_line import misfit, user_line
 from .views import takes_view, tell
@@ -426,7 +426,7 @@ class Array:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            message = f"an array has no attribute {name!r}{of_method(name)}"
+            message = f"an array has no attribute {name!r}{attribute_hint(name)}"
             raise AttributeError(message, name=name, obj=self)
 
     # -- what is known without computing ---------------------------------------------------
@@ -804,7 +804,7 @@ class Array:
             self._check_own(f"{name} in place")
             if self._of is not None:
                 self._tell_view(f"{name} in place", sys._getframe(2), True)
-            self._become(functions["in_place"](self, made, f"{name} in place"))
+            self._become(functions["assigned_in_place"](self, made, f"{name} in place"))
         except Exception as error:
             shorten(error)
             raise
@@ -1300,7 +1300,7 @@ def _apply_all(name: str, operands: Sequence[Array], params: dict[str, Any]) -> 
     op = lookup(name)
     for x in operands:
         if x.__class__ is not Array:  # what a mask picks, whose shape nobody knows (ops/picked.py)
-            return cast("tuple[Array, ...]", functions["of_picks"](op, operands, params))
+            return cast("tuple[Array, ...]", functions["apply_picked"](op, operands, params))
     line = user_line()
     given = tuple([x.spec for x in operands])
     specs = _specs(op.infer(*given, **params)) if params else _inferred(op.infer, given)

@@ -262,7 +262,7 @@ class Device:
         `fast`: with other bits, too."""
         return ()
 
-    def in_one_call(self, body: Graph) -> bool:
+    def is_one_call(self, body: Graph) -> bool:
         """Whether that library does all of a kernel that begins with a product."""
         return False
 

@@ -66,7 +66,7 @@ class File:
 
 
 @lru_cache(64)
-def at(folder: Path | None) -> Cache:
+def open_cache(folder: Path | None) -> Cache:
     """The cache in a folder; None is nowhere."""
     return Cache(folder)
 

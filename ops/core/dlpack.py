@@ -62,7 +62,7 @@ def lies_on_gpu(x: Any) -> bool:
     return hasattr(type(x), "__cuda_array_interface__")
 
 
-def in_memory(x: Any, dtype: Any = None) -> np.ndarray[Any, Any]:
+def as_numpy(x: Any, dtype: Any = None) -> np.ndarray[Any, Any]:
     """NumPy's array of another library's, in its memory where that can be; or of numbers."""
     if any(kind.__module__ == "torch" for kind in type(x).__mro__) and hasattr(x, "detach"):
         return _of_torch(x) if dtype is None else _of_torch(x).astype(dtype, copy=False)

@@ -100,14 +100,14 @@ class Graph:
             for _, body in node.subgraphs():
                 yield from body.lines()
 
-    def at_lines(self, now: Mapping[str, str]) -> Graph:
+    def with_lines(self, now: Mapping[str, str]) -> Graph:
         """Copy the graph for other lines of the user's."""
         nodes = []
         for n in self.nodes:
             params = n.params
             if any(isinstance(v, Graph) for _, v in params):
                 params = tuple(
-                    (k, v.at_lines(now) if isinstance(v, Graph) else v) for k, v in params
+                    (k, v.with_lines(now) if isinstance(v, Graph) else v) for k, v in params
                 )
             nodes.append(Node(n.op, n.inputs, params, n.specs, now.get(n.line, n.line), n.key))
         return Graph(self.inputs, tuple(nodes), self.outputs)

@@ -211,7 +211,7 @@ class Layout:
         splits = [None if a in axes else s for a, s in enumerate(self.splits)]
         return Layout(self.mesh, tuple(splits), self.windows, self.blocks)
 
-    def in_turns(self, turns: int, split: Placement) -> Layout:
+    def cut_in_time(self, turns: int, split: Placement) -> Layout:
         """Add an axis to the mesh, along which this is cut too."""
         return Layout((*self.mesh, turns), (*self.splits, split), self.windows, self.blocks)
 

@@ -208,7 +208,7 @@ def left(free: int | None) -> str:
     return f"; {free / 2**20:,.0f} MiB are free" if free is not None else ""
 
 
-def in_line(shape: Sequence[int], dtype: DType) -> Any:
+def empty_aligned(shape: Sequence[int], dtype: DType) -> Any:
     """Memory of our own for an array that begins on a line of the cache, which whole vectors then
     never cross; little ones lie where they come.
     """
@@ -243,7 +243,7 @@ def lent(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 def copied(value: Any) -> Any:
     """A copy in memory of our own, in the machine's order of bytes."""
-    made = in_line(value.shape, value.dtype.newbyteorder("="))
+    made = empty_aligned(value.shape, value.dtype.newbyteorder("="))
     made[...] = value
     return made
 

@@ -90,7 +90,7 @@ def _is_name(ours: str) -> bool:
     return re.fullmatch(r"(?!x\.|np\.)\w+(\.\w+)?", ours) is not None
 
 
-def of_method(name: str) -> str:
+def attribute_hint(name: str) -> str:
     """Suggest what to write instead of an attribute of arrays."""
     ours = other_names()["of_arrays"].get(name)
     if name.startswith("_") and ours is None:
@@ -118,7 +118,7 @@ def _call(name: str) -> str:
     return f"ostinato.{name}({', '.join(['x', *names])})"
 
 
-def of_numpy(name: str) -> str:
+def numpy_counterpart(name: str) -> str:
     """Find the counterpart of one of NumPy's functions, such as `linalg.eig`; empty if nothing is."""
     room, _, own = name.rpartition(".")
     ours = other_names()["here"].get(own)

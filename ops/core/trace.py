@@ -208,7 +208,7 @@ def inline(graph: Graph, args: Sequence[Array]) -> list[Array]:
     return [array_of(*values[v]) for v in graph.outputs]
 
 
-def after_acts(roots: Sequence[Ref], trace: Trace) -> Sequence[Ref]:
+def roots_with_acts(roots: Sequence[Ref], trace: Trace) -> Sequence[Ref]:
     """The results of a trace, of which the first is there when all has happened that was to happen; there
     is one at least, if anything was."""
     if not trace.acts:
@@ -250,7 +250,7 @@ def subgraph(
     with trace:
         results = function(*args)
     end_refusals(trace)
-    refs = after_acts([term_of(r) for r in results], trace)
+    refs = roots_with_acts([term_of(r) for r in results], trace)
     found = collect(refs, [s.bare for s in specs], trace, inner=hoist)
     del args, results
     check_ended(trace)

@@ -15,7 +15,7 @@ from typing import Any, TypeVar, cast
 from ostinato import settings
 from ostinato.errors import OstinatoError, SampleError
 
-from .user_line import of_library
+from .user_line import is_library_code
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -57,10 +57,10 @@ def _cut(error: BaseException) -> None:
     if len(entries) < 2:
         return
     last = entries[-1]
-    ours = of_library(last.tb_frame.f_code)
+    ours = is_library_code(last.tb_frame.f_code)
     if ours and not isinstance(error, (OstinatoError, Warning)):
         return
-    kept = [e for e in entries[:-1] if not of_library(e.tb_frame.f_code)] + [last]
+    kept = [e for e in entries[:-1] if not is_library_code(e.tb_frame.f_code)] + [last]
     for a, b in itertools.pairwise(kept):
         a.tb_next = b
     error.__traceback__ = kept[0]
@@ -77,7 +77,7 @@ def _is_inner(cause: BaseException | None) -> bool:
     if entry is None:
         return False
     while entry is not None:
-        if not of_library(entry.tb_frame.f_code):
+        if not is_library_code(entry.tb_frame.f_code):
             return False
         entry = entry.tb_next
     return True

@@ -47,7 +47,7 @@ def is_ours(code: CodeType) -> bool:
     return found
 
 
-def of_library(code: CodeType) -> bool:
+def is_library_code(code: CodeType) -> bool:
     """Whether this code belongs to the library, or only leads from one of its functions to another."""
     return is_ours(code) and code.co_filename.startswith((*_FOLDERS, *_GENERATED, *_BETWEEN))
 

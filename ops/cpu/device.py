@@ -11,7 +11,7 @@ import numpy as np
 from ostinato.ops.core.device import Device, Function, InTurns, Prepackable, add, plain
 from ostinato.ops.core.graph import Node
 from ostinato.ops.core.registry import OPS, Place, Specs
-from ostinato.ops.core.spec import DType, Shape, Spec, copied, in_line
+from ostinato.ops.core.spec import DType, Shape, Spec, copied, empty_aligned
 from ostinato.ops.cpu.limits import LIMITS
 from ostinato.ops.cpu.loops.flat import SHARE, native_kernel
 from ostinato.ops.jit.loops import space, strides_over
@@ -20,7 +20,7 @@ from ostinato.ops.jit.moves import has_moves
 from . import natives
 from .fused import FUSED
 from .jit.llvm import together
-from .kernels.gemm import in_order
+from .kernels.gemm import make_ordered_product
 from .libraries import lapack
 from .libraries.onednn import can_widen, library
 from .loops.boxes import boxed_kernel
@@ -35,7 +35,7 @@ class Cpu(Device):
     is_host = True
 
     def empty(self, shape: Sequence[int], dtype: DType) -> Any:
-        return in_line(shape, dtype)
+        return empty_aligned(shape, dtype)
 
     def arena(self, size: int) -> Any:
         """It starts on a line of the cache, a large one on a page, from which files may be written."""
@@ -72,7 +72,7 @@ class Cpu(Device):
         return lapack if lapack.found() else None
 
     def ordered_product(self, a: Any, b: Any, out: Any) -> Function | None:
-        return in_order(a, b, out, 1)
+        return make_ordered_product(a, b, out, 1)
 
     def together(self) -> AbstractContextManager[None]:
         return together()

@@ -36,8 +36,8 @@ from ostinato.ops.core.spec import (
     Shape,
     Spec,
     bfloat16,
+    empty_aligned,
     float32,
-    in_line,
     is_float,
     lying,
     no_memory,
@@ -49,12 +49,12 @@ from ostinato.ops.jit.moves import has_moves
 from . import conditions, products
 from .capture import Captures
 from .copies import Copies
-from .epilogue import epilogue_of, in_one_call, with_epilogue
+from .epilogue import epilogue_of, is_one_call, with_epilogue
 from .libraries import cublaslt
 from .libraries.cublaslt import Library
 from .loops import flat, stages
 from .loops.moved import moved_kernel
-from .loops.schedule import THREADS, analyse, in_squares
+from .loops.schedule import THREADS, analyse, square_tiles
 from .loops.text import OPTIONS, Kernel
 from .messages import Nccl
 
@@ -98,7 +98,7 @@ class Gpu(Device):
             return ()
         return epilogue_of(graph, k, fast).members[1:]
 
-    def in_one_call(self, body: Graph) -> bool:
+    def is_one_call(self, body: Graph) -> bool:
         node = body.nodes[begin_of(body)]
         specs = [*body.inputs, *body.out_specs]
         if not self._is_ours([*(body.specs[v] for v in node.inputs), *node.specs]):
@@ -106,7 +106,7 @@ class Gpu(Device):
         assert not isinstance(self.library, str)
         shapes = [s.layout.largest(s.shape) if s.layout is not None else s.shape for s in specs]
         arrays = [lying(n, s.dtype) for n, s in zip(shapes, specs, strict=True)]
-        return in_one_call(self.library, body, arrays)
+        return is_one_call(self.library, body, arrays)
 
     def multiplies(self, ops: Collection[str]) -> str:
         if self.natives.keys().isdisjoint(ops):
@@ -166,7 +166,7 @@ class Gpu(Device):
         return self._flat(body, loops, 0)
 
     def _flat(self, body: Graph, loops: Loops, axes: int) -> Function:
-        squares = None if axes else in_squares(body, loops)
+        squares = None if axes else square_tiles(body, loops)
         if squares is not None:
             return self.launching(stages.kernel_of(squares))
         return self.launching(flat.kernel_of(body, loops))
@@ -308,7 +308,7 @@ class Gpu(Device):
         if out is not None:
             value.get(out=out)
             return out
-        made = in_line(value.shape, value.dtype)
+        made = empty_aligned(value.shape, value.dtype)
         made[...] = value.get()
         return made
 

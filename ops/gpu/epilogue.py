@@ -369,7 +369,7 @@ def _whole(
     return ProductRun(library, form, scratch, way)
 
 
-def in_one_call(library: Library, body: Graph, arrays: Sequence[Any]) -> bool:
+def is_one_call(library: Library, body: Graph, arrays: Sequence[Any]) -> bool:
     """Whether the library has an algorithm for all of a kernel, for arrays that lie so."""
     found = epilogue_of(body, begin_of(body))
     run = _whole(library, arrays, (), "", body, found)

@@ -234,7 +234,7 @@ def product(
         made = xp.empty(out.shape, out.dtype) if copies_out else out
         if not run(left, right, made):
             library.refuses(form.problem)
-            by_hand(xp, left, right, made)
+            multiply_wide(xp, left, right, made)
         if copies_out:
             xp.copyto(out, made)
 
@@ -249,7 +249,7 @@ def layout_like(x: Any, in_order: bool = False) -> Any:
 _COPIES = tuple(itertools.product((False, True), repeat=3))
 
 
-def by_hand(xp: Any, a: Any, b: Any, out: Any) -> None:
+def multiply_wide(xp: Any, a: Any, b: Any, out: Any) -> None:
     """As CuPy does it: halves in float32."""
     wide = float32 if a.dtype.name in SCALES else a.dtype
     made = xp.matmul(a.astype(wide, copy=False), b.astype(wide, copy=False))

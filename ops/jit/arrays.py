@@ -122,7 +122,7 @@ class ArrayLines(Lines):
         return now[0]
 
 
-def by_formula(name: str) -> Callable[..., None]:
+def formula_kernel(name: str) -> Callable[..., None]:
     """The kernel of an operation that has a scalar expression, chunk by chunk."""
 
     def kernel(xp: Any, out: Any, *operands: Any) -> None:

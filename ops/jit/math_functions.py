@@ -21,9 +21,9 @@ from .values import (
     floating,
     fma,
     horner,
-    in_two,
     intrinsic,
     nearest,
+    paired_horner,
     shift,
     two_product,
     two_sum,
@@ -173,7 +173,7 @@ def _log_parts(x: Value) -> tuple[Value, Value, Value, Value]:
     square = f * f
     half = square * 0.5
     if x.dtype == float32:
-        return e, f, half, square * f * in_two(f, square, _LOG_FLOAT)
+        return e, f, half, square * f * paired_horner(f, square, _LOG_FLOAT)
     s = f / (f + 2.0)
     z = s * s
     return e, f, half, s * (half + z * horner(z, _LOG))
@@ -351,16 +351,16 @@ _ATAN = [1.62858201153657823623e-02, -3.65315727442169155270e-02, 4.976877994615
          -1.99999999998764832476e-01, 3.33333333333329318027e-01]  # fmt: skip
 
 
-def in_double(function: Function) -> Function:
+def through_double(function: Function) -> Function:
     """Floats through doubles."""
 
     def made(*xs: Value) -> Value:
-        return cast(in_own(function, *xs, through=float64), xs[0].dtype)
+        return cast(evaluate_through(function, *xs, through=float64), xs[0].dtype)
 
     return made
 
 
-def in_own(function: Function, *xs: Value, through: DType | None = None) -> Value:
+def evaluate_through(function: Function, *xs: Value, through: DType | None = None) -> Value:
     """A function of numbers as they are, or of others, whose result is rounded as they are."""
     for x in xs:
         floating(x)
@@ -381,14 +381,14 @@ def _asin_parts(x: Value) -> tuple[Value, Value, Value]:
     return large, s, s * (z * horner(z, _ASIN) / horner(z, _ASIN_BELOW))
 
 
-@in_double
+@through_double
 def asin(x: Value) -> Value:
     large, s, more = _asin_parts(x)
     beyond = _HALF_PI[0] - (2.0 * (s + more) - _HALF_PI[1])
     return copysign(where(large, beyond, s + more), x)
 
 
-@in_double
+@through_double
 def acos(x: Value) -> Value:
     large, s, more = _asin_parts(x)
     right = 2.0 * (s + more)
@@ -411,7 +411,7 @@ def _angle(y: Value, x: Value) -> Value:
     return base + (r + (more + low))
 
 
-@in_double
+@through_double
 def atan(x: Value) -> Value:
     a = abs(x)
     return where(x != x, x, copysign(_angle(a, a.like(1.0)), x))
@@ -667,7 +667,7 @@ def _erf_of_floats(x: Value) -> Value:
     a = abs(x)
     t = where(a < 4.25, a, 4.25)
     square = t * t
-    n, r = _reduced(in_two(t, square, _ERF_LARGE) * t)
+    n, r = _reduced(paired_horner(t, square, _ERF_LARGE) * t)
     e = fma(horner(r, _EXP_ROUGH), r, 1.0)
     large = copysign(1.0 - unbits(bits(e) + shift(n, "shl", 23)), x)
     return where(a > _ERF_BOUND, large, fma(horner(square, _ERF_SMALL), x, x))  # NaN stays

@@ -17,7 +17,7 @@ from ostinato.ops import transcendental
 
 from . import special_floats as floats
 from . import special_tables as tables
-from .math_functions import INEXACT, in_double, in_own
+from .math_functions import INEXACT, evaluate_through, through_double
 from .values import (
     Function,
     Value,
@@ -148,7 +148,7 @@ def gammaln_positive(x: Value) -> Value:
     return where(large, far, near)
 
 
-@in_double
+@through_double
 def gammaln(x: Value) -> Value:
     a = abs(x)
     right = gammaln_positive(a)
@@ -173,7 +173,7 @@ def _gamma_positive(x: Value) -> tuple[Value, Value]:
     return where(large, root * _exp(-a), near), where(large, root * tail, 1.0)
 
 
-@in_double
+@through_double
 def gamma(x: Value) -> Value:
     a = abs(x)
     first, second = _gamma_positive(a)
@@ -185,7 +185,7 @@ def gamma(x: Value) -> Value:
     return where((x != x) | (x == -math.inf), x.like(math.nan), found)
 
 
-@in_double
+@through_double
 def digamma(x: Value) -> Value:
     a = abs(x)
     large = a >= 10.0
@@ -215,7 +215,7 @@ _DIGAMMA = [1 / 12, -691 / 32760, 1 / 132, -1 / 240, 1 / 252, -1 / 120, 1 / 12]
 _ROOT = tables.ROOTS["digamma"]
 
 
-@in_double
+@through_double
 def trigamma(x: Value) -> Value:
     beyond = where(x < 0, 1.0 - x, x)
     y, total = beyond, x.like(0.0)
@@ -240,7 +240,7 @@ def _are_poles(p: Value, s: Value) -> Value:
     return (p <= 0) & (s <= 0) & (_floor(p) == p) & (_floor(s) == s)
 
 
-@in_double
+@through_double
 def betaln(a: Value, b: Value) -> Value:
     p, q = where(a < b, a, b), where(a < b, b, a)
     most = p > 2.0**900  # whose sum may be too large
@@ -266,7 +266,7 @@ def _sign_of_gamma(x: Value) -> Value:
     return where((x < 0) & _is_odd(_floor(x)), x.like(-1.0), 1.0)
 
 
-@in_double
+@through_double
 def beta(a: Value, b: Value) -> Value:
     signs = _sign_of_gamma(a) * _sign_of_gamma(b) * _sign_of_gamma(a + b)
     least, most = where(a < b, a, b), where(a < b, b, a)
@@ -300,7 +300,7 @@ def _near(x: Value) -> Value:
     return horner(x * x, transcendental.ERF_SMALL) * x
 
 
-@in_double
+@through_double
 def erfc(x: Value) -> Value:
     a = abs(x)
     tail = _tail(a)
@@ -317,7 +317,7 @@ def _lower_tail(x: Value) -> Value:
     return 0.5 * part * _exp(z * z * -0.5) * _exp(q - 0.5 * (a - z) * (a + z))
 
 
-@in_double
+@through_double
 def ndtr(x: Value) -> Value:
     tail = _lower_tail(x)
     near = abs(x) < math.sqrt(2)
@@ -394,7 +394,7 @@ def _erfinv(y: Value) -> Value:
     return _quantile(y * 0.5, (1.0 - abs(y)) * 0.5) * math.sqrt(0.5)
 
 
-@in_double
+@through_double
 def erfcinv(y: Value) -> Value:
     return _quantile((1.0 - y) * 0.5, where(y < 1.0, y, 2.0 - y) * 0.5) * math.sqrt(0.5)
 
@@ -417,17 +417,17 @@ erfinv = _as_they_are(_erfinv, floats.erfinv)
 logit = _as_they_are(_logit, floats.logit)
 
 
-@in_double
+@through_double
 def xlogy(x: Value, y: Value) -> Value:
     return where((x == 0) & (y == y), x.like(0.0), x * _log(y))
 
 
-@in_double
+@through_double
 def xlog1py(x: Value, y: Value) -> Value:
     return where((x == 0) & (y == y), x.like(0.0), x * _log1p(y))
 
 
-@in_double
+@through_double
 def entr(x: Value) -> Value:
     found = where(x == 0, x.like(0.0), -(x * _log(x)))
     return where(x < 0, x.like(-math.inf), found)
@@ -451,14 +451,14 @@ def _log_ratio(x: Value, y: Value) -> Value:
     return where(near, _log1p((x - y) / y), _log_quotient(x, y))
 
 
-@in_double
+@through_double
 def rel_entr(x: Value, y: Value) -> Value:
     found = where((x > 0) & (y > 0), x * _log_ratio(x, y), x.like(math.inf))
     found = where((x == 0) & (y >= 0), x.like(0.0), found)
     return where((x != x) | (y != y), x + y, found)
 
 
-@in_double
+@through_double
 def kl_div(x: Value, y: Value) -> Value:
     v = (y - x) / x
     usual = where(abs(v) < 0.5, -x * log1p_less(v, y / x), x * _log_quotient(x, y) - x + y)
@@ -467,13 +467,13 @@ def kl_div(x: Value, y: Value) -> Value:
     return where((x != x) | (y != y), x + y, found)
 
 
-@in_double
+@through_double
 def exprel(x: Value) -> Value:
     found = where(x == 0, x.like(1.0), _expm1(x) / x)
     return where(x == math.inf, x, found)
 
 
-@in_double
+@through_double
 def sinc(x: Value) -> Value:
     found = where(x == 0, x.like(1.0), sin_pi(x) / (x * math.pi))
     return where(abs(x) == math.inf, x.like(0.0), found)
@@ -510,7 +510,7 @@ def _inner(a: Value) -> tuple[Value, Value]:
 
 
 def _j(order: int) -> Function:
-    @in_double
+    @through_double
     def function(x: Value) -> Value:
         a = abs(x)
         large = _oscillating(order, where(a < 8.0, a.like(8.0), a))[0]
@@ -522,7 +522,7 @@ def _j(order: int) -> Function:
 
 
 def _y(order: int) -> Function:
-    @in_double
+    @through_double
     def function(x: Value) -> Value:
         inside, y = _inner(x)
         j = _j_below(order, inside, y)
@@ -559,7 +559,7 @@ def _i(order: int, scaled: bool) -> Function:
         found = where(a < 8.0, near, far)
         return where(x < 0, -found, found) if order else found
 
-    return lambda x: in_own(function, x)
+    return lambda x: evaluate_through(function, x)
 
 
 i0, i0e, i1, i1e = _i(0, False), _i(0, True), _i(1, False), _i(1, True)
@@ -568,7 +568,7 @@ i0, i0e, i1, i1e = _i(0, False), _i(0, True), _i(1, False), _i(1, True)
 def _k(order: int, scaled: bool) -> Function:
     small = tables.K0_SMALL if order == 0 else tables.K1_SMALL
 
-    @in_double
+    @through_double
     def function(x: Value) -> Value:
         inside = where(x < 2.0, x, 2.0)
         y = inside * inside
@@ -597,7 +597,7 @@ _EULER = [1 / 12, -1 / 720, 1 / 30240, -1 / 1209600, 1 / 47900160, -691 / 130767
           1 / 74724249600, -3617 / 10670622842880000, 43867 / 5109094217170944000]  # fmt: skip
 
 
-@in_double
+@through_double
 def zeta(s: Value, q: Value) -> Value:
     total = s.like(0.0)
     for k in range(_TERMS):
@@ -751,12 +751,12 @@ def _at_ends(a: Value, x: Value, found: Value, nothing: float, all_: float) -> V
     return where(wrong | (a != a) | (x != x), x.like(math.nan), found)
 
 
-@in_double
+@through_double
 def gammainc(a: Value, x: Value) -> Value:
     return _at_ends(a, x, _incomplete_gamma(a, x)[0], 0.0, 1.0)
 
 
-@in_double
+@through_double
 def gammaincc(a: Value, x: Value) -> Value:
     return _at_ends(a, x, _incomplete_gamma(a, x)[1], 1.0, 0.0)
 
@@ -778,7 +778,7 @@ def _beta_step(state: Sequence[Value], given: Sequence[Value]) -> tuple[Value, l
     return abs(change - 1.0) > 2 * _EPS, [h * change, m, c, d]
 
 
-@in_double
+@through_double
 def betainc(a: Value, b: Value, x: Value) -> Value:
     fine = (a > 0) & (b > 0) & (x > 0) & (x < 1) & (a < math.inf) & (b < math.inf)
     a1, b1 = where(fine, a, 1.0), where(fine, b, 1.0)

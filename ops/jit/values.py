@@ -409,7 +409,7 @@ def horner(x: Value, coefficients: Sequence[float]) -> Value:
     return y
 
 
-def in_two(x: Value, square: Value, coefficients: Sequence[float]) -> Value:
+def paired_horner(x: Value, square: Value, coefficients: Sequence[float]) -> Value:
     """Evaluate a polynomial, given the square of x, as two polynomials that do not wait for each
     other.
     """

@@ -42,11 +42,11 @@ from . import blocked
 from .matrices import (
     adjoint,
     as_diagonal,
-    at_once,
     bar_of,
     cubic,
     diagonal_of,
     each,
+    is_one_call,
     is_tall,
     matrix,
     put,
@@ -63,7 +63,7 @@ INDEFINITE = "a matrix that is not positive definite"
 def _cholesky_kernel(xp: Any, out: Any, x: Any, *, upper: bool) -> None:
     """Factor the lower triangle; the upper factor is the adjoint of the lower."""
     lapack = device_of(x).lapack
-    if at_once(x) or lapack is None:
+    if is_one_call(x) or lapack is None:
         try:
             lower = xp.linalg.cholesky(x)
         except np.linalg.LinAlgError:
@@ -189,13 +189,13 @@ def triangular(xp: Any, t: Any, y: Any, upper: bool, unit: bool = False) -> None
         else:
             lapack.trsm(np.ascontiguousarray(t), y, upper=upper, left=True, unit=unit)
         return
-    by_halves(xp, t, y, upper, unit)
+    solve_by_halves(xp, t, y, upper, unit)
 
 
 HALVED = 32  # rows that are left to xp.linalg
 
 
-def by_halves(xp: Any, t: Any, y: Any, upper: bool, unit: bool) -> None:
+def solve_by_halves(xp: Any, t: Any, y: Any, upper: bool, unit: bool) -> None:
     """Solve where there is no such function: one half, a product, the other half."""
     n = t.shape[0]
     if n <= HALVED:
@@ -203,9 +203,9 @@ def by_halves(xp: Any, t: Any, y: Any, upper: bool, unit: bool) -> None:
         return
     h = n // 2
     first, then = (slice(h, n), slice(0, h)) if upper else (slice(0, h), slice(h, n))
-    by_halves(xp, t[first, first], y[first], upper, unit)
+    solve_by_halves(xp, t[first, first], y[first], upper, unit)
     y[then] -= t[then, first] @ y[first]
-    by_halves(xp, t[then, then], y[then], upper, unit)
+    solve_by_halves(xp, t[then, then], y[then], upper, unit)
 
 
 def _triangular(a: Array, b: Array, *, upper: bool, unit: bool = False) -> Array:
@@ -353,7 +353,7 @@ def _solve_kernel(xp: Any, out: Any, a: Any, b: Any, *, scratch: Sequence[Any]) 
     b = xp.broadcast_to(b, out.shape)
     if not out.size:
         return
-    if at_once(a) or device_of(a).lapack is None:
+    if is_one_call(a) or device_of(a).lapack is None:
         try:
             put(xp, out, xp.linalg.solve(a, b))
         except np.linalg.LinAlgError:
@@ -409,13 +409,13 @@ def _det_grad(g: Array, y: Array, x: Array) -> Sequence[Array | None]:
     """The cofactors: by the inverse, or, where that is none or a poor one, by singular values."""
     from ostinato.ops.control import cond
 
-    def by_inverse(x: Array) -> Array:
+    def inverse_slope(x: Array) -> Array:
         turned = _inverse_transposed(x)
         condition = total(absolute(x), axis=(-2, -1)) * total(absolute(turned), axis=(-2, -1))
         poor = anywhere(logical_not(condition < 1 / math.sqrt(np.finfo(x.dtype).eps)))
         return cond(poor, lambda: _cofactors(x), lambda: _column(apply("det", x)) * turned)
 
-    return (_column(g) * cond(anywhere(y == 0), _cofactors, by_inverse, x),)
+    return (_column(g) * cond(anywhere(y == 0), _cofactors, inverse_slope, x),)
 
 
 def _cofactors(x: Array) -> Array:
@@ -481,7 +481,7 @@ def _qr_rule(x: Spec, *, mode: str) -> Specs:
 
 
 def _qr_kernel(xp: Any, out: Any, x: Any, *, mode: str, scratch: Sequence[Any]) -> None:
-    if at_once(x) and x.size:
+    if is_one_call(x) and x.size:
         q, r = xp.linalg.qr(x, mode)
         signs = phases(xp, r)
         small = signs.shape[-1]

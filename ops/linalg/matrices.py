@@ -84,7 +84,7 @@ def each(x: Any, *others: Any) -> Iterator[tuple[Any, ...]]:
 MAX_NUMPY_ROWS = 256  # rows and columns of matrices that NumPy's own functions are quicker for
 
 
-def at_once(x: Any) -> bool:
+def is_one_call(x: Any) -> bool:
     """Whether to leave a stack of matrices to one call of xp.linalg."""
     return max(x.shape[-2:]) <= MAX_NUMPY_ROWS
 

@@ -28,11 +28,11 @@ from .factorizations import qr_of_one
 from .matrices import (
     adjoint,
     as_diagonal,
-    at_once,
     bar_of,
     cubic,
     diagonal_of,
     each,
+    is_one_call,
     is_tall,
     matrix,
     put,
@@ -54,7 +54,7 @@ def _svd_rule(x: Spec, *, full: bool) -> Specs:
 
 
 def _svd_kernel(xp: Any, out: Any, x: Any, *, full: bool) -> None:
-    if at_once(x) and x.size:
+    if is_one_call(x) and x.size:
         for y, value in zip(out, _singular(xp, x, out[0] is out[2] is None, full), strict=True):
             put(xp, y, value)
         return
@@ -249,7 +249,7 @@ op(
 
 # -- pseudo-inverse and least squares ----------------------------------------------------------
 def _pinv_kernel(xp: Any, out: Any, x: Any, *, rtol: float, scratch: Sequence[Any]) -> None:
-    if at_once(x) and x.size:
+    if is_one_call(x) and x.size:
         u, values, vh = _singular(xp, x, only=False)
         weights = _weights(xp, values, rtol).astype(x.dtype)
         put(xp, out, (turned(vh) * weights[..., None, :]) @ turned(u))
@@ -334,7 +334,7 @@ def _lstsq_indices(ins: Specs, outs: Specs, p: Params) -> Indices:
 def _lstsq_kernel(
     xp: Any, out: Any, a: Any, b: Any, *, rtol: float, scratch: Sequence[Any]
 ) -> None:
-    if at_once(a) and a.size:
+    if is_one_call(a) and a.size:
         x, rank, s = out
         u, values, vh = _singular(xp, a, only=False)
         weights = _weights(xp, values, rtol)

@@ -24,7 +24,7 @@ from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.registry import OPS, op_of
 from ostinato.ops.core.spec import Spec
-from ostinato.ops.expressions import in_front, permuted
+from ostinato.ops.expressions import permuted, prepend_axes
 from ostinato.planner.plan import Target
 from ostinato.planner.rewrite import replace
 
@@ -83,7 +83,7 @@ def _back(builder: Builder, value: int, turn: Axes) -> int:
     if not spec.shape:
         return value
     if spec.ndim < ndim:
-        value = in_front(builder, value, ndim - spec.ndim)
+        value = prepend_axes(builder, value, ndim - spec.ndim)
     spec, axes = builder.specs[value], np.argsort(turn).tolist()
     turned = Spec(tuple([spec.shape[a] for a in axes]), spec.dtype, spec.layout)
     return permuted(builder, value, axes, turned)

@@ -21,7 +21,7 @@ from ostinato.ops.jit.loops import COUNTED
 from ostinato.ops.jit.values import can_combine
 from ostinato.planner.passes.order import meetings, schedule
 from ostinato.planner.plan import Target
-from ostinato.planner.rewrite import in_order_of, inline, reading
+from ostinato.planner.rewrite import inline, reading, reorder
 
 from .convex import LATER, NOW, Unit, Units
 from .joins import BOXES, JOINED, boxes, cuts_of, work_in
@@ -333,7 +333,7 @@ def with_kernels(
     nodes = [reading(n, [number[v] for v in n.inputs]) for n in nodes]
     outputs = tuple([number[v] for v in graph.outputs])
     raw = Graph(graph.inputs, tuple(nodes), outputs)
-    return in_order_of(raw, schedule(raw, meetings(raw, target.workers)))
+    return reorder(raw, schedule(raw, meetings(raw, target.workers)))
 
 
 def kernel_of(graph: Graph, group: Group, read: Container[int]) -> Made:

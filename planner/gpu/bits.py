@@ -10,7 +10,7 @@ before                                        after
 %9 = where(%3, 0, %8)
 %10 = sum(%9; axes=(0,))
 
-Each of these is one call of the library that multiplies, if it says that it has both (`in_one_call`): so
+Each of these is one call of the library that multiplies, if it says that it has both (`is_one_call`): so
 neither what is given to the relu nor what comes before its slope goes to memory. Rows have to be whole, as
 bits are counted from their begin. Only where `numerics="fast"`: see ops/gpu/epilogue.py; of what is
 exactly 0, the library may take either slope. A sum of floats that is a kernel's own keeps what rounding
@@ -80,7 +80,7 @@ def _groups(graph: Graph, target: Target) -> list[Group]:
         members = [k, *device.behind(graph, k, True)]
         while any(graph.nodes[m].op in (BITS, MASKED) for m in members):
             group = _group(graph, members)
-            if device.in_one_call(_body(kernel_of(graph, group, _shown(graph, members)).node)):
+            if device.is_one_call(_body(kernel_of(graph, group, _shown(graph, members)).node)):
                 found.append(group)
                 break
             members.pop()  # without the sums

@@ -8,7 +8,7 @@ from ostinato.planner.fusion.stacks import part_stacks
 from ostinato.planner.passes.order import order
 
 from .fuse import fuse
-from .tf32 import by_tf32
+from .tf32 import use_tf32
 
-PASSES = (fold_products, narrow, part_stacks, by_tf32, fuse, order)
+PASSES = (fold_products, narrow, part_stacks, use_tf32, fuse, order)
 FUSE = fuse  # makes kernels that have several ways, of which timing takes one

@@ -18,10 +18,10 @@ from ostinato.planner.policy import Precision, policy_of
 from ostinato.planner.rewrite import map_bodies, with_nodes
 
 
-def by_tf32(graph: Graph, target: Target) -> Graph:
+def use_tf32(graph: Graph, target: Target) -> Graph:
     """The pass."""
     policy = policy_of(target.precision)
-    if not isinstance(policy, Precision) or not policy.by_tf32:
+    if not isinstance(policy, Precision) or not policy.allows_tf32:
         return graph
 
     def marked(node: Node) -> Node:
@@ -30,6 +30,6 @@ def by_tf32(graph: Graph, target: Target) -> Graph:
         if ours and all(graph.specs[v].dtype == float32 for v in node.inputs):
             params = tuple(sorted({**node.kw, "tf32": True}.items()))
             return Node(node.op, node.inputs, params, node.specs, node.line)
-        return map_bodies(node, partial(by_tf32, target=target))
+        return map_bodies(node, partial(use_tf32, target=target))
 
     return with_nodes(graph, [marked(n) for n in graph.nodes])

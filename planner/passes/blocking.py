@@ -34,7 +34,7 @@ from ostinato.ops.core.spec import Shape, Spec
 from ostinato.ops.reproducible import FIXED
 from ostinato.planner.lowering import lower
 from ostinato.planner.plan import Program, Target, local_bytes, peak_bytes
-from ostinato.planner.rewrite import Values, in_bodies, rebuild
+from ostinato.planner.rewrite import Values, rebuild, rewrite_bodies
 
 from .buckets import fill_buckets
 from .in_turns import emit, grow, indices_at, shortest
@@ -58,7 +58,7 @@ def split_time(graph: Graph, target: Target, donated: Sequence[int] = ()) -> Gra
     if any(s.layout is not None and s.layout.stored for s in graph.inputs) or any(
         n.op == "write" for n in graph.nodes
     ):
-        graph = in_fixed_blocks(graph) if target.numerics == "any-workers" else graph
+        graph = cut_fixed_blocks(graph) if target.numerics == "any-workers" else graph
     if limit is None:
         found = streamed(graph, target, READ_BYTES, READ_BYTES)
         return before if found is graph else found
@@ -74,7 +74,7 @@ def split_time(graph: Graph, target: Target, donated: Sequence[int] = ()) -> Gra
     return streamed(graph, target, size, 0)
 
 
-def in_fixed_blocks(graph: Graph) -> Graph:
+def cut_fixed_blocks(graph: Graph) -> Graph:
     """Reductions in a fixed order as the blocks that they are made of, and the tree over these: the
     same bits, and an index that can be cut."""
 
@@ -128,7 +128,7 @@ def streamed(graph: Graph, target: Target, size: int, keep: float) -> Graph:
         whole.add(graph.nodes[k])
         if made is not None:
             graph = made[0]
-    return in_bodies(graph, lambda g: streamed(g, target, size, keep))
+    return rewrite_bodies(graph, lambda g: streamed(g, target, size, keep))
 
 
 def _streams(graph: Graph, k: int, size: int, tried: set[Node]) -> bool:

@@ -21,7 +21,7 @@ from ostinato.ops.core.monoid import MONOIDS
 from ostinato.ops.core.spec import Spec
 from ostinato.planner.machine import Machine
 from ostinato.planner.plan import Target, largest_part
-from ostinato.planner.rewrite import in_bodies, in_order_of, reading
+from ostinato.planner.rewrite import reading, reorder, rewrite_bodies
 
 from .order import schedule
 
@@ -39,7 +39,7 @@ def fill_buckets(graph: Graph, target: Target) -> Graph:
     """The pass. Idempotent, as a sum of several arrays is not small again."""
     if target.workers == 1:
         return graph
-    graph = in_bodies(graph, lambda g: fill_buckets(g, target))
+    graph = rewrite_bodies(graph, lambda g: fill_buckets(g, target))
     buckets = [b.nodes for b in _buckets(graph, target.machine) if len(b.nodes) > 1]
     return _together(graph, buckets) if buckets else graph
 
@@ -103,4 +103,4 @@ def _together(graph: Graph, buckets: Sequence[Sequence[int]]) -> Graph:
                 number[v], count = count, count + 1
     nodes = [reading(n, [number[v] for v in n.inputs]) for n in nodes]
     made = Graph(graph.inputs, tuple(nodes), tuple([number[v] for v in graph.outputs]))
-    return in_order_of(made, schedule(made))
+    return reorder(made, schedule(made))

@@ -78,7 +78,7 @@ def _of_all(builder: Builder, file: int, node: Node, first: int, end: int) -> in
     return Expression(builder, value, node.line).slice(cut).value
 
 
-def in_one_row(graph: Graph, files: Collection[int]) -> Graph:
+def merge_rows(graph: Graph, files: Collection[int]) -> Graph:
     """The graph that counts the first axes of files in one row where these are read, if it does so after
     functions of elements: one row goes on from block to block, wherever rows begin."""
 

@@ -18,7 +18,7 @@ from ostinato.ops.core.graph import Graph
 from ostinato.planner.plan import Program, Rung, Target, local_bytes, peak_bytes
 from ostinato.planner.simulation import simulate
 
-from .blocking import PARTS, cut_further, in_fixed_blocks
+from .blocking import PARTS, cut_fixed_blocks, cut_further
 from .recompute import followed, recomputed
 
 REUSED, WRITTEN_OVER = "places used again", "operands written over"
@@ -121,7 +121,7 @@ def _candidates(
     yield again(start)
     here = start
     if target.numerics == "any-workers":
-        graph = in_fixed_blocks(start.graph)
+        graph = cut_fixed_blocks(start.graph)
         here = _Candidate(graph, target, program_of(graph))
     for _ in range(PARTS):
         graphs = cut_further(

@@ -228,7 +228,7 @@ def _move(part: Part, k: int, dim: int) -> bool:
     assert there is not None
     if not _is_of_files(graph, v, dim) or there.partial_axes:
         return False
-    ends = [w.in_turns(part.turns, dim) for w in (here, there)]
+    ends = [w.cut_in_time(part.turns, dim) for w in (here, there)]
     part.shardings[k] = Sharding(("",) * len(ends[0].mesh), (ends[0],), (ends[1],))
     part.cut[graph.starts[k]] = dim
     part.moved[graph.starts[k]] = v
@@ -636,7 +636,7 @@ def _body(part: Part, results: Sequence[int]) -> tuple[list[int], Graph] | None:
         node = graph.nodes[graph.producers[v]]
         spec = node.specs[0]
         assert spec.layout is not None
-        there = spec.layout.in_turns(turns, None)
+        there = spec.layout.cut_in_time(turns, None)
         own[v] = {there: builder.add("constant", (), node.params, [spec.at(there)])[0]}
 
     def read(v: int, need: Layout, dim: Dim, line: str) -> int:

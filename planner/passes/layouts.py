@@ -100,7 +100,7 @@ def choose_layouts(graph: Graph, target: Target, told: dict[str, float] | None =
     other = lay_out(graph, inputs, target, ends, gap, HIDDEN)
     if other == best:
         return best
-    if beside_seconds(other, target) > SOONER * beside_seconds(best, target):
+    if overlapped_seconds(other, target) > SOONER * overlapped_seconds(best, target):
         return best
     limit, peak = target.memory_limit, 0
     if limit is not None:  # what is hidden needs room meanwhile
@@ -112,7 +112,7 @@ def choose_layouts(graph: Graph, target: Target, told: dict[str, float] | None =
     return other
 
 
-def beside_seconds(graph: Graph, target: Target) -> float:
+def overlapped_seconds(graph: Graph, target: Target) -> float:
     """Estimate the seconds of a graph with layouts, whose collectives run beside its kernels."""
     return unmade_seconds(_sent(graph, target), target.machine, target.mesh)
 
@@ -207,7 +207,7 @@ def places(graph: Graph, target: Target, free: Collection[int], dearer: float) -
             back: list[Layout | None] = [s.layout for s in ends]
             for k, v in twins(graph).items():
                 back[k] = specs[v].layout
-            seconds = beside_seconds(lay_out(graph, specs, target, back), target)
+            seconds = overlapped_seconds(lay_out(graph, specs, target, back), target)
             costs.append(seconds + dearer * sum([local_bytes(specs[k]) for k in free]))
         best_specs = other if costs[1] < MUCH_SOONER * costs[0] else best_specs
     found = [best_specs, *[specs for specs in near if specs != best_specs]]

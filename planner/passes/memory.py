@@ -230,7 +230,7 @@ def is_update(program: Program, k: int) -> bool:
     return before == after and after.kind in ("arena", "output")
 
 
-def in_part(graph: Graph, v: int, shape_of: Callable[[Spec], Shape]) -> Callable[[Any], Any]:
+def part_getter(graph: Graph, v: int, shape_of: Callable[[Spec], Shape]) -> Callable[[Any], Any]:
     """Make a function from a joined array to the part in which a value is made."""
     (k,) = graph.uses[v]
     if (at := replaced(graph, k)) is not None:
@@ -462,7 +462,7 @@ class _Assigner:
             operand = begun_as(node, v - self.graph.starts[k])
             return () if operand is None else (operand,)
         if node.op in CONTROL:
-            operand = in_place(node, self.bodies[k]).get(v - self.graph.starts[k])
+            operand = carried_in_place(node, self.bodies[k]).get(v - self.graph.starts[k])
             return () if operand is None else (operand,)
         return OPS[node.op].run.overwrite if len(node.specs) == 1 else ()
 
@@ -487,7 +487,7 @@ class _Assigner:
     def _scratch_sizes(self, k: int, node: Node) -> list[int]:
         graph = self.graph
         if node.op in LOOPS:  # a second buffer for each carried value
-            carried, stays = node.kw["counts"][1], in_place(node, self.bodies[k])
+            carried, stays = node.kw["counts"][1], carried_in_place(node, self.bodies[k])
             return [0 if j in stays else local_bytes(s) for j, s in enumerate(node.specs[:carried])]
         if node.op == "blocks":
             (body,) = self._bodies(k, node)
@@ -535,7 +535,7 @@ class _Assigner:
         return [with_written(g, body_order(self.graph, k, self.contiguous)) for g in graphs]
 
 
-def in_place(node: Node, bodies: Sequence[Program]) -> dict[int, int]:
+def carried_in_place(node: Node, bodies: Sequence[Program]) -> dict[int, int]:
     """Find what a loop carries, or a branch takes, and updates where it lies: the results, and
     which operands they begin as.
     """

@@ -28,7 +28,7 @@ from ostinato.ops.collective import COLLECTIVES
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.registry import OPS
 from ostinato.planner.plan import Target
-from ostinato.planner.rewrite import in_order_of
+from ostinato.planner.rewrite import reorder
 
 STARTS, ENDS, OTHERS, WAITS = range(4)  # which of the nodes that can run comes first
 STARTING = (*COLLECTIVES, "start")
@@ -50,7 +50,7 @@ def ordered(
         ends = [end if end in starts else ALONE for end in ends]
     waits = _waits(graph, ends, donated)
     waits |= {(a, b) for a, b in pairwise(in_turn) if b in starts}
-    return in_order_of(graph, schedule(graph, in_turn, ends, waits))
+    return reorder(graph, schedule(graph, in_turn, ends, waits))
 
 
 def meetings(graph: Graph, workers: int) -> list[int]:

@@ -22,7 +22,7 @@ from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.spec import Spec
 from ostinato.planner.plan import Target
-from ostinato.planner.rewrite import in_bodies, replace
+from ostinato.planner.rewrite import replace, rewrite_bodies
 
 from .order import ordered
 
@@ -32,10 +32,10 @@ def overlap(graph: Graph, target: Target, donated: Collection[int] = ()) -> Grap
     as it leaves no whole collective that has something to overlap with."""
     if target.workers == 1:
         return graph
-    graph = in_bodies(graph, lambda g: overlap(g, target))
+    graph = rewrite_bodies(graph, lambda g: overlap(g, target))
     met = {k for k, node in enumerate(graph.nodes) if node.op in COLLECTIVES}
 
-    def in_halves(builder: Builder, k: int, values: Sequence[int]) -> Sequence[int]:
+    def split_halves(builder: Builder, k: int, values: Sequence[int]) -> Sequence[int]:
         node = graph.nodes[k]
         inputs = [values[v] for v in node.inputs]
         params = tuple(sorted((*node.params, ("collective", node.op))))
@@ -45,7 +45,7 @@ def overlap(graph: Graph, target: Target, donated: Collection[int] = ()) -> Grap
 
     if not met:
         return graph
-    halves = ordered(replace(graph, met, in_halves), target, donated)
+    halves = ordered(replace(graph, met, split_halves), target, donated)
     together = {
         k
         for k, (a, b) in enumerate(pairwise(halves.nodes))

@@ -27,7 +27,7 @@ from ostinato.planner.rewrite import inline
 from .file_joins import MIN_FILE_JOIN_BYTES, joined, written_once
 from .file_joins import SHARE as JOINED
 from .file_parts import read_parts
-from .file_rows import in_one_row, interleaved
+from .file_rows import interleaved, merge_rows
 
 # bytes that are not read at once for a loop that wants them row by row,
 MAX_WHOLE_READ_BYTES = 1 << 22
@@ -66,7 +66,7 @@ def _with_reads(graph: Graph, files: Iterable[int], target: Target) -> Graph:
     graph = read_parts(graph, given, target)
     graph = joined(written_once(graph), given, most)
     graph = interleaved(graph, given | _stored(graph))
-    graph = in_one_row(graph, given | _stored(graph))
+    graph = merge_rows(graph, given | _stored(graph))
     files = given | _stored(graph)
     rows = _rows(graph, files)
     builder = Builder(graph.inputs)

@@ -36,7 +36,7 @@ from ostinato.ops.core.registry import OPS
 from ostinato.planner.lowering import rules
 from ostinato.planner.plan import Program, Target, largest_part, local_bytes, peak_bytes
 from ostinato.planner.prediction import work_of
-from ostinato.planner.rewrite import in_order_of, map_bodies, with_nodes
+from ostinato.planner.rewrite import map_bodies, reorder, with_nodes
 
 from .blocking import running
 
@@ -520,7 +520,7 @@ def _living(graph: Graph) -> Graph:
         if not read.isdisjoint(graph.outs(k)):
             read.update(graph.nodes[k].inputs)
             kept.append(k)
-    return in_order_of(graph, kept[::-1])
+    return reorder(graph, kept[::-1])
 
 
 class _Programs:

@@ -25,7 +25,7 @@ from ostinato.ops.core.spec import DType, Spec, bfloat16, is_float, is_inexact, 
 from ostinato.ops.expressions import Expression
 from ostinato.ops.sliding import spelled
 from ostinato.planner.plan import Target
-from ostinato.planner.rewrite import Values, in_bodies, inline, rebuild
+from ostinato.planner.rewrite import Values, inline, rebuild, rewrite_bodies
 
 from .loop_casts import LOOPS
 from .loop_turns import several_at_once
@@ -35,7 +35,7 @@ Rule = Callable[["_State", Node], "Sequence[int] | None"]
 
 def simplify(graph: Graph, target: Target) -> Graph:
     """The pass. Bodies of loops and branches are simplified too."""
-    graph = in_bodies(graph, lambda g: simplify(g, target))
+    graph = rewrite_bodies(graph, lambda g: simplify(g, target))
     twins = _longer_twins(graph)
 
     def rule(builder: Builder, node: Node, inputs: Values) -> Sequence[int] | None:

@@ -21,7 +21,7 @@ import numpy as np
 from ostinato.ops.core import disk_cache
 from ostinato.ops.core.device import Device
 from ostinato.ops.core.graph import Graph
-from ostinato.ops.cpu.libraries.onednn import in_words
+from ostinato.ops.cpu.libraries.onednn import describe_library
 from ostinato.planner.file import code_version
 from ostinato.planner.machine import processor
 from ostinato.planner.plan import ONE_THREAD, Choice, Program, Tuned, local_bytes, peak_bytes
@@ -87,7 +87,7 @@ def machine(threads: int, device: Device) -> str:
     """Key of what times and choices depend on: processor, threads, and everybody's versions."""
     told = (
         f"{processor()}, {os.cpu_count()} cores; {threads} threads; NumPy {np.__version__}; "
-        f"{in_words()}; {code_version()}"
+        f"{describe_library()}; {code_version()}"
     )
     return "; ".join([told, *device.told()])
 
@@ -103,7 +103,7 @@ class Known:
     def __init__(self, folder: Path | None, machine: str) -> None:
         self.machine = machine
         digest = hashlib.blake2b(machine.encode(), digest_size=8).hexdigest()
-        self.disk, self.name = disk_cache.at(folder), f"tuned/{digest}.jsonl"
+        self.disk, self.name = disk_cache.open_cache(folder), f"tuned/{digest}.jsonl"
         self.choices: dict[str, tuple[str, tuple[tuple[str, float], ...]]] = {}
         lines = self.disk.lines(self.name)
         self.count = len(lines)  # of those that were read, and added since

@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 from ostinato.ops.core.encode import decode_spec, integer, listing, need
 from ostinato.ops.core.helpers import begin_to_help
-from ostinato.ops.core.spec import DTYPES, in_line
+from ostinato.ops.core.spec import DTYPES, empty_aligned
 from ostinato.runtime.messages.communicator import octets
 
 from ostinato import settings
@@ -164,7 +164,7 @@ class Wire:
         size = math.prod(shape) * dtype.itemsize
         found: Any
         try:
-            found = in_line(shape, dtype)
+            found = empty_aligned(shape, dtype)
             out = octets(found) if size else None
         except MemoryError as error:
             found, out = error.with_traceback(None), None

@@ -19,7 +19,7 @@ from ostinato.ops.core.encode import Malformed, decode_spec, integer, listing, n
 from ostinato.ops.core.exchange import chunks_of, held_pieces, written
 from ostinato.ops.core.helpers import begin_to_help
 from ostinato.ops.core.layout import Box, intersect, slices, volume
-from ostinato.ops.core.spec import Spec, copied, in_line, is_own
+from ostinato.ops.core.spec import Spec, copied, empty_aligned, is_own
 from ostinato.ops.core.targets import targets
 from ostinato.planner.file import decode_plan
 from ostinato.runtime.engine import box_of, measured
@@ -109,7 +109,7 @@ class Member:
         comm, layout, shape = self.communicator, spec.layout, spec.shape
         if layout.is_whole:
             if self.rank != LEAD:
-                out = in_line(shape, spec.dtype)
+                out = empty_aligned(shape, spec.dtype)
             else:  # its share of a run may wait, and the caller may change his array meanwhile
                 out = value if is_own(value) or not self.is_host else copied(value)
             everybody = tuple(range(comm.size))
@@ -119,7 +119,7 @@ class Member:
             return
         everything = tuple((0, n) for n in shape)
         if self.rank != LEAD:
-            out = in_line(layout.local_shape(shape, self.rank), spec.dtype)
+            out = empty_aligned(layout.local_shape(shape, self.rank), spec.dtype)
             comm.start_exchange([], [(LEAD, out)] if out.size else []).wait()
             self.parts[order.first] = self.memory.from_host(out)
             return
@@ -159,7 +159,7 @@ class Member:
         assert layout is not None
         boxes = [layout.box(shape, rank) for rank in range(self.communicator.size)]
         mine = boxes[self.rank]
-        out = in_line([hi - lo for lo, hi in mine], spec.dtype)
+        out = empty_aligned([hi - lo for lo, hi in mine], spec.dtype)
         sends, receives = [], []
         for key, has, keeper in rows:
             box: Box = tuple((lo, hi) for lo, hi in has)
@@ -217,7 +217,7 @@ class Member:
         own = layout.box(spec.shape, self.rank)
         if pieces == [(writer, box)]:
             return self._seen(part[(*slices(box, own), ...)]) if mine else None
-        whole: Any = in_line([hi - lo for lo, hi in box], spec.dtype) if mine else None
+        whole: Any = empty_aligned([hi - lo for lo, hi in box], spec.dtype) if mine else None
         sends, receives = [], []
         for rank, piece in pieces:
             if mine and rank == writer:

@@ -526,7 +526,7 @@ def test_plans_in_which_workers_hand_over_in_each_turn_are_refused() -> None:
     """What goes on is cut in turns along its own axis, if workers have parts of that."""
     spec, outer = Spec((8, 6), np.dtype("f8")), Layout((2,), (0,))
     for cut, axis in ((1, 1), (1, 0), (0, 0)):
-        inner = spec.at(outer.in_turns(3, cut))
+        inner = spec.at(outer.cut_in_time(3, cut))
         body = Builder([inner])
         params = {"axis": axis, "monoid": "sum", "dtype": spec.dtype}
         body.add("accumulate", (0,), params, [inner])

@@ -182,7 +182,7 @@ def test_kernels_that_are_compiled_are_counted(monkeypatch: pytest.MonkeyPatch) 
         return make(f"; {time.time()}\n{text}")
 
     monkeypatch.setattr(llvm, "_machine_code", slower)
-    monkeypatch.setattr(llvm.disk_cache.at(None), "read", lambda name: None, raising=False)
+    monkeypatch.setattr(llvm.disk_cache.open_cache(None), "read", lambda name: None, raising=False)
     number = time.time() % 1
     with use(), Told() as told:
         f = ost.compile(

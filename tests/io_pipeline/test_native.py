@@ -16,7 +16,7 @@ from ostinato.io_pipeline.feed.batches import Batch
 from ostinato.io_pipeline.feed.chain import Sample
 from ostinato.io_pipeline.feed.draws import Draws
 from ostinato.io_pipeline.feed.portions import Portion
-from ostinato.io_pipeline.images.resizing import by_pillow, linear
+from ostinato.io_pipeline.images.resizing import linear, resize_by_pillow
 from ostinato.ops.cpu.jit import llvm
 from PIL import Image
 
@@ -41,7 +41,7 @@ def test_resizing_has_the_bits_of_two_resizes_by_pillow(channels: int) -> None:
             x = np.flip(x, k % 2)
         if x.shape[:2] != size:
             found = linear(x, size, True)
-            np.testing.assert_array_equal(found, by_pillow(x, size, "linear"))
+            np.testing.assert_array_equal(found, resize_by_pillow(x, size, "linear"))
             if min(np.divide(size, x.shape[:2])) >= 1:
                 np.testing.assert_array_equal(linear(x, size, False), found)
 

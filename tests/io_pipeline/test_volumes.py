@@ -119,7 +119,7 @@ def test_machine_code_gives_the_bits_of_numpy(shape: Any, channels: int, dtype: 
     x = np.asfortranarray(x) if order == "F" else x[::-1, :, ::-1] if order == "T" else x
     grid = drawn_for(e.Elastic(strength, points), shape)
     for is_mixed, plain in ((True, e.bent), (False, e.nearest)):
-        found = e.by_machine_code(np, x, grid, is_mixed)
+        found = e.bend_compiled(np, x, grid, is_mixed)
         if found is None:
             assert e.bending.llvm.why_not() or (is_mixed and dtype in ("int64", "bool"))
             continue

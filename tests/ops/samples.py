@@ -22,7 +22,7 @@ from ostinato.ops.core.array import apply, apply_all
 from ostinato.ops.core.layout import grid_bounds
 from ostinato.ops.core.monoid import MONOIDS
 from ostinato.ops.distributions import numbers_of
-from ostinato.ops.jit.arrays import by_formula
+from ostinato.ops.jit.arrays import formula_kernel
 
 import ostinato as ost
 
@@ -341,7 +341,7 @@ def tried(name: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
         out = np.empty(given[0].shape, given[0].dtype)
         numbers = np.arange(out.size).reshape(out.shape)
         with np.errstate(all="ignore"):
-            by_formula(name)(np, out, np.uint64(7).reshape(()), numbers, *given)
+            formula_kernel(name)(np, out, np.uint64(7).reshape(()), numbers, *given)
         return out
 
     return function, reference

@@ -20,7 +20,7 @@ from ostinato.ops.gpu.loops.schedule import (
     Tiles,
     analyse,
     analyse_in_order,
-    in_squares,
+    square_tiles,
 )
 from ostinato.ops.gpu.loops.stages import kernel_of
 from ostinato.ops.gpu.loops.text import OPTIONS, Kernel
@@ -268,7 +268,7 @@ def squares(x: Any, turned: Any, result: Any) -> Tiles | None:
     y = body.add("multiply", (0, 1), (), (spec,))[0]
     graph = body.graph([body.add("add", (y, 0), (), (spec,))[0], y])
     arrays = [x, turned, result, np.empty_like(x)]
-    return in_squares(graph, loops_over(x.shape, [a.strides for a in arrays]))
+    return square_tiles(graph, loops_over(x.shape, [a.strides for a in arrays]))
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -300,7 +300,7 @@ def test_what_lies_in_order_needs_no_squares() -> None:
 def test_a_plan_has_squares(shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     names = []
     monkeypatch.setattr(
-        device, "in_squares", lambda *how: names.append(in_squares(*how)) or names[-1]
+        device, "square_tiles", lambda *how: names.append(square_tiles(*how)) or names[-1]
     )
     x, y = rng.normal(size=shape), rng.normal(size=shape[::-1])
     with use(device=KERNELS):

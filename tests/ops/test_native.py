@@ -444,7 +444,7 @@ def test_what_cannot_be_compiled_is_said(monkeypatch: Any) -> None:
 
 def test_old_machine_code_goes_first(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(llvm, "MOST_KEPT", 3)
-    disk = disk_cache.at(tmp_path)
+    disk = disk_cache.open_cache(tmp_path)
     for k in range(5):
         disk.write(f"kernels/{k:032x}.o", b"code")
         os.utime(tmp_path / "kernels" / f"{k:032x}.o", (k, k))

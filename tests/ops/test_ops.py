@@ -13,7 +13,7 @@ from ostinato.ops import OPS
 from ostinato.ops.core.encode import decode_graph, digest, encode_graph
 from ostinato.ops.core.registry import ANY
 from ostinato.ops.core.show import parse
-from ostinato.ops.jit.arrays import by_formula
+from ostinato.ops.jit.arrays import formula_kernel
 
 from tests.helpers import MESHES, assert_same
 from tests.thorough import THOROUGH
@@ -82,7 +82,7 @@ for _name in f"{OF_SIGNED} {OF_POSITIVE} {OF_SHARES} {OF_TWO} betainc".split():
 def _by_formula(name: str) -> Callable[..., Any]:
     def one(*xs: Any) -> Any:
         out = np.empty((1,), xs[-1].dtype)
-        by_formula(name)(np, out, *(np.asarray(x) for x in xs))
+        formula_kernel(name)(np, out, *(np.asarray(x) for x in xs))
         return out[0]
 
     return one

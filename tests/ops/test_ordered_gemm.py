@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ostinato.ops.cpu.jit import llvm
 from ostinato.ops.cpu.kernels import ordered_gemm
-from ostinato.ops.cpu.kernels.gemm import in_order, product
+from ostinato.ops.cpu.kernels.gemm import make_ordered_product, product
 
 import ostinato as ost
 from tests.helpers import on
@@ -90,7 +90,7 @@ def test_floats_are_added_in_order(
     room = np.full((*wanted.shape[:-1], n + 5), 7, dtype)
     out = room[..., :n] if goes == "apart rows" else laid(np.full_like(wanted, 7), goes)
     with mock.patch.multiple(ordered_gemm, QUICK=100, GRAIN=100):
-        found = [in_order(a, b, out, threads) for threads in (1, 5)]
+        found = [make_ordered_product(a, b, out, threads) for threads in (1, 5)]
     for kernel in found:
         assert kernel is not None
         out[...] = 7

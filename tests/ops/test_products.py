@@ -25,7 +25,9 @@ import ostinato as ost
 from ostinato.errors import ArgumentError
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
-with_onednn = pytest.mark.skipif(isinstance(onednn.library(), str), reason=onednn.in_words())
+with_onednn = pytest.mark.skipif(
+    isinstance(onednn.library(), str), reason=onednn.describe_library()
+)
 
 BITS = {
     "float64": 52,
@@ -492,7 +494,7 @@ def test_without_onednn_blas_does_all(made: list[str], monkeypatch: pytest.Monke
     monkeypatch.setattr(onednn.settings, "onednn", "off")
     onednn.library.cache_clear()
     try:
-        assert onednn.in_words() == "OSTINATO_ONEDNN is off"
+        assert onednn.describe_library() == "OSTINATO_ONEDNN is off"
         a, b = numbers((100, 200), "float32"), numbers((200, 300), "float32")
         operands = ost.asarray(a), ost.asarray(b)
         y = np.asarray(ost.compile(lambda a, b: a @ b)(*operands))
@@ -515,7 +517,7 @@ def test_a_library_that_is_none_is_not_used(monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr(onednn.settings, "onednn", path)
         onednn.library.cache_clear()
         try:
-            assert "pip install onednn-cpu-gomp" in onednn.in_words()
+            assert "pip install onednn-cpu-gomp" in onednn.describe_library()
         finally:
             onednn.library.cache_clear()
 
@@ -698,7 +700,7 @@ def test_info_says_who_multiplies_and_with_how_many_threads() -> None:
     assert found["workers"] == 2
     assert found["threads per worker"] == 1
     assert found["cores"] == threads.cores()
-    assert found["products"].startswith(onednn.in_words())
+    assert found["products"].startswith(onednn.describe_library())
     assert "OpenBLAS" in found["products"]
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import scipy.special
 from ostinato.ops.cpu.jit import llvm
-from ostinato.ops.jit.arrays import by_formula
+from ostinato.ops.jit.arrays import formula_kernel
 from ostinato.ops.jit.special import SPECIAL
 
 import ostinato as ost
@@ -154,7 +154,7 @@ def size_of(name: str, true: Any, xs: tuple[float, ...]) -> Any:
 def on_arrays(name: str, *xs: Any) -> Any:
     out = np.empty(np.broadcast_shapes(*(x.shape for x in xs)), xs[0].dtype)
     with np.errstate(all="ignore"):
-        by_formula(name)(np, out, *xs)
+        formula_kernel(name)(np, out, *xs)
     return out
 
 

@@ -14,7 +14,7 @@ from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.tree import flatten
 from ostinato.planner.passes import memory
 from ostinato.planner.passes.loop_casts import LOOPS as KINDS
-from ostinato.planner.passes.memory import in_place, is_update, replaced
+from ostinato.planner.passes.memory import carried_in_place, is_update, replaced
 from ostinato.planner.plan import Plan, Program
 
 import ostinato as ost
@@ -172,7 +172,7 @@ def _copied(program: Program, k: int, turning: bool) -> int:
     node, inner, slots = program.graph.nodes[k], program.bodies.get(k, ()), program.slots
     total, goes = 0, node.op in KINDS
     if goes:
-        stays = in_place(node, inner)
+        stays = carried_in_place(node, inner)
         sizes = [s.nbytes for s in node.specs[: node.kw["counts"][1]]]
         total += sum(n for j, n in enumerate(sizes) if j not in stays and n > 8)
     elif turning and node.inputs and node.op in ("copy", *UPDATES):

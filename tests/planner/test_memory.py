@@ -74,7 +74,7 @@ def check_memory(program: Program, base: int = 0) -> None:
         whole = graph.specs[slots[v].at]
         size = whole.dtype.itemsize
         numbers = np.arange(math.prod(largest(whole))).reshape(largest(whole))
-        mine = np.sort(memory.in_part(graph, v, largest)(numbers), axis=None)
+        mine = np.sort(memory.part_getter(graph, v, largest)(numbers), axis=None)
         cuts = np.split(mine, np.flatnonzero(np.diff(mine) != 1) + 1) if mine.size else []
         return [(buffer, begin + size * c[0], begin + size * (c[-1] + 1)) for c in cuts]
 
@@ -133,7 +133,7 @@ def check_memory(program: Program, base: int = 0) -> None:
             spans.append(("arena", base + program.bases[k], base + program.bases[k] + need))
             carried: Any = ()  # two buffers
             if node.op in ("loop", "while"):
-                stays = memory.in_place(node, program.bodies[k])
+                stays = memory.carried_in_place(node, program.bodies[k])
                 carried = node.specs[: node.kw["counts"][1]]
                 carried = [s for j, s in enumerate(carried) if j not in stays]
             elif node.op == "blocks":  # addends
@@ -166,7 +166,9 @@ def check_memory(program: Program, base: int = 0) -> None:
                 elif meets(place(v), place(out)) and place(v)[1] < place(v)[2]:
                     allowed: Any = OPS[node.op].run.overwrite
                     if node.op in memory.CONTROL:
-                        allowed = {memory.in_place(node, program.bodies[k])[out - graph.starts[k]]}
+                        allowed = {
+                            memory.carried_in_place(node, program.bodies[k])[out - graph.starts[k]]
+                        }
                     elif node.op in ONE_KERNEL.values():  # a state, over what it begins as
                         begin, states = node.kw["counts"][:2]
                         j = out - graph.starts[k]

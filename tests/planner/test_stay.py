@@ -12,7 +12,7 @@ from ostinato.planner.plan import Target
 import ostinato as ost
 from tests.sessions import use
 
-pytestmark = pytest.mark.skipif(isinstance(onednn.library(), str), reason=onednn.in_words())
+pytestmark = pytest.mark.skipif(isinstance(onednn.library(), str), reason=onednn.describe_library())
 
 HERE = Target((1,))
 

@@ -340,7 +340,7 @@ def test_a_damaged_line_says_nothing(tmp_path: Path, damage: str) -> None:
     (file,) = (tmp_path / "tuned").iterdir()
     with file.open("a") as f:
         f.write(f"{damage}\n")
-    disk_cache.at(tmp_path).add(f"tuned/{file.name}", [damage])
+    disk_cache.open_cache(tmp_path).add(f"tuned/{file.name}", [damage])
     known = Known(tmp_path, "here")
     assert known.get(site("a", "b")) is not None
     known.put(site("a", "b", kind="2"), Choice("", "", "a"))
@@ -363,7 +363,9 @@ def test_the_file_does_not_grow_for_ever(tmp_path: Path, monkeypatch: pytest.Mon
     known = Known(tmp_path, "here")
     assert known.get(site("a", "b", kind="99")) is not None
     assert known.get(site("a", "b", kind="0")) is None
-    assert json.loads(disk_cache.at(tmp_path).lines(f"tuned/{file.name}")[0]) == {"machine": "here"}
+    assert json.loads(disk_cache.open_cache(tmp_path).lines(f"tuned/{file.name}")[0]) == {
+        "machine": "here"
+    }
 
 
 def test_what_others_added_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -323,7 +323,7 @@ def test_a_value_for_which_there_is_no_memory_is_one_error(
             raise MemoryLimitError("there is no memory")
 
         room = member if who == "another worker" else channel
-        room.in_line = full if is_full else spec.in_line  # type: ignore[attr-defined]
+        room.empty_aligned = full if is_full else spec.empty_aligned  # type: ignore[attr-defined]
 
     x = np.arange(float(1 << 21) + 5)  # more than one piece
     good = ost.asarray(x, split=0) + 1

@@ -20,7 +20,7 @@ from ostinato.runtime import packed_weights
 import ostinato as ost
 from ostinato.sessions import current
 
-pytestmark = pytest.mark.skipif(isinstance(onednn.library(), str), reason=onednn.in_words())
+pytestmark = pytest.mark.skipif(isinstance(onednn.library(), str), reason=onednn.describe_library())
 
 N = 96
 OFTEN = packed_weights.OFTEN

@@ -54,7 +54,7 @@ def use_cache(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a new process would be."""
-    disk_cache.at.cache_clear()
+    disk_cache.open_cache.cache_clear()
     llvm._tidy.cache_clear()
     monkeypatch.setattr(disk_cache, "_told", False)
     monkeypatch.setattr(llvm, "_made", {})
@@ -206,10 +206,10 @@ def test_limits_remove_what_is_ours(
     fresh(monkeypatch)
     work(3.0)
     for kind in ("plans", "kernels", "tuned"):
-        disk_cache.at(folder).keep_within(kind, 0)
+        disk_cache.open_cache(folder).keep_within(kind, 0)
     after = tree(folder)
     assert {n: before[n] for n in theirs} == {n: after.get(n) for n in theirs}
-    left = {str(f.path.relative_to(folder)) for f in disk_cache.at(folder).files()}
+    left = {str(f.path.relative_to(folder)) for f in disk_cache.open_cache(folder).files()}
     assert left <= theirs, "what is there has names of ours, and no more"
 
 
@@ -289,7 +289,7 @@ def test_random_trees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tally: Ta
             warnings.simplefilter("ignore")
             command.main(["cache", "prune", "--all"])
             for kind in ("plans", "kernels", "tuned", ""):
-                disk_cache.at(place).keep_within(kind, 0)
+                disk_cache.open_cache(place).keep_within(kind, 0)
         after = tree(place)
         for name in set(before) - set(after):
             content = before[name][2]
@@ -314,7 +314,7 @@ def test_all_is_for_this_user_alone(folder: Path, monkeypatch: pytest.MonkeyPatc
     try:
         work()
         Known(folder, "here").disk.add("tuned/0123456789abcdef.jsonl", ["{}"])
-        disk_cache.at(folder).write("machine.json", b"{}")
+        disk_cache.open_cache(folder).write("machine.json", b"{}")
     finally:
         os.umask(before)
     modes = {n: stat.S_IMODE(mode) for n, (_, mode, _) in tree(folder).items()}
@@ -368,7 +368,7 @@ def test_what_others_may_have_written_is_a_miss(
     if "somebody" in spoil and os.geteuid() != 0:
         pytest.skip("only root may give files away")
     work()
-    whole = disk_cache.at(folder)
+    whole = disk_cache.open_cache(folder)
     spoiled = [f.path for f in whole.files(kind)]
     assert len(spoiled) > 1
     contents = {p: p.read_bytes() for p in spoiled}
@@ -396,7 +396,7 @@ def test_what_others_may_have_written_is_a_miss(
 
 
 def test_lines_of_others_are_not_believed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    disk, name = disk_cache.at(folder), "tuned/0123456789abcdef.jsonl"
+    disk, name = disk_cache.open_cache(folder), "tuned/0123456789abcdef.jsonl"
     disk.add(name, ["a", "b"])
     path = folder / name
     first, second = path.read_text().splitlines()

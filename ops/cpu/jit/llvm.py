@@ -215,7 +215,7 @@ def _load_or_make(text: str) -> CodeAddress:
         while untold:
             llvm.add_symbol(*untold.popleft())
     digest = hashlib.blake2b(f"{about}\n{text}".encode(), digest_size=16).hexdigest()
-    disk, name = disk_cache.at(settings.cache), f"kernels/{digest}.o"
+    disk, name = disk_cache.open_cache(settings.cache), f"kernels/{digest}.o"
     code = disk.read(name)
     if code is None:
         with activity.task("compile", "a kernel", minor=True):

@@ -1,7 +1,7 @@
 """Calls of kernels turn after turn, without Python in between.
 
 Kernels are functions of Python that read of their arrays no more than the type and where the elements
-begin. So machine code can call them with stand-ins that have these two: `at_places` puts one where indices
+begin. So machine code can call them with stand-ins that have these two: `offset_kernel` puts one where indices
 say, and the turns of `sequence` have them for all arrays: they are filled in at the start, and
 those of arrays that move on are moved in each turn. Values that are carried are written where the next
 turn reads them: calls have three sets of stand-ins, for the first turn, and for odd and even ones."""
@@ -105,7 +105,7 @@ class Where(NamedTuple):
         )
 
 
-def at_places(
+def offset_kernel(
     kernel: Callable[..., None], where: Sequence[Where], source: bool, again: bool = False
 ) -> Callable[..., None]:
     """`run(x, *indices, out)`: what `kernel(x, out)` does, where x, the `source`, or else out, begins further
@@ -127,7 +127,7 @@ class Step(NamedTuple):
     unless_one: bool = False  # not if its two arrays begin at one place
 
 
-def in_order(steps: Sequence[Step], arrays: int) -> Callable[..., None]:
+def chain_kernels(steps: Sequence[Step], arrays: int) -> Callable[..., None]:
     """A kernel of so many arrays that calls these, one after the other, until one fails."""
     symbol("Py_DecRef", address_of(ctypes.pythonapi, "Py_DecRef"))
     run = Entry()

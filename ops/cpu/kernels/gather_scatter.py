@@ -35,7 +35,7 @@ from ostinato.ops.cpu.jit.emitter import Code, loop_facts, memory_type
 from ostinato.ops.cpu.jit.lines import llvm_type
 from ostinato.ops.cpu.jit.llvm import function_of, vector_bits, why_not
 from ostinato.ops.cpu.jit.parallel import TABLES, around
-from ostinato.ops.cpu.jit.sequence import Step, in_order
+from ostinato.ops.cpu.jit.sequence import Step, chain_kernels
 from ostinato.ops.cpu.limits import LIMITS
 from ostinato.ops.cpu.loops.copies import _WORDS, copying
 from ostinato.ops.jit.loops import loops_over
@@ -137,7 +137,7 @@ def _updated(arrays: Sequence[Any], nest: Kernel | None, axis: int, threads: int
     check = _checking(i, out.shape[axis], threads, False)
     same = x.strides == out.strides
     steps = [Step(check, (1,)), Step(copy, (0, 3), unless_one=same), Step(nest, (3, 1, 2))]
-    return in_order(steps, len(arrays))
+    return chain_kernels(steps, len(arrays))
 
 
 def _halves(x: Any) -> Any:

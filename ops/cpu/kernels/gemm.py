@@ -144,7 +144,7 @@ def _of_integers(a: Stack, b: Stack, out: Stack, threads: int) -> Product | None
     return None if min(out.shape[-2:]) < FEWEST else _in_order(a, b, out, threads)
 
 
-def in_order(a: Any, b: Any, out: Any, threads: int) -> Product | None:
+def make_ordered_product(a: Any, b: Any, out: Any, threads: int) -> Product | None:
     """Make a function that multiplies arrays that lie as these do, each sum term by term: the bits
     of an element depend on its row and its column only. None where there is no machine code for it.
     """

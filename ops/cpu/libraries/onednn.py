@@ -86,7 +86,7 @@ def _path() -> str:
     return next((str(f.locate()) for f in files if f.name == _FILE), _FILE)
 
 
-def in_words() -> str:
+def describe_library() -> str:
     """The library and its version, or why there is none."""
     found = library()
     if isinstance(found, str):

@@ -17,7 +17,7 @@ import numpy as np
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.registry import OPS
-from ostinato.ops.core.spec import Shape, Spec, in_line
+from ostinato.ops.core.spec import Shape, Spec, empty_aligned
 from ostinato.ops.cpu.jit.sequence import SETS, Call, Spot, sequence
 from ostinato.ops.jit.combining import start_of
 from ostinato.ops.jit.labels import combines
@@ -114,7 +114,7 @@ class _Cells:
         value = np.asarray(cell.value).astype(cell.dtype)
         key = cell.dtype, value.tobytes()
         if key not in self.made:
-            self.made[key] = in_line((self.longest,), cell.dtype)
+            self.made[key] = empty_aligned((self.longest,), cell.dtype)
             self.made[key][...] = value
         return self.made[key]
 
@@ -150,7 +150,7 @@ def _terms(body: Graph, shape: Shape, columns: int) -> dict[int, Any]:
     found = {}
     for v in body.outputs:
         if (node := _maker(body, v)) is not None:
-            found[v] = in_line((*shape[:-1], columns), node.specs[0].dtype)
+            found[v] = empty_aligned((*shape[:-1], columns), node.specs[0].dtype)
             found[v][...] = start_of(combines(body, node)[0], found[v].dtype)
     return found
 

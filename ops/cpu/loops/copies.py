@@ -12,7 +12,7 @@ from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.registry import Piece
 from ostinato.ops.core.spec import DType, Shape, Spec
 from ostinato.ops.cpu.jit.llvm import why_not
-from ostinato.ops.cpu.jit.sequence import Where, at_places
+from ostinato.ops.cpu.jit.sequence import Where, offset_kernel
 from ostinato.ops.cpu.limits import LIMITS
 from ostinato.ops.cpu.loops.flat import SHARE, native_kernel
 from ostinato.ops.jit.loops import loops_over, strides_over
@@ -152,7 +152,9 @@ def _at_places(piece: Piece, xs: Sequence[Any], out: Any, threads: int) -> Copy 
         Where.of(whole.shape[a], n, whole.strides[a], how)
         for a, n, how in zip(piece.axes, extents, piece.bounds, strict=True)
     ]
-    return None if kernel is None else at_places(kernel, where, piece.picks, bool(piece.combine))
+    return (
+        None if kernel is None else offset_kernel(kernel, where, piece.picks, bool(piece.combine))
+    )
 
 
 def _onto(piece: Piece, x: Any, out: Any, threads: int) -> Copy | None:

@@ -26,7 +26,7 @@ from ostinato.ops.jit.values import Value, cast
 from ..jit.lines import CudaLines, c_type, memory_type
 from .schedule import MAX_THREAD_TERMS, SOME, THREADS, VECTOR, WARP
 from .text import Kernel, known_numbers, whole
-from .totals import Total, by_block, in_pairs
+from .totals import Total, reduce_block, reduce_warp
 
 EACH = 16  # terms that a thread of many blocks adds at the least
 MOST_BLOCKS = 1024  # that share a row
@@ -283,9 +283,9 @@ def _reducing(writer: ElementWriter) -> Kernel:
     ]
     declared = lines.declared | added.declared
     if team > 1:
-        code += in_pairs(added, totals)
+        code += reduce_warp(added, totals)
     if team == THREADS:
-        code += by_block(added, totals)
+        code += reduce_block(added, totals)
     declared |= added.declared
     if blocks > 1:
         code += _shared_by_blocks(added, totals)
@@ -334,7 +334,7 @@ def _finished(
     lines: CudaLines, writer: ElementWriter, totals: Sequence[Total], sums: Sequence[Reduction]
 ) -> list[str]:
     """The last block's total; its memory is as it was."""
-    code = in_pairs(lines, totals) + by_block(lines, totals, again=True)
+    code = reduce_warp(lines, totals) + reduce_block(lines, totals, again=True)
     results = _results(lines, writer, totals, sums)
     return [*code, "if (threadIdx.x == 0) {", "*(u32*)room = 0;", *results, "}"]
 

@@ -97,7 +97,7 @@ class Tiles(Stages):
         outputs, terms = self.volume(first), self.all_terms(first)
         along = self.near in self.over(first)
         if terms <= MAX_THREAD_TERMS or (
-            not along and outputs >= WARP and not self.by_columns(first)
+            not along and outputs >= WARP and not self.is_by_columns(first)
         ):
             return 1
         if not along and outputs >= WARP:
@@ -108,7 +108,7 @@ class Tiles(Stages):
             else WARP
         )
 
-    def by_columns(self, first: int) -> bool:
+    def is_by_columns(self, first: int) -> bool:
         """Whether neighbouring threads make neighbouring results, and warps share their terms."""
         columns = self.near not in self.over(first) and self.volume(first) >= WARP
         return columns and self.all_terms(first) > MAX_FIXED_EXTENT
@@ -171,7 +171,7 @@ def analyse_in_order(
     return analyse(body, dims, rows, shapes, strides_in_order(body, shapes, steps))
 
 
-def in_squares(body: Graph, loops: Loops) -> Tiles | None:
+def square_tiles(body: Graph, loops: Loops) -> Tiles | None:
     """The tiles of elementwise loops that read or write something across, as a transpose does: squares, which
     go through shared memory. None if nothing lies so, or if that takes too much of it."""
     labels = range(len(loops.extents))

@@ -25,7 +25,7 @@ from ostinato.ops.jit.values import Value, cast, fma, where
 from ..jit.lines import CudaLines, c_type, memory_type
 from .schedule import LEFT, MOST_TURNS, THREADS, WARP, Tiles, line_of
 from .text import Kernel, known_numbers, whole
-from .totals import APART, Total, by_block, by_columns, in_pairs
+from .totals import APART, Total, merge_columns, reduce_block, reduce_warp
 
 GROUPS = 16  # for more, each row is added to its own group's sum
 MOST_SHARED = 40 << 10  # bytes of a block's values and sums
@@ -276,7 +276,7 @@ class Writer(Elements):
             with self.block(f"if ({self.inside(env)})"):
                 yield env
 
-    def in_groups(
+    def loop_groups(
         self, labels: Sequence[int], team: int, fixed: Env, body: Callable[[Env], None]
     ) -> None:
         """Elements, of which each thread of a team does a few neighbours at once, where they lie so. What is
@@ -335,7 +335,7 @@ class Writer(Elements):
             with self.spread(self.nest.inner(v, line)) as env:
                 keep(env)
         else:
-            self.in_groups(self.nest.inner(v), THREADS, {}, keep)
+            self.loop_groups(self.nest.inner(v), THREADS, {}, keep)
         self.add("__syncthreads();")
 
     def results(self) -> None:
@@ -356,7 +356,7 @@ class Writer(Elements):
                 for value, a in [(self.value(v, env), a) for a, v in some]:
                     self.write(*self.near_place(a, env), value)
 
-            self.in_groups(labels, THREADS, {}, put)
+            self.loop_groups(labels, THREADS, {}, put)
 
     def total(self, first: int, keeps: bool = True, n: str = "") -> Total:
         r = self.nest.reductions[first]
@@ -369,7 +369,7 @@ class Writer(Elements):
             return
         team, over = nest.team(first), nest.over(first)
         total = self.total(first, nest.terms(first) > MAX_FIXED_EXTENT)
-        if nest.by_columns(first):
+        if nest.is_by_columns(first):
             self.reduce_columns(first, r, total)
             return
         with self.spread(nest.inner(first), team) as env:
@@ -382,10 +382,10 @@ class Writer(Elements):
                 with self.loops(over, env) as here:
                     more(here)
             else:
-                self.in_groups(over, team, env, more)
-                self.add(*in_pairs(self.code, [total]))
+                self.loop_groups(over, team, env, more)
+                self.add(*reduce_warp(self.code, [total]))
             if team == THREADS:
-                self.add("__syncthreads();", *by_block(self.code, [total]))
+                self.add("__syncthreads();", *reduce_block(self.code, [total]))
             lane = "threadIdx.x" if team == THREADS else f"threadIdx.x % {team}"
             with self.block(f"if ({lane} == 0)"):
                 self.keep(first, total, env)
@@ -408,7 +408,7 @@ class Writer(Elements):
                     here = env | self.apart(m, over, 1)
                     with self.block(f"if ({self.inside(here)})"):
                         self.accumulate(r, total, here)
-            self.add(*by_columns(self.code, total))
+            self.add(*merge_columns(self.code, total))
             with self.block(f"if (threadIdx.x < {WARP} && {there})"):
                 self.keep(first, total, env)
             self.add("__syncthreads();")
@@ -504,7 +504,7 @@ class Writer(Elements):
         self.unit()
         stages, self.code.text = self.code.text, []
         self.add(f"const bool wide = {self.alignment()};")
-        if any(map(nest.by_columns, nest.reductions)):
+        if any(map(nest.is_by_columns, nest.reductions)):
             self.add(f"__shared__ Beside<u32, 4> columns[{3 * APART // 16}];")
             self.add("u8* const apart = (u8*)columns;")
         shared = -(-(held + waiting * in_shared) // 1024) * 1024
@@ -628,7 +628,7 @@ class Finish(Writer):
                         names.append(f"more_{name}")
                     total.merge(self.code, names)
                 if team > 1:
-                    self.add(*in_pairs(self.code, [total]))
+                    self.add(*reduce_warp(self.code, [total]))
                 with self.block(f"if (threadIdx.x % {team} == 0)"):
                     self.put_out(first, total, env)
         return -(-volume * team // THREADS)

@@ -144,7 +144,7 @@ class Total:
 
 
 # -- together ------------------------------------------------------------------------------------
-def in_pairs(lines: CudaLines, totals: Sequence[Total]) -> list[str]:
+def reduce_warp(lines: CudaLines, totals: Sequence[Total]) -> list[str]:
     """Lane 0 has the total of a warp, whose lanes meet in pairs."""
     inner = CudaLines()
     inner.count, inner.declared = lines.count, lines.declared
@@ -159,7 +159,7 @@ def in_pairs(lines: CudaLines, totals: Sequence[Total]) -> list[str]:
     return ["#pragma unroll", head, *inner.text, "}"]
 
 
-def by_block(lines: CudaLines, totals: Sequence[Total], again: bool = False) -> list[str]:
+def reduce_block(lines: CudaLines, totals: Sequence[Total], again: bool = False) -> list[str]:
     """Thread 0 has the total of all warps, whose first lanes have theirs. `again`: there is shared memory
     for it, which somebody may still read."""
     warps, warp = THREADS // WARP, f"threadIdx.x / {WARP}"
@@ -173,10 +173,10 @@ def by_block(lines: CudaLines, totals: Sequence[Total], again: bool = False) -> 
     code.append("__syncthreads();")
     for name, _, first in registers:
         code.append(f"{name} = threadIdx.x < {warps} ? made_{name}[threadIdx.x] : {first};")
-    return [*code, *in_pairs(lines, totals)]
+    return [*code, *reduce_warp(lines, totals)]
 
 
-def by_columns(lines: CudaLines, total: Total) -> list[str]:
+def merge_columns(lines: CudaLines, total: Total) -> list[str]:
     """The first warp has the totals of all warps, lane by lane; those of others lie in `apart`."""
     code, names = list[str](), list[str]()
     inner = CudaLines()
