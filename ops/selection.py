@@ -47,7 +47,7 @@ from .sorting import argsort, keys_of, numbers_of
 __all__ = ["argpartition", "partition"]
 
 WIDEST, WIDE, NARROW = 16, 11, 8  # bits of a digit: of files, of few ranks at a time, and of many
-MAX_WIDE_RANKS = 1 << 6  # ranks
+MAX_WIDE_RANKS = 1 << 6
 
 
 # -- keys --------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ from .rewrite import inline
 
 # bytes of pieces that are written together, or such a share of the memory limit
 MAX_JOINED_BYTES = 1 << 22
-MAX_PIECES = 64  # pieces
+MAX_PIECES = 64
 
 
 def writing(graph: Graph, target: Target) -> Graph:

@@ -24,7 +24,6 @@ LIBRARIES = {  # in which a name of one of our modules may be
     "special": ("scipy.special",),
 }
 ROOMS = ("linalg", "fft", "special", "random", "nn", "optim", "solve", "debug")
-MIN_SIMILARITY = 0.75  # how alike the nearest name is
 _NOT_OF_ARRAYS = ("random.", "solve.", "debug.", "optim.")  # but of functions, or of nothing
 
 
@@ -60,7 +59,7 @@ def hint(name: str, room: str = "") -> str:
         return f"; only {theirs} has it"
     places = dict.fromkeys((room, "", *ROOMS))
     known = {n: f"{r}.{n}" if r else n for r in reversed(places) for n in names_in(r)}
-    near = difflib.get_close_matches(name, known, 1, MIN_SIMILARITY)
+    near = difflib.get_close_matches(name, known, 1, cutoff=0.75)
     if near:
         return f"; the nearest name is ostinato.{known[near[0]]}"
     as_function = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()  # GroupNorm is group_norm

@@ -623,7 +623,7 @@ def zeta(s: Value, q: Value) -> Value:
 
 
 # -- incomplete functions ------------------------------------------------------------------
-MAX_ITERATIONS = 5000  # turns of a loop
+MAX_ITERATIONS = 5000
 
 
 def _gamma_front(a: Value, x: Value) -> Value:
