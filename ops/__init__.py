@@ -52,6 +52,7 @@ from . import (  # noqa: F401  (registers the operations)
     sorting,
     special,
     statistics,
+    subscripts,
     transcendental,
     ufuncs,
     window_functions,

@@ -27,10 +27,10 @@ from .core.array import Array, Operandish, another, as_array, export, in_dtype, 
 from .core.spec import DType, DTypeLike, Shape, is_inexact
 from .core.user_line import misfit
 from .core.views import is_dropped, is_shown
-from .indexing import fits, shape_of, updated
 from .picked import Picked
 from .picking import assign_masked, parts_of
 from .shape import broadcast_to, reshape
+from .subscripts import fits, shape_of, updated
 
 __all__ = ["astype", "conj"]
 

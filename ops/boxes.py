@@ -27,10 +27,11 @@ from .core.spec import Shape, Spec, int64, is_integer
 from .core.user_line import misfit
 from .creation import iota
 from .elementwise import where
-from .indexing import in_bounds, updated_values
-from .indexing import updated as updated_at
+from .indexing import in_bounds
 from .shape import listed, moveaxis, reshape
 from .slicing import COMBINES, MODES, grad_of_update, slice_axes, update_box
+from .subscripts import updated as updated_at
+from .subscripts import updated_values
 
 __all__ = ["dynamic_slice", "dynamic_update_slice"]
 

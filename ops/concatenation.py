@@ -324,13 +324,8 @@ def repeat_elements(x: Operandish, repeats: Any, axis: int | None) -> Array:
     if counts.size and counts.min() < 0:
         raise misfit(ArgumentError, "repeat", got=f"{counts.min()} times", needed="0 or more")
     if counts.size != 1:
-        return take(x, np.repeat(np.arange(x.shape[d]), counts), axis=d)
+        return functions["take"](x, np.repeat(np.arange(x.shape[d]), counts), axis=d)
     repeats = int(counts.reshape(())[()])
     spread = expand_dims(x, axis=d + 1)
     wide = broadcast_to(spread, (*x.shape[: d + 1], repeats, *x.shape[d + 1 :]))
     return reshape(wide, (*x.shape[:d], x.shape[d] * repeats, *x.shape[d + 1 :]))
-
-
-def take(x: Array, indices: Any, *, axis: int) -> Array:
-    """By name, since the module of indexing builds on this one."""
-    return functions["take"](x, indices, axis=axis)

@@ -13,10 +13,10 @@ from .core.array import Array, apply, as_array, export
 from .core.registry import lookup
 from .core.spec import int64
 from .elementwise import where
-from .indexing import combined, fits, getitem, is_mask, is_number, is_places, updated
 from .picked import Picked, are_same, pick
 from .shape import broadcast_to, copy, moveaxis, reshape
 from .slicing import slice_axes
+from .subscripts import combined, fits, getitem, is_mask, is_number, is_places, updated
 
 _ALL = slice(None)
 

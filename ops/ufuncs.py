@@ -30,7 +30,6 @@ from .core.user_line import misfit
 from .cumulative import cumulative_max, cumulative_min, cumulative_prod, cumulative_sum
 from .elementary import logaddexp2
 from .elementwise import Binary, Out, binaries, where
-from .indexing import is_places
 from .numerical import fmax, fmin
 from .reduction import all as all_of
 from .reduction import any as any_of
@@ -39,6 +38,7 @@ from .reduction import min as smallest
 from .reduction import prod
 from .reduction import sum as sum_of
 from .shape import axes_of, axis_of, broadcast_to, expand_dims, moveaxis, reshape
+from .subscripts import is_places
 from .whole_numbers import gcd, lcm
 
 Method = Callable[..., Array]
