@@ -126,7 +126,7 @@ def plan(
     """The plan of a call of a function on a mesh of a machine; nothing has to be there.
 
     args, kwargs: as for the function, with `ost.spec(shape, dtype, split=)` for arrays. machine: a preset
-    ("h200-ib", "dgx-v100", "p100-pcie", "cpu-10gbe", "cpu-100gbe"), a file that describes one, or a
+    ("h100", "h200-ib", "dgx-v100", "cpu-10gbe", ...: `docs/machines.md`), a file that describes one, or a
     `Machine`; layouts are chosen for it. memory_limit: bytes per worker; if it is not given, what the
     machine's workers have. The others are as in `ost.compile` and `ost.connect`; a compiled function
     keeps its own.

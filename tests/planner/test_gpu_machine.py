@@ -44,8 +44,7 @@ def programs() -> dict[str, tuple[Any, list[Any], str]]:
 @pytest.mark.parametrize("name", MEASURED)
 def test_what_was_measured_is_predicted_within_a_factor_of_two(name: str) -> None:
     function, given, precision = programs()[name]
-    with use(device=KERNELS, precision=precision):
-        plan = ost.plan(function, *given, machine="h100")
+    plan = ost.plan(function, *given, machine="h100", device=KERNELS, precision=precision)
     seconds = plan.simulate(machine="h100").seconds
     assert MEASURED[name] / 2 < seconds < 2 * MEASURED[name], f"{seconds * 1e6:.1f} us"
 
@@ -82,8 +81,8 @@ def test_a_kernel_that_occupies_few_multiprocessors_takes_longer_an_element() ->
     """Bytes and operations a second are those of all of them."""
     taken = []
     for n in (4096, 4096 * 33, 4096 * 33 * 8):
-        with use(device=KERNELS):
-            plan = ost.plan(lambda x: ost.exp(ost.sin(x)), ost.spec((n,)), machine="h100")
+        given = ost.spec((n,))
+        plan = ost.plan(lambda x: ost.exp(ost.sin(x)), given, machine="h100", device=KERNELS)
         taken.append(plan.simulate(machine="h100").seconds - resolve("h100").run_seconds)
     start = resolve("h100").call_seconds
     few, all_of_them, more = (t - start for t in taken)
