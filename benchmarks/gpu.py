@@ -1,5 +1,6 @@
 """On one GPU, beside PyTorch (eager, and compiled with max-autotune), JAX and CuPy.
 
+python -m benchmarks.gpu day        tests on the GPU, then the rows, in ten minutes (gpu_day.py)
 python -m benchmarks gpu --save     the rows
 python -m benchmarks gpu --all      tests on the GPU first, then the rows: all is kept in benchmarks/results,
                                     with the driver, all versions, and plans with what was timed for them
@@ -15,12 +16,16 @@ from typing import Any
 
 import numpy as np
 
-from . import dispatch, kernels, training
+from . import dispatch, gpu_rows, kernels, training
 from .libraries import Function, cupy_case, everywhere
 from .workload import OURS, SYSTEMS, Case, Numbers, System, Workload, scaled
 
 DEVICE = os.environ.get("BENCHMARK_DEVICE", "cuda")
-_JAX = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "JAX_ENABLE_X64": "0"}
+_JAX = {
+    "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+    "JAX_ENABLE_X64": "0",
+    "JAX_DEFAULT_MATMUL_PRECISION": "highest",  # else float32 is multiplied by TF32
+}
 _TORCH = {"BENCHMARK_DEVICE": DEVICE}
 _OURS = {"OSTINATO_DEVICE": DEVICE, "OSTINATO_CACHE": "off", "OSTINATO_TUNE": "on"}
 GPU: dict[str, System] = {
@@ -151,4 +156,17 @@ WORKLOADS = (
     on_gpu(named("nearest")),
     *gemm(),
     on_gpu(training.mlp(4)),
+    *(on_gpu(*row) for row in gpu_rows.ROWS),
 )
+
+
+if __name__ == "__main__":
+    import sys
+
+    from . import gpu_day
+
+    if sys.argv[1:2] != ["day"]:
+        sys.exit(
+            "python -m benchmarks.gpu day [--out FOLDER] [--minutes N] [--no-tests] [--workload NAME,...]"
+        )
+    sys.exit(gpu_day.main(sys.argv[2:]))

@@ -182,6 +182,9 @@ class Torch:
     def argmin(self, x: Any, axis: int) -> Any:
         return self.torch.argmin(x, dim=axis)
 
+    def sort(self, x: Any, axis: int) -> Any:
+        return self.torch.sort(x, dim=axis).values
+
     def one_hot(self, i: Any, n: int) -> Any:
         return self.torch.nn.functional.one_hot(i, n).to(self.torch.float32)
 
@@ -202,6 +205,10 @@ class CuPy:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.cupy, name)
+
+    def softmax(self, x: Any, axis: int) -> Any:
+        e = self.cupy.exp(x - x.max(axis, keepdims=True))
+        return e / e.sum(axis, keepdims=True)
 
     def erf(self, x: Any) -> Any:
         from cupyx.scipy.special import erf  # type: ignore[import-not-found, unused-ignore]

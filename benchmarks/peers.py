@@ -55,7 +55,13 @@ def torch_compiled(function: Callable[..., Any], dynamic: bool | None = False) -
     if DEVICE and EAGER:
         return function
     if DEVICE.startswith("cuda"):
-        return torch.compile(function, dynamic=dynamic, mode="max-autotune")
+        compiled = torch.compile(function, dynamic=dynamic, mode="max-autotune")
+
+        def next_step(*given: Any) -> Any:
+            torch.compiler.cudagraph_mark_step_begin()  # results of the step before may go
+            return compiled(*given)
+
+        return next_step
     return torch.compile(function, dynamic=dynamic)
 
 
