@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import datetime
 import importlib
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -38,8 +36,6 @@ SUITES = (
     "gpu",
 )
 ALONE = ("predict", "planner", "overlap", "layouts")  # which compare with nobody
-TESTING = 480  # seconds for tests on a GPU
-ALL = 24  # minutes for these and the rows; what still runs then is ended, and the rest left out
 RESULTS = Path(__file__).resolve().parent / "results"
 
 
@@ -61,28 +57,22 @@ def main(args: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="one line of JSON per row")
     parser.add_argument("--only", default="", help="systems, e.g. numpy,jax")
     parser.add_argument("--workload", default="", help="workloads, by how their names begin")
-    parser.add_argument("--repeat", type=int, help="processes per system (2; 1 with --all)")
+    parser.add_argument("--repeat", type=int, help="processes per system (2)")
     parser.add_argument(
         "--minutes", type=float, help="for all of it; what is left then is left out"
     )
     parser.add_argument("--scale", type=float, help="of the extents of kernels, e.g. 0.1")
     parser.add_argument("--save", action="store_true", help="keep the rows in benchmarks/results")
-    parser.add_argument("--all", action="store_true", help="gpu: tests first; all is kept")
     given = parser.parse_args(args)
     if given.suite is None:
         print(suites())
         return 0
-    minutes = given.minutes or (ALL if given.all else None)
-    until = None if minutes is None else time.monotonic() + 60 * minutes
-    repeat = given.repeat or (1 if given.all else runner.REPEAT)
-    good = not given.all or tested()
-    given.save = given.save or given.all
+    until = None if given.minutes is None else time.monotonic() + 60 * given.minutes
+    repeat, good = given.repeat or runner.REPEAT, True
     if given.scale is not None:
         os.environ["BENCHMARK_SCALE"] = str(given.scale)  # for this process's children, too
     only = [s for s in given.only.split(",") if s]
     suite = workloads(importlib.import_module(f"benchmarks.{given.suite}"))
-    if given.all:
-        os.environ["BENCHMARK_PLANS"] = str(_file(f"{given.suite}-plans", "txt"))
     known = dict.fromkeys(split_name(n)[0] for w in suite for n in w.cases)
     unknown = sorted(set(only) - set(known))
     if unknown:
@@ -134,33 +124,6 @@ def _rehearsed() -> str:
     """What the names of files have that are not of a GPU."""
     device = os.environ.get("BENCHMARK_DEVICE", "cuda")
     return "" if device == "cuda" else f"-on-{device}"
-
-
-def tested() -> bool:
-    """The tests that need a GPU; what they say is kept."""
-    log = _file("gpu-tests", "txt")
-    command = [sys.executable, "-m", "pytest", "-vv", "-m", "gpu", "tests/runtime/test_on_gpu.py"]
-    fake = {"TESTED_DEVICE": "fake kernels"} if _rehearsed() else {}
-    print(" ".join(command), "->", log, flush=True)
-    with log.open("w") as file:
-        process = subprocess.Popen(
-            command,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            cwd=RESULTS.parent.parent,
-            env={**os.environ, **fake},
-            start_new_session=True,
-        )
-        try:
-            return process.wait(timeout=TESTING) == 0
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGINT)  # it tells what it found so far
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(timeout=20)
-            return False
-        finally:
-            with contextlib.suppress(ProcessLookupError):  # workers that it started, too
-                os.killpg(process.pid, signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -2,8 +2,6 @@
 
 python -m benchmarks.gpu day        tests on the GPU, then the rows, in ten minutes (gpu_day.py)
 python -m benchmarks gpu --save     the rows
-python -m benchmarks gpu --all      tests on the GPU first, then the rows: all is kept in benchmarks/results,
-                                    with the driver, all versions, and plans with what was timed for them
 BENCHMARK_DEVICE=cpu python -m benchmarks gpu --scale 0.01    a rehearsal without a GPU"""
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import IO
 
 from . import machine, runner, table
 from .workload import Workload, workloads
@@ -75,11 +76,11 @@ def tested(folder: Path, end: float) -> bool:
     return good
 
 
-def finished(command: Sequence[str], variables: dict[str, str], log: object, limit: float) -> bool:
+def finished(command: Sequence[str], variables: dict[str, str], log: IO[str], limit: float) -> bool:
     """Whether a command ended well in this time; what it started ends with it."""
     process = subprocess.Popen(
         command,
-        stdout=log,  # type: ignore[arg-type]
+        stdout=log,
         stderr=subprocess.STDOUT,
         cwd=runner.ROOT,
         env=os.environ | variables,
