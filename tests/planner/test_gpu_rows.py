@@ -1,0 +1,55 @@
+"""Kernels and bytes of programs on a GPU: none may become more. Nothing is computed.
+
+What is needed at least is what a program takes and gives; a row that is far from it says in what."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from ostinato.planner.prediction import runs, work_of
+
+import ostinato as ost
+from benchmarks import gpu_rows
+from benchmarks.libraries import Ostinato
+from tests.fake_device import KERNELS
+
+F32 = "float32"
+Row = tuple[list[tuple[Any, ...]], int, float]
+ROWS: dict[str, Row] = {  # operands; kernels, and times what is needed that they move
+    "stencil2d": ([(4096, 4096)], 8, 8.1),  # a kernel a step, of which each reads and writes all
+    "life": ([(4096, 4096, "int32")], 8, 24),  # rolled rows are counted as copies
+    "allpairs": ([(4096, 3), (4096,)], 2, 3513),  # squares of distances in memory
+    "regression": ([(200_000, 64), (64, 16), (200_000, 16)], 2, 1.01),
+    "escape": ([(2048, 2048)] * 2, 4, 11.2),  # 128 operations a kernel, states between them
+    "paths": ([(20_000, 512)], 2, 3.1),  # running sums are a kernel of their own
+    "covariance": ([(1_000_000, 16)], 3, 5.1),  # means, differences, product
+    "zscores": ([(1_000_000, 16)], 3, 1.6),
+    "bags": ([(100_000, 64), (20_000, 32, "int64")], 2, 1.2),
+    "lstm": ([(16, 64, 256), (256, 1024), (256, 1024)], 49, 17.4),  # 3 a step
+    "complexpoly": ([(4_000_000, "complex64")], 15, 23.8),  # complex numbers operation by operation
+    "lags": ([(4_000_000,)], 10, 17.1),  # a kernel a lag
+    "sortcolumns": ([(4096, 4096)], 1, 1.01),
+    "tallqr": ([(400_000, 32), (400_000,)], 4, 3.0),
+}
+
+
+@pytest.mark.parametrize("row", gpu_rows.ROWS, ids=lambda row: row[0].name)
+def test_kernels_and_bytes_do_not_become_more(row: Any) -> None:
+    shapes, kernels, times = ROWS[row[0].name]
+    given = [
+        ost.spec(s[:-1], s[-1]) if isinstance(s[-1], str) else ost.spec(s, F32) for s in shapes
+    ]
+    function = row[1]
+    plan = ost.plan(lambda *x: function(Ostinato(ost), *x), *given, machine="h100", device=KERNELS)
+    program = plan.program
+    graph = program.graph
+    found = [node for k, node in enumerate(graph.nodes) if runs(program, k)]
+    moved = sum(work_of(graph, node).moved for node in found)
+    needed = sum(s.nbytes for s in (*graph.inputs, *graph.out_specs))
+    assert len(found) <= kernels, [node.op for node in found]
+    assert moved <= times * needed, f"{moved / needed:.2f} times what is needed"
+
+
+def test_each_row_is_pinned() -> None:
+    assert list(ROWS) == [workload.name for workload, _, _ in gpu_rows.ROWS]
