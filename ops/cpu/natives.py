@@ -3,6 +3,7 @@ operation's form and the kernels'."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -12,7 +13,7 @@ from ostinato.ops.contraction import Folds
 from ostinato.ops.control import ONE_KERNEL, WHOLE
 from ostinato.ops.core.device import Classes, Device, Prepackable
 from ostinato.ops.core.monoid import identity
-from ostinato.ops.core.registry import OPS, Params, Scratch, Specs
+from ostinato.ops.core.registry import OPS, Params, Place, Scratch, Specs
 from ostinato.ops.core.spec import Shape, Spec, bfloat16, int64, lying
 from ostinato.ops.cpu.limits import LIMITS
 from ostinato.ops.linalg.factorizations import SINGULAR
@@ -34,6 +35,8 @@ from .kernels.tally import counting_kernel, folding_kernel
 from .kernels.triangular import triangular_kernel
 from .kernels.true_places import true_places
 from .libraries import lapack
+from .libraries.onednn import Unable
+from .libraries.onednn_conv import conv_room, onednn_conv
 from .loops.loop_kernel import all_turns, turns_room
 
 Made = Callable[..., None] | Prepackable | None
@@ -83,6 +86,21 @@ def _einsum_ways(ins: Specs, outs: Specs, p: Params, threads: int) -> Classes:
     folds = Folds(p["text"], *(lying(s.shape, s.dtype) for s in ins))
     a, b, out = (lying(folds.shape(k), s.dtype) for k, s in enumerate((*ins, *outs)))
     return [(way,) for way in ways(a, b, out, threads)]
+
+
+def _conv(
+    arrays: Arrays, threads: int, *, scratch: Arrays, at: Place, dtype: Any = None, **p: Any
+) -> Made:
+    """By oneDNN; where it cannot, or is not as quick, by products of matrices."""
+    if p.pop("way", "") == "products" or not scratch or why_not():
+        return None
+    with contextlib.suppress(Unable):
+        return onednn_conv(arrays, at, threads, scratch[0], **p)
+    return None
+
+
+def _conv_ways(ins: Specs, outs: Specs, p: Params, threads: int) -> Classes:
+    return [("onednn",), ("products",)]
 
 
 def _solve(arrays: Arrays, threads: int, **_: Any) -> Made:
@@ -261,6 +279,9 @@ def register(cpu: Device) -> None:
     for name in (*ONE_KERNEL.values(), WHOLE):
         made, room = partial(all_turns, name), partial(turns_room, name)
         cpu.runs(name, made, scratch=room)
+    conv = partial(cpu.runs, make=_conv, ways=_conv_ways, scratch=conv_room, placed=True)
+    conv("conv")
+    conv("wide_conv")
     cpu.runs("solve", _solve)
     cpu.runs("solve_triangular", triangular_kernel)
     cpu.runs("solve_banded", banded_kernel, least=LEAST_BANDS)

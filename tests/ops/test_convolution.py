@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 from ostinato.ops.core.array import apply
+from ostinato.ops.cpu import natives
+from ostinato.ops.cpu.libraries import onednn, onednn_conv
 from ostinato.planner.seeing.explain import facts
 
 import ostinato as ost
@@ -242,3 +244,92 @@ def test_what_does_not_fit_is_said():
     with pytest.raises(ShapeError, match="channels and groups"):
         apply("conv", ost.ones((1, 3, 1, 2)), ost.ones((2, 3, 1, 1)), strides=(1,), dilation=(1,),
               offsets=(0,), every=(1,), extents=(2,))  # fmt: skip
+
+
+# -- oneDNN ----------------------------------------------------------------------------------
+LARGER = [  # images, filters, strides, padding, dilation, groups
+    ((4, 16, 12, 13), (32, 16, 3, 3), (1, 1), (1, 1), (1, 1), 1),
+    ((18, 8, 12, 13), (8, 4, 3, 3), (2, 1), (1, 0), (1, 2), 2),
+    ((2, 3, 31, 31), (32, 3, 7, 7), (2, 2), (3, 3), (1, 1), 1),
+    ((2, 32, 9, 9), (32, 1, 3, 3), (1, 1), (1, 1), (1, 1), 32),
+    ((3, 16, 8, 8), (8, 16, 1, 1), (1, 1), (0, 0), (1, 1), 1),
+    ((5, 4, 20), (6, 4, 3), (2,), (1,), (1,), 1),
+    ((2, 4, 6, 7, 8), (5, 4, 3, 3, 3), (1, 2, 1), (1, 1, 1), (1, 1, 1), 1),
+]
+
+
+@pytest.fixture
+def algorithms(monkeypatch):
+    """What the library took: kinds, and names."""
+    if isinstance(onednn.library(), str):
+        pytest.skip(onednn.library())
+    made = []
+
+    def told(owner: Any, conv: Any, *forms: Any) -> Any:
+        found = algorithm(owner, conv, *forms)
+        made.append((conv.kind, onednn._name(owner, found)))
+        return found
+
+    algorithm = onednn_conv._algorithm
+    monkeypatch.setattr(onednn_conv, "_algorithm", told)
+    return made
+
+
+@pytest.mark.parametrize("case", LARGER)
+def test_by_onednn(case, algorithms):
+    """Forward and both backwards are three primitives, of whole images and of workers' parts, and none
+    by an algorithm that a signal's handler may spoil."""
+    shape, filters, stride, padding, dilation, groups = case
+    rng = np.random.default_rng(1)
+    x, w = rng.normal(size=shape), rng.normal(size=filters)
+    pads = [(p, p) for p in padding]
+    wanted = by_numpy.conv(x, w, stride, pads, dilation, groups)
+    g = rng.normal(size=wanted.shape)
+
+    def function(x: Any, w: Any, g: Any) -> Any:
+        def loss(x: Any, w: Any) -> Any:
+            y = ost.nn.conv(x, w, stride=stride, padding=padding, dilation=dilation, groups=groups)
+            return (y * g).sum(), y
+
+        (_, y), slopes = ost.value_and_grad(loss, (0, 1), has_aux=True)(x, w)
+        return y, *slopes
+
+    with on(1):
+        exact = [np.asarray(v) for v in ost.compile(function)(x, w, g)]
+        np.testing.assert_allclose(exact[0], wanted, 1e-11, 1e-11)
+        assert not algorithms
+    low = [v.astype(np.float32) for v in (x, w, g)]
+    for workers in (1, 2, 3):
+        with on(workers):
+            algorithms.clear()
+            for split in (None, 0, 2):
+                found = ost.compile(function)(ost.asarray(low[0], split=split), *low[1:])
+                for y, exactly in zip(found, exact, strict=True):
+                    scale = np.abs(exactly).max()
+                    np.testing.assert_allclose(np.asarray(y), exactly, 0, 2e-6 * scale)
+            assert {kind for kind, _ in algorithms} == {"forward", "data", "weights"}
+            names = {name for _, name in algorithms}
+            assert all(name.startswith(("brg", "jit:", "jit_dw:")) for name in names), names
+
+
+def test_halves_by_onednn(algorithms):
+    x, w = (np.random.default_rng(k).normal(size=(8, 16, 9, 9 - 6 * k)) for k in (0, 1))
+    x, w = x.astype(np.float32), w[:, :, :3].astype(np.float32)
+    halves = [np.asarray(ost.asarray(v).astype(ost.bfloat16), np.float64) for v in (x, w)]
+    wanted = by_numpy.conv(*halves, (1, 1), [(1, 1)] * 2, (1, 1))
+    with on(1, precision="mixed_bf16"):
+        found = ost.compile(lambda x, w: ost.nn.conv(x, w, padding=1))(x, w)
+    np.testing.assert_allclose(np.asarray(found), wanted, 1e-4, 1e-4)
+
+
+def test_the_same_by_products(monkeypatch):
+    """Where the library is missing."""
+    x, w = np.ones((2, 3, 6, 6), np.float32), np.ones((4, 3, 3, 3), np.float32)
+    by_library = np.asarray(ost.compile(lambda x, w: ost.nn.conv(x, w, padding=1))(x, w))
+
+    def unable(*_: Any, **__: Any) -> None:
+        raise onednn.Unable("there is none")
+
+    monkeypatch.setattr(natives, "onednn_conv", unable)
+    by_products = np.asarray(ost.compile(lambda x, w: ost.nn.conv(x, w, padding=(1, 1)) + 0)(x, w))
+    np.testing.assert_array_equal(by_library, by_products)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
@@ -34,7 +34,7 @@ _SOURCE, _WEIGHTS, _RESULT, _SCRATCHPAD = 1, 33, 17, 80  # dnnl.h's names for op
 _CPU, _USER_SCRATCHPAD, _OPENMP = 1, 1, 2
 _QUERY_NAME, _QUERY_WEIGHTS, _QUERY_SCRATCHPAD = 8, 131, 136
 # Algorithms that keep to the stack; that of `dnnl_sgemm`, "gemm:jit", takes other memory for it.
-_ON_STACK = "brg"
+ON_STACK = ("brg", "jit:")
 _ANY, _FROM, _TO = 1, 1, 17  # the form that is best; operands of a reorder
 
 
@@ -123,9 +123,11 @@ class _Owner:
         return handle
 
     def destroy(self) -> None:
-        for kind, handle in reversed(self.made):
-            getattr(self.library, f"dnnl_{kind}_destroy")(handle)
-        self.made.clear()
+        """Each once, whoever else destroys them at the same time."""
+        with suppress(IndexError):
+            while True:
+                kind, handle = self.made.pop()
+                getattr(self.library, f"dnnl_{kind}_destroy")(handle)
 
     def descriptor(self, stack: Stack) -> ctypes.c_void_p:
         n = len(stack.shape)
@@ -185,13 +187,10 @@ def _alone() -> Iterator[None]:
 
 
 # -- blocks --------------------------------------------------------------------------------
-Operands = tuple[Stack, Stack, Stack]
-
-
 class _Block(NamedTuple):
     """A part of a product: how its operands lie, and at which byte of theirs they begin."""
 
-    operands: Operands
+    operands: Sequence[Stack]
     begin: tuple[int, ...]
 
 
@@ -217,12 +216,13 @@ def _blocks(a: Stack, b: Stack, out: Stack) -> list[_Block]:
 
 # -- products ------------------------------------------------------------------------------
 class _Way(NamedTuple):
-    """How a block's product is made: the algorithm, the forms of its operands, and weights that it has
-    instead of the given ones."""
+    """How a block's product is made: the algorithm, the forms of its operands, weights that it has
+    instead of the given ones, and the library's names for the operands; 0: not one of them."""
 
     algorithm: ctypes.c_void_p
     forms: Sequence[Any]
     packed: Any = None
+    which: Sequence[int] = (_SOURCE, _WEIGHTS, _RESULT)
 
 
 def onednn_product(
@@ -234,7 +234,7 @@ def onednn_product(
     operands. quick: not worth letting other Python threads run meanwhile."""
 
     @cache
-    def way(operands: Operands) -> _Way:
+    def way(operands: Sequence[Stack]) -> _Way:
         forms = [owner.descriptor(s) for s in operands]
         return _Way(_algorithm(owner, forms, "gemm" if packed else ""), forms)
 
@@ -245,7 +245,7 @@ def onednn_product(
 
 
 @contextmanager
-def _owner(a: Stack, b: Stack, out: Stack) -> Iterator[_Owner]:
+def _owner(a: Any, b: Any, out: Any) -> Iterator[_Owner]:
     """Make the library's objects for a product, and destroy them at the end."""
     found = library()
     if isinstance(found, str):
@@ -291,7 +291,7 @@ def _function(
     facts = [len(blocks), 0 if quick else team, 0, len(kinds), *(t.ctypes.data for t in tables)]
     about = np.array(facts, np.int64)
     once_gone(about, owner.destroy)
-    on_stack = all(_name(owner, made.algorithm).startswith(_ON_STACK) for made in kinds)
+    on_stack = all(_name(owner, made.algorithm).startswith(ON_STACK) for made in kinds)
     return function_of(_text(not on_stack), about, (*tables, *held))
 
 
@@ -303,9 +303,10 @@ def _arguments(
     form = ctypes.c_void_p(query(made.algorithm, _QUERY_SCRATCHPAD, 0))
     pad, start = _room(owner, form)
     left, weights, result = memories
-    used = (left, made.packed or weights, result, owner.memory(form, start))
-    which = (_SOURCE, _WEIGHTS, _RESULT, _SCRATCHPAD)
-    arguments = (_Argument * 4)(*(_Argument(w, m) for w, m in zip(which, used, strict=True)))
+    used = (left, made.packed or weights, result)
+    given = [_Argument(w, m) for w, m in zip(made.which, used, strict=True) if w]
+    given += [_Argument(_SCRATCHPAD, owner.memory(form, start))] * (4 - len(given))
+    arguments = (_Argument * 4)(*given)
     held += [arguments, pad]
     return ctypes.c_void_p(ctypes.addressof(arguments))
 
@@ -317,12 +318,24 @@ def _room(owner: _Owner, form: ctypes.c_void_p) -> tuple[Any, int]:
 
 
 def _algorithm(owner: _Owner, forms: Sequence[Any], wanted: str) -> ctypes.c_void_p:
+    """The library's first choice for a product among the algorithms whose name begins so."""
+    given = (_engine(), forms[0], forms[1], None, forms[2])
+    return first_choice(owner, "dnnl_matmul_primitive_desc_create", given, wanted)
+
+
+def user_scratchpad(owner: _Owner) -> ctypes.c_void_p:
+    """Attributes of what gets its memory from us."""
+    made = owner.make("primitive_attr", "dnnl_primitive_attr_create")
+    owner.library.dnnl_primitive_attr_set_scratchpad_mode(made, _USER_SCRATCHPAD)
+    return made
+
+
+def first_choice(
+    owner: _Owner, function: str, given: Sequence[Any], wanted: str | tuple[str, ...]
+) -> ctypes.c_void_p:
     """The library's first choice among the algorithms whose name begins so; none is a last resort."""
     found = owner.library
-    attributes = owner.make("primitive_attr", "dnnl_primitive_attr_create")
-    found.dnnl_primitive_attr_set_scratchpad_mode(attributes, _USER_SCRATCHPAD)
-    given = (_engine(), forms[0], forms[1], None, forms[2], attributes)
-    made = owner.make("primitive_desc", "dnnl_matmul_primitive_desc_create", *given)
+    made = owner.make("primitive_desc", function, *given, user_scratchpad(owner))
     while said := _name(owner, made):
         if "ref" not in said and said.startswith(wanted):
             return made
@@ -348,7 +361,7 @@ def with_weights(
     columns: dict[int, _Packed] = {}  # by where these weights begin
 
     @cache
-    def way(operands: Operands, begin: int) -> _Way:
+    def way(operands: Sequence[Stack], begin: int) -> _Way:
         forms = [owner.descriptor(s) for s in operands]
         n, shape = len(operands[1].shape), operands[1].shape
         kind = (ctypes.c_int64 * n)(*shape), _TYPES[b.dtype.name]
