@@ -83,13 +83,13 @@ def test_transposed_ones_are_slopes_of_convolutions(seed):
 
 
 def test_same_padding_and_bias():
-    x, w = np.ones((1, 2, 7, 6)), np.ones((3, 2, 3, 2))
+    x, w = np.random.default_rng(0).normal(size=(1, 2, 7, 7)), np.ones((3, 2, 3, 2))
     y = ost.nn.conv(x, w, np.arange(3.0), stride=(2, 3), padding="SAME")
-    assert y.shape == (1, 3, 4, 2)
-    pads = [(1, 1), (0, 0)]
+    assert y.shape == (1, 3, 4, 3)
+    pads = [(1, 1), (0, 1)]
     wanted = by_numpy.conv(x, w, (2, 3), pads, (1, 1)) + np.arange(3)[:, None, None]
     np.testing.assert_allclose(np.asarray(y), wanted)
-    assert ost.nn.conv_transpose(y, w, stride=(2, 3), padding="same").shape == (1, 2, 8, 6)
+    assert ost.nn.conv_transpose(y, w, stride=(2, 3), padding="same").shape == (1, 2, 8, 9)
 
 
 @pytest.mark.parametrize("seed", range(9))
@@ -198,12 +198,16 @@ def test_a_chain_turns_images_at_its_ends_only():
 
 
 def test_the_same_bits_on_any_workers():
-    x, w, p, pads = some_conv(random.Random(5), 2)
+    rng = np.random.default_rng(5)
+    x = rng.normal(size=(3, 40, 17, 9)).astype(np.float32)
+    w = rng.normal(size=(24, 40, 3, 3)).astype(np.float32)
     bits = set()
     for workers in (1, 2, 3, 5):
         with on(workers, numerics="any-workers"):
-            function = ost.compile(lambda x, w: ost.nn.conv(x, w, padding=pads, **p))
-            bits.add(np.asarray(function(ost.asarray(x, split=2), w)).tobytes())
+            for split in (1, 2):
+                function = ost.compile(lambda x, w: ost.nn.conv(x, w, padding=1, stride=(2, 1)))
+                bits.add(np.asarray(function(ost.asarray(x, split=split), w)).tobytes())
+                assert "ordered_conv" in [n.op for n in function.plan.lowered.nodes]
     assert len(bits) == 1
 
 
@@ -310,6 +314,21 @@ def test_by_onednn(case, algorithms):
             assert {kind for kind, _ in algorithms} == {"forward", "data", "weights"}
             names = {name for _, name in algorithms}
             assert all(name.startswith(("brg", "jit:", "jit_dw:")) for name in names), names
+
+
+def test_parts_of_images_by_onednn(algorithms):
+    """Each worker's part is one call, which knows where it begins."""
+    x, w = (np.random.default_rng(k).normal(size=(2, 8, 40, 40)) for k in (0, 1))
+    x, w = x.astype(np.float32), np.concatenate([w] * 4)[:, :, :3, :3].astype(np.float32)
+    wanted = by_numpy.conv(x.astype(float), w.astype(float), (1, 1), [(1, 1)] * 2, (1, 1))
+    for workers in (2, 3):
+        with on(workers):
+            function = ost.compile(lambda x, w: ost.nn.conv(x, w, padding=1, layout="NCHW"))
+            algorithms.clear()
+            found = function(ost.asarray(x, split=2), w)
+            np.testing.assert_allclose(np.asarray(found), wanted, 1e-3, 1e-4)
+            assert "halo" in facts(function.plan)["collectives"]
+            assert len(algorithms) == workers
 
 
 def test_halves_by_onednn(algorithms):
