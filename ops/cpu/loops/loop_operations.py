@@ -31,6 +31,7 @@ from ostinato.ops.jit.scalar import lower
 from ostinato.ops.jit.values import Unsupported, Value, can_add, can_combine, cast, where
 from ostinato.ops.slicing import COMBINES
 
+from .loop_masks import has_outside, is_alike, looked_at
 from .loop_values import Carried, Frame, Index, Lies, Room, Seen, fit, homes_of, is_whole, limited
 from .loop_writer import Writer
 
@@ -71,7 +72,7 @@ class Operations(Writer):
         graph = frame.graph
         if v in frame.homes:
             return True
-        if not x.work:
+        if not x.work or x.is_mask:
             return False
         uses = [graph.nodes[u] for u in graph.uses[v]]
         if len(uses) + graph.outputs.count(v) > 1:
@@ -104,7 +105,7 @@ class Operations(Writer):
             def count(index: Index) -> Value:
                 return cast(Value(self.code.lines, index[axis], int64), spec.dtype)
 
-            return Seen(spec.shape, spec.dtype, count)
+            return Seen(spec.shape, spec.dtype, count, index=axis - len(spec.shape))
         number = self.code.lines.constant(node.kw["value"], spec.dtype)
         return Seen(spec.shape, spec.dtype, lambda _: number)
 
@@ -130,7 +131,8 @@ class Operations(Writer):
         def element(index: Index) -> Value:
             return self.element(x, change(self, index, x.shape, spec.shape, kw))
 
-        return Seen(spec.shape, spec.dtype, element, reads, work=x.work)
+        made = Seen(spec.shape, spec.dtype, element, reads, work=x.work)
+        return looked_at(node, x, made)
 
     def taken(self, node: Node, spec: Spec, x: Seen, places: Seen) -> Seen:
         """The elements at a place along an axis, or at some."""
@@ -364,6 +366,10 @@ class Operations(Writer):
             raise Unsupported(node.op)
         left = [d for d in range(len(x.shape)) if d not in axes]
         self.settle(x)
+        bounds: tuple[str, str] | None = None
+        single = len(axes) == MONOIDS[kind].width == 1 and x.dtype == dtype
+        if single and has_outside(x, axes[0], start_of(kind, dtype), self.code.lines):
+            x, bounds = self.narrowed(x, axes[0])
         values = list(graph.outs(k))
 
         def at(outer: Index, inner: Index) -> Index:
@@ -378,7 +384,8 @@ class Operations(Writer):
         over = limited(tuple(x.shape[a] for a in axes), x.shape)
         if specs[0].size == 1:
             totals = self.total(
-                kind, dtype, over, lambda inner: more(at(("0",) * len(left), inner)), axes
+                *(kind, dtype, over, lambda inner: more(at(("0",) * len(left), inner)), axes),
+                bounds,
             )
             done = self.shared(node, totals)
             return [self.known(y, s.shape) for y, s in zip(done, specs, strict=True)]
@@ -390,7 +397,9 @@ class Operations(Writer):
             self.by_rows(node, kind, specs, targets, over, lambda o, i: more(at(o, i)))
         else:
             with self.nest(specs[0].shape) as outer:
-                totals = self.total(kind, dtype, over, lambda inner: more(at(outer, inner)), axes)
+                totals = self.total(
+                    *(kind, dtype, over, lambda inner: more(at(outer, inner)), axes), bounds
+                )
                 for y, to in zip(self.shared(node, totals), targets, strict=True):
                     self.code.store(y, self.address(to, outer))
         return [self.in_memory(s, to) for s, to in zip(specs, targets, strict=True)]
@@ -423,12 +432,15 @@ class Operations(Writer):
         shape: Shape,
         more: Callable[[Index], Value],
         axes: Sequence[int],
+        bounds: tuple[str, str] | None = None,
     ) -> list[Value]:
-        """Of some elements, in cells meanwhile."""
+        """Of some elements, in cells meanwhile; of a single axis, `bounds` may say which."""
         code = self.code
         by_order = has_order(kind, dtype)
         inside = whole_of(dtype) if by_order else dtype
-        if by_order:
+        if by_order and bounds is not None:  # of what is outside
+            start = [ordered(kind, code.lines.constant(start_of(kind, dtype), dtype))]
+        elif by_order:
             start = [code.lines.constant(first_of(kind, inside), inside)]
         else:
             start = self.begin(kind, dtype)
@@ -458,7 +470,10 @@ class Operations(Writer):
         )
         long = kind == "sum" and dtype.kind == "f" and math.prod(shape) > CHUNK_ELEMENTS
         clear()
-        if not long:
+        if not long and bounds is not None:
+            with self.inner(bounds[1], lanes, bounds[0], shape[0]) as i:
+                add((i,))
+        elif not long:
             with self.over(shape, lanes) as index:
                 add(index)
         else:
@@ -475,13 +490,46 @@ class Operations(Writer):
                 clear()
 
             with self.nest(shape[:-1]) as outer, self.loop(str(shape[-1]), CHUNK_ELEMENTS) as c:
-                end = code.least(code.sum(c, str(CHUNK_ELEMENTS)), str(shape[-1]))
-                with self.inner(end, lanes, c, min(CHUNK_ELEMENTS, shape[-1])) as i:
+                begin, end = c, code.least(code.sum(c, str(CHUNK_ELEMENTS)), str(shape[-1]))
+                if bounds is not None:
+                    begin, end = self.common((begin, end), bounds)
+                with self.inner(end, lanes, begin, min(CHUNK_ELEMENTS, shape[-1])) as i:
                     add((*outer, i))
                 fold()
             code.put(cells[0], code.get(whole, dtype) + code.get(lost, dtype))
         found = [code.get(cell, s.dtype) for cell, s in zip(cells, start, strict=True)]
         return [unordered(found[0])] if by_order else found
+
+    def narrowed(self, x: Seen, axis: int) -> tuple[Seen, tuple[str, str]]:
+        """What there is in the range in which a masked array has elements of its own, and that range."""
+        assert x.masked is not None
+        assert x.masked.inside is not None
+        size, lines = x.shape[axis], self.code.lines
+        low, high = lines.constant(0, int64), lines.constant(size, int64)
+        for number, begins, ends in x.masked.limits:
+            self.settle(number)
+            n = cast(self.number(number), int64)
+            n = where(n < -1, lines.constant(-1, int64), n)
+            n = where(n > size, lines.constant(size, int64), n)
+            if begins is not None:
+                low = where(n + begins > low, n + begins, low)
+            if ends is not None:
+                high = where(n + ends < high, n + ends, high)
+        high = where(high < low, low, high)
+        inside = x.masked.inside
+        if inside.shape == x.shape:
+            return inside, (low.name, high.name)
+
+        def element(index: Index) -> Value:
+            return self.element(inside, fit(index, inside.shape))
+
+        return Seen(x.shape, x.dtype, element, x.reads, work=x.work), (low.name, high.name)
+
+    def common(self, a: tuple[str, str], b: tuple[str, str]) -> tuple[str, str]:
+        """What two ranges have in common, of which the second may be empty."""
+        (low, high), (begin, end) = ([Value(self.code.lines, n, int64) for n in r] for r in (a, b))
+        low, high = where(begin > low, begin, low), where(end < high, end, high)
+        return low.name, where(high < low, low, high).name
 
     @contextlib.contextmanager
     def here(self) -> Iterator[None]:
@@ -544,10 +592,12 @@ class Operations(Writer):
             raise Unsupported("this product")
         if spec.size * n > MAX_PRODUCT_MULTIPLICATIONS or n > CHUNK_ELEMENTS:
             raise Unsupported("a large product")
+        if spec.size == 1:
+            return self.inner_product(a, b, spec)
         a, b = self.solid(a), self.solid(b)
         self.settle(a, b)
         rows, columns = len(a.shape) == 2, len(b.shape) == 2
-        dtype, is_float = spec.dtype, spec.dtype.kind == "f"
+        dtype = spec.dtype
 
         def times(outer: Index, i: str) -> tuple[Value, Value]:
             left = self.element(a, (outer[0], i) if rows else (i,))
@@ -556,7 +606,7 @@ class Operations(Writer):
         def product(outer: Index, i: str) -> Value:
             x, y = times(outer, i)
             with self.here():
-                return self.code.lines.do("fmul contract", dtype, x, y) if is_float else x * y
+                return _multiplied(x, y)
 
         def added(total: Value, outer: Index, i: str) -> Value:
             more = product(outer, i)
@@ -564,13 +614,6 @@ class Operations(Writer):
                 return joined("sum", total, more, "reassoc contract")
 
         code = self.code
-        if spec.size == 1:
-            cell = code.cell(dtype)
-            code.put(cell, code.lines.constant(0, dtype))
-            with self.inner(str(n), dtype.itemsize) as i:
-                here = ("0",) * len(spec.shape)
-                code.put(cell, added(code.get(cell, dtype), here, i))
-            return self.known(code.get(cell, dtype), spec.shape)
         to = self.home(frame, made, dict.fromkeys((*a.reads, *b.reads), False))
         self.flush()
         aside = (columns and spec.shape[-1] > 1 and _step(b, 1) == dtype.itemsize) or (
@@ -610,6 +653,24 @@ class Operations(Writer):
                     for cell, index in zip(cells, places, strict=True):
                         code.store(code.get(cell, dtype), self.address(to, index))
         return self.in_memory(spec, to)
+
+    def inner_product(self, a: Seen, b: Seen, spec: Spec) -> Seen:
+        code, dtype, n = self.code, spec.dtype, a.shape[-1]
+        rows, columns = a.shape[:-1], b.shape[1:]
+        bounds = "0", str(n)
+        alike = not rows and not columns and is_alike(a, b)
+        if alike and all(has_outside(x, 0, 0, code.lines) for x in (a, b)):  # 0 * inf is no 0
+            (a, bounds), (b, _) = self.narrowed(a, 0), self.narrowed(b, 0)
+        self.settle(a, b)
+        cell = code.cell(dtype)
+        code.put(cell, code.lines.constant(0, dtype))
+        with self.inner(bounds[1], dtype.itemsize, bounds[0], n) as i:
+            x = self.element(a, (*("0" for _ in rows), i))
+            y = self.element(b, (i, *("0" for _ in columns)))
+            with self.here():
+                more = _multiplied(x, y)
+                code.put(cell, joined("sum", code.get(cell, dtype), more, "reassoc contract"))
+        return self.known(code.get(cell, dtype), spec.shape)
 
 
 def _dropped(w: Writer, index: Index, old: Shape, new: Shape, kw: Mapping[str, Any]) -> Index:
@@ -660,6 +721,11 @@ LOOKS: dict[str, Callable[..., Index]] = {
 }
 
 
+def _multiplied(x: Value, y: Value) -> Value:
+    """A product that may become one instruction with the sum it is added to."""
+    return x.lines.do("fmul contract", x.dtype, x, y) if x.dtype.kind == "f" else x * y
+
+
 def _box(shape: Shape) -> Any:
     return tuple((0, n) for n in shape)
 
@@ -685,4 +751,4 @@ def _near(x: Lies, shape: Shape, size: int) -> int:
 
 def _repeats(node: Node) -> bool:
     """Whether it reads elements of an operand again and again."""
-    return OPS[node.op].product is not None or node.op in FLOW
+    return (OPS[node.op].product is not None and node.specs[0].size > 1) or node.op in FLOW

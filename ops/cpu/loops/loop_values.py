@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import NamedTuple
 
 from ostinato.ops.control import ONE_KERNEL
 from ostinato.ops.core.graph import Graph, Node
@@ -50,15 +51,40 @@ class Seen:
     lies: Lies | None = None
     work: float = 0.0  # of an element that is made
     made: tuple[Node, Sequence[Seen]] | None = None  # by an elementwise operation
+    index: int | None = None  # the axis, from the end, of which its elements are the places
+    masked: Masked | None = None
 
     @property
     def is_number(self) -> bool:
         return math.prod(self.shape) == 1
 
     @property
+    def is_mask(self) -> bool:
+        """Whether it is made where it is read, as it says a range."""
+        return self.masked is not None and self.masked.inside is None
+
+    @property
     def is_moved(self) -> bool:
         """Whether something of it is to be made or found."""
         return self.lies is None and not self.is_number
+
+
+class Limit(NamedTuple):
+    """A range begins, and ends, so much behind a number; None: it is not limited so."""
+
+    number: Seen
+    begin: int | None
+    end: int | None
+
+
+@dataclass(frozen=True)
+class Masked:
+    """An array that has elements of its own in a range along an axis only; a mask, where it is true."""
+
+    axis: int  # from the end
+    limits: tuple[Limit, ...]
+    inside: Seen | None = None
+    outside: str = ""  # the number that is everywhere else
 
 
 @dataclass

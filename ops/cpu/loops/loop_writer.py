@@ -18,6 +18,7 @@ from ostinato.ops.cpu.limits import LIMITS
 from ostinato.ops.jit.scalar import lower
 from ostinato.ops.jit.values import Value, cast, where
 
+from .loop_masks import masked_by
 from .loop_values import Index, Lies, Room, Seen, fit, limited
 
 MIN_VECTOR_ELEMENTS = 8  # of a loop that has vectors
@@ -244,7 +245,10 @@ class Writer:
             for room, in_step in x.reads.items():
                 reads[room] = reads.get(room, True) and in_step and same
         work = sum(OPS[node.op].work) + sum(x.work for x in ins)
-        return Seen(spec.shape, spec.dtype, element, reads, work=work, made=(node, ins))
+        masked = masked_by(node, ins, spec.shape)
+        return Seen(
+            spec.shape, spec.dtype, element, reads, work=work, made=(node, ins), masked=masked
+        )
 
     def flat_of(self, x: Seen) -> Seen | None:
         """A value as one row of elements, if all that it is made of are such."""
@@ -332,7 +336,7 @@ class Writer:
 
     def solid(self, x: Seen) -> Seen:
         """As one whose elements are only read."""
-        return self.copied(x) if x.is_moved and x.work else x
+        return self.copied(x) if x.is_moved and x.work and not x.is_mask else x
 
     def check(self, place: Value, size: int, extent: int = 1, bounds: str = "index") -> str:
         """A place counted from the front; the kernel ends where it is outside (ops/core/bounds.py)."""
