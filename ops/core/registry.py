@@ -147,6 +147,8 @@ class Element:
     # What is known without operands: the "value" that is a parameter, or its own "index" along
     # `axis`.
     source: str = ""
+    # The monoid that combines it, along `axis` and in order, with all that stand before it.
+    running: str = ""
     draws: bool = False  # a random number of the element's own number
     # (params, math) -> the op that makes such random numbers in registers, if one does
     random_in_kernel: Callable[[Params, str], str] | None = None

@@ -40,6 +40,7 @@ class Limits:
     far_apart: int = 256  # ... if neighbours are so many bytes apart
     written_tile: int = 1024  # elements that are made in cache before they go to memory
     unit_bytes: int = 1 << 20  # of a unit of many rows of a kernel in stages, for each thread
+    walk_bytes: int = 1 << 15  # of the same, if running sums go through it tile after tile
     row_bytes: int = 1 << 25  # of a row, which need not fit, but is not as long as whole arrays
     waiting_bytes: int = 4 << 20  # of sums over rows that wait to be put together
     block_bytes: int = 1 << 18  # of a block of a product with an epilogue, and of what it packs

@@ -108,6 +108,14 @@ def joined(kind: str, a: Value, b: Value, flags: str = "") -> Value:
     return cast(expression(scalar, (a, b)), a.dtype)
 
 
+def carried(kind: str, before: Value, x: Value) -> Value:
+    """The next of what is combined in order. NumPy keeps the first of two zeros, and NaN."""
+    if (order := MONOIDS[kind].order) and x.dtype.kind == "f":
+        wins = x > before if order == "max" else x < before
+        return where((wins | (x != x)) & (before == before), x, before)
+    return joined(kind, before, x)
+
+
 _FREE = {"{0} + {1}": "fadd", "{0} * {1}": "fmul"}  # what flags are said of
 _WHOLE = ("{0} | {1}", "{0} & {1}", "{0} ^ {1}")
 

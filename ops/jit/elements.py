@@ -76,6 +76,8 @@ class Elements:
             return cast(self.index(label, env), dtype)
         if op.element.source:
             return number(self.lines, node, v, self.number)
+        if op.element.running:  # along an axis of one element
+            return cast(self.value(node.inputs[0], env), dtype)
         if op.moves.places == "read":
             return self.picked(node, env)
         if op.moves.places:

@@ -126,8 +126,11 @@ def _repeats(dims: Dims) -> bool:
 
 
 def indices_of(node: Node, specs: Sequence[Spec]) -> Indices:
-    """An op's indices. Kernels have a label for what is gathered along, too."""
+    """An op's indices. Kernels have a label for what is gathered or combined along, too."""
     op = OPS[node.op]
+    if op.element.running:
+        own = LETTERS[: node.specs[0].ndim]
+        return Indices((tuple(own),) * len(specs), (tuple(own),))
     if not op.moves.places or op.moves.selects:
         return op.indices(tuple(specs), node.specs, node.kw)
     axis, ndim = node.kw["axis"], node.specs[0].ndim

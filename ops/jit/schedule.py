@@ -67,6 +67,9 @@ def kept(stages: Stages, at_once: Collection[int]) -> set[int]:
         if op.reduce:
             found |= {v for v in body.outs(k) if not stages.gathers(v)}
             loops = Counter([stages.iterates(k)])
+        elif first in stages.running:
+            found.add(first)
+            loops = Counter([stages.iterates(k)])
         elif op.moves.places == "read":  # of what it picks from, the elements are made once more
             found.add(first)
             readers[node.inputs[1]][stages.iterates(k)] += 1

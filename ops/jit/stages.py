@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph, Node
@@ -41,6 +41,7 @@ class Stages:
     reductions: dict[int, Reduction]  # by their first value; moments by their mean
     strides: list[dict[int, int]]  # of each operand and result, in bytes
     operands: int
+    running: dict[int, int] = field(default_factory=dict)  # along which labels values are combined
 
     def labels(self, v: int) -> tuple[int, ...]:
         return tuple(x for x in self.dims[v] if x is not None)
@@ -171,12 +172,18 @@ def label(
                 extents[label], lies[label] = n, step
         steps.append(lies)
     every = [labels.dims[v] for v in range(len(body.specs))]
-    return Stages(body, every, extents, tuple(rows), reductions, steps, len(body.inputs))
+    running = {
+        v: label
+        for v, node in zip(body.starts, body.nodes, strict=False)
+        if OPS[node.op].element.running and (label := every[v][node.kw["axis"]]) is not None
+    }
+    return Stages(body, every, extents, tuple(rows), reductions, steps, len(body.inputs), running)
 
 
 def join_neighbours(nest: Stages) -> None:
     """Indices that always follow each other, in memory too, become one."""
     whole = {x for v, own in enumerate(nest.dims) if _counts(nest.body, v) for x in own}
+    whole |= {*nest.running.values()}
     for outer, inner in _neighbours(nest):
         if outer in whole or inner in whole or not _are_one(nest, outer, inner):
             continue

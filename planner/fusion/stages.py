@@ -35,6 +35,7 @@ from .groups import NODES, OPERANDS, Lowers, Made, node_of, rows_of
 NEGLIGIBLE_BYTES = 1 << 16  # bytes that need no kernel
 ROWS = 16  # fewer are not worth cutting
 MIN_CUT_ROWS = 1 << 14  # fewer are not cut, if a longer sum outside of them can be cut instead
+LINES = 1024  # of running sums; fewer, which are longer, are cut themselves
 PRODUCT = 1024  # multiplications of a row: libraries are better at more
 MAX_ROW_BYTES = 1 << 22  # bytes of a row of a stage at the most
 SHARED = 2  # elements of windows for each of an operand's, from which they share most of them
@@ -192,14 +193,14 @@ def does_more(graph: Graph, group: Nested, lowers: Lowers) -> bool:
 def _is_staged(node: Node) -> bool:
     """Whether only kernels in stages can do it, or flat ones along the last axes."""
     op = op_of(node.op)
-    return op.reduce is not None or bool(op.moves.places)
+    return op.reduce is not None or bool(op.moves.places or op.element.running)
 
 
 def is_single(graph: Graph, group: Nested) -> bool:
-    """Whether it is a product or a gather and nothing else, for which there are libraries."""
+    """Whether it is a product, a gather or running sums and nothing else, which have kernels of their own."""
     nodes = [graph.nodes[k] for k in group.members]
     one, last = sum(not op_of(n.op).rearranges for n in nodes) == 1, OPS[nodes[-1].op]
-    known = last.moves.places or (last.reduce and last.product)
+    known = last.moves.places or last.element.running or (last.reduce and last.product)
     ours = _is_of_lines(graph, nodes[-1]) or _slides(graph, nodes[-1])
     return bool(one and known) and not ours
 
@@ -257,7 +258,8 @@ def nest_of(graph: Graph, group: Nested, read: Container[int]) -> Made:
 # -- what kernels can do -------------------------------------------------------------------
 def _is_able(graph: Graph, node: Node, lowers: Lowers) -> bool:
     op = op_of(node.op)
-    if not (op.scalar or op.reduce or op.moves.places) or not op.computes:
+    runs = op.element.running
+    if not (op.scalar or op.reduce or op.moves.places or runs) or not op.computes:
         return False
     ins = [graph.specs[v] for v in node.inputs]
     if not all(map(_is_plain, (*ins, *node.specs))):
@@ -278,6 +280,9 @@ def _is_able(graph: Graph, node: Node, lowers: Lowers) -> bool:
         return known and bool(axes) and not (partial and gives_places(graph, node))
     if op.moves.places:
         return not partial and _can_gather(node, ins, lowers)
+    if runs:
+        known = can_combine(runs, out) and lowers(CAST, kinds, out)
+        return known and not partial and ins[0].shape == node.specs[0].shape
     return len(node.specs) == 1 and lowers(node.op, kinds, out)
 
 
@@ -412,10 +417,14 @@ def _try(graph: Graph, k: int, group: Nested, units: Units, wait: bool = False) 
     positions = gives_places(graph, node)
     if positions or OPS[node.op].moves.places == "read":
         common -= fit.reduced
+    if OPS[node.op].element.running:
+        common -= {fit.outs[0][node.kw["axis"]]}
     before = frozenset() if group.common is None else labels.now(group.common)
     lost_here = (before | fit.labels) - common
     if positions:  # which there is no other way to do
         lost_here -= fit.reduced
+    if OPS[node.op].element.running:
+        lost_here -= {fit.outs[0][node.kw["axis"]]}
     labels.take(fit, graph.outs(k))
     if not _is_worthwhile(graph, node, fit, common, labels) or _outer(labels, lost_here, common):
         return NEVER
@@ -566,5 +575,7 @@ def _is_worthwhile(
     if OPS[node.op].product and libraries and not _slides(graph, node):
         return False
     parallel = [extents[x] for x in common - fit.reduced]
+    if OPS[node.op].element.running and math.prod(parallel) < LINES:
+        return False
     row = math.prod(extents[x] for x in looped) // max(rows, math.prod(parallel))
     return row * node.specs[0].dtype.itemsize <= MAX_ROW_BYTES

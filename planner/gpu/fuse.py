@@ -19,7 +19,7 @@ from functools import partial
 
 from ostinato.ops.core.device import described
 from ostinato.ops.core.graph import Graph, Node
-from ostinato.ops.core.registry import OPS
+from ostinato.ops.core.registry import OPS, op_of
 from ostinato.ops.gpu.jit.lines import can_lower
 from ostinato.ops.gpu.loops.schedule import analyse_in_order
 from ostinato.ops.jit.scalar import has_own_bits
@@ -86,10 +86,11 @@ def _is_fast(target: Target) -> bool:
 
 
 def _alone(graph: Graph, target: Target) -> set[int]:
-    """Functions that are to be those of the library."""
+    """Functions that are to be those of the library, and running sums, which are."""
+    running = {k for k, n in enumerate(graph.nodes) if op_of(n.op).element.running}
     if target.math != "libm":
-        return set()
-    return {k for k, n in enumerate(graph.nodes) if n.op in OPS and has_own_bits(n.op)}
+        return running
+    return running | {k for k, n in enumerate(graph.nodes) if n.op in OPS and has_own_bits(n.op)}
 
 
 def _is_worth(graph: Graph, group: Nested) -> bool:

@@ -312,7 +312,7 @@ class Kernel(Writer):
         """The number of an element among a value's."""
         index = "0"
         for label in self.nest.inner(v):
-            index = self.code.sum(self.code.times(index, self.extent(label)), env[label])
+            index = self.code.sum(self.code.times(index, self.span(label)), env[label])
         return index
 
     # -- the end

@@ -2,7 +2,11 @@
 is held in cache.
 
 In a unit, the innermost loop of each stage runs along the lane: the rows themselves where all else is short
-(a unit is then up to 256 rows), or else the index along which most of the work is. `stages.py` writes it."""
+(a unit is then up to 256 rows), or else the index along which most of the work is. `stages.py` writes it.
+
+Running sums go along an index that is no lane. If one pass does all that runs over it, the stages
+run tile after tile of it, and only what the sums carry on is kept; else all of the index is in cache
+(`walks.py`)."""
 
 from __future__ import annotations
 
@@ -17,7 +21,11 @@ from ostinato.ops.cpu.limits import LIMITS
 from ostinato.ops.jit.schedule import MAX_FIXED_EXTENT, is_apart, is_near, is_swept, kept, step
 from ostinato.ops.jit.stages import Stages, stages_of, strides_in_order
 
+from .walks import runs_once
+
 LANES = (256, 128, 64)  # rows of a unit where lanes run along the rows: as many as fit
+CARRYING = (32, 16)  # of a unit with running sums, if no more fit
+TILE = 16  # elements of a tile, as many as a square that is transposed has at the most
 BLOCKS, UNITS = ("64", "128", "256", "512"), " rows at a time"  # ways of a kernel in stages
 WIDE, TOGETHER = LIMITS.wide, LIMITS.together
 MIN_NEAR_LANE = 15  # an index of more turns may be the lane, if its elements are neighbours
@@ -33,6 +41,8 @@ class Nest(Stages):
     lanes: int = LANES[0]
     held: set[int] = field(default_factory=set)  # values in cache
     packed: set[int] = field(default_factory=set)  # those that are the same for all units
+    walked: int = -1  # the label along which sums run, and
+    tile: int = 0  # how many elements of it are in cache
 
     @property
     def across(self) -> bool:
@@ -44,8 +54,15 @@ class Nest(Stages):
         own = [x for x in self.labels(v) if x not in self.rows or x == self.lane]
         return tuple(sorted(own, key=lambda x: x == self.lane))
 
+    @property
+    def tiled(self) -> int:
+        """The label along which the stages run tile after tile; or -1."""
+        return self.walked if self.walked >= 0 and self.tile < self.extents[self.walked] else -1
+
     def width(self, label: int) -> int:
         """How many elements a unit has along a label."""
+        if label == self.walked:
+            return self.tile
         return self.lanes if label == self.lane and self.across else self.extents[label]
 
     def room(self, v: int) -> int:
@@ -95,8 +112,12 @@ def _arrange(nest: Nest, most: Sequence[int]) -> bool:
     """Choose the lane, and what is held in cache; where lanes run along rows, as many as fit."""
     worked = [k for k, n in enumerate(nest.body.nodes) if OPS[n.op].computes]
     others = frozenset().union(*map(nest.iterates, worked)) - set(nest.rows)
-    if any(step(nest, x) is None for x in nest.rows):
+    running = {*nest.running.values()}
+    if any(step(nest, x) is None or x in running for x in nest.rows):
         return False
+    others -= running
+    if running:
+        most = (*most, *CARRYING)
     long = [
         x
         for x in others
@@ -119,14 +140,20 @@ def _fits(nest: Nest, lane: int, most: Sequence[int]) -> bool:
                 nest.held.add(v)
     else:
         nest.held |= {v for v in range(nest.operands) if _can_pack(nest, v, lane)}
-    nest.packed = _packed(nest)
+    nest.walked = next(iter(nest.running.values()), -1)
+    if nest.walked >= 0:
+        whole = -(-nest.extents[nest.walked] // TILE) * TILE
+        nest.tile = min(TILE, whole) if runs_once(nest, nest.walked, lane) else whole
+    nest.packed = {v for v in _packed(nest) if nest.tiled not in nest.labels(v)}
     if nest.across:
         rest = [x for x in nest.rows if x != lane]
         nest.rows = (lane, *rest) if nest.packed else (*rest, lane)
-    for lanes in most if nest.across else LANES[:1]:
-        nest.lanes = lanes
-        if sum(nest.room(v) for v in nest.held) <= (HELD if nest.across else ROW_BYTES):
-            return True
+    limits = (LIMITS.walk_bytes, HELD) if nest.tiled >= 0 else (HELD,)
+    for limit in limits if nest.across else (ROW_BYTES,):
+        for lanes in most if nest.across else LANES[:1]:
+            nest.lanes = lanes
+            if sum(nest.room(v) for v in nest.held) <= limit:
+                return True
     return False
 
 

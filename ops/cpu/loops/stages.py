@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ostinato.ops.core.monoid import MONOIDS
@@ -27,6 +27,7 @@ from ostinato.ops.cpu.jit.lines import LlvmLines, llvm_type, number_at
 from ostinato.ops.cpu.limits import LIMITS
 from ostinato.ops.cpu.loops.schedule import Nest
 from ostinato.ops.jit.combining import (
+    carried,
     compensated,
     first_of,
     has_order,
@@ -41,7 +42,9 @@ from ostinato.ops.jit.random_bits import numbers_in
 from ostinato.ops.jit.scalar import numbers
 from ostinato.ops.jit.schedule import MAX_FIXED_EXTENT
 from ostinato.ops.jit.stages import Reduction
-from ostinato.ops.jit.values import Value, where
+from ostinato.ops.jit.values import Value, cast, where
+
+from .walks import goes_along, waits
 
 CHUNK, ROWS = 1024, 256  # elements whose order of summing is free; rows that are summed in one go
 UNROLLED = LIMITS.unrolled
@@ -88,6 +91,9 @@ def facts(nest: Nest) -> Facts:
     for v in sorted(nest.held):
         put(room, "held", v)
         room += nest.room(v)
+    for v, label in nest.running.items():
+        put(room, "carry", v)
+        room += -(-nest.room(v) // nest.width(label) // LINE) * LINE
     for v in nest.gathered:
         put(nest.volume(v), "count", v)
         double = 2 if nest.reductions[v].kind == "moments" else 1
@@ -127,6 +133,7 @@ class Writer(Elements):
         self.known: set[str] = set()  # names that the entry defines
         self.begins: Env = {}  # where a unit begins, along its rows
         self.bases: list[str] = []  # what lies in this thread's room
+        self.left = ""  # elements of the tile of the index that sums run along
 
     @property
     def lines(self) -> LlvmLines:
@@ -157,21 +164,28 @@ class Writer(Elements):
 
     def extent(self, label: int) -> str:
         n = self.nest.extents[label]
+        if label == self.nest.walked and self.left:
+            return self.left
         return str(n) if self.is_short(label) else self.fact("extent", label)
 
     def is_short(self, label: int) -> bool:
-        return label not in self.nest.rows and label != self.nest.lane and (
-            self.nest.extents[label] <= MAX_FIXED_EXTENT
-        )  # fmt: skip
+        nest = self.nest
+        apart = label not in nest.rows and label not in (nest.lane, nest.walked)
+        return apart and nest.extents[label] <= MAX_FIXED_EXTENT
+
+    def span(self, label: int) -> str:
+        """How many elements a held value has room for along a label."""
+        nest = self.nest
+        fixed = label == nest.walked or (label == nest.lane and nest.across)
+        return str(nest.width(label)) if fixed else self.extent(label)
 
     # -- addresses
-    def held_at(self, v: int, env: Env, base: str = "") -> str:
-        """The address of a held value's element."""
+    def held_at(self, v: int, env: Env, base: str = "", but: int = -1) -> str:
+        """The address of a held value's element; `but`: of what has all of its labels but one."""
         nest, code = self.nest, self.code
         index = "0"
-        for x in nest.inner(v):
-            n = str(nest.lanes) if x == nest.lane and nest.across else self.extent(x)
-            index = env[x] if index == "0" else code.sum(code.times(index, n), env[x])
+        for x in (x for x in nest.inner(v) if x != but):
+            index = env[x] if index == "0" else code.sum(code.times(index, self.span(x)), env[x])
         base = base or self.base("held", v)
         kind = memory_type(self.body.specs[v].dtype)
         return code.let(f"getelementptr {kind}, ptr {base}, i64 {index}", "a")
@@ -182,7 +196,7 @@ class Writer(Elements):
         if key not in self.known:
             self.known.add(key)
             offset = self.fact(kind, v)
-            if kind in ("held", "part", "part2"):
+            if kind in ("held", "carry", "part", "part2"):
                 self.bases.append(f"  {key} = getelementptr i8, ptr %room, i64 {offset}")
         return key
 
@@ -195,7 +209,8 @@ class Writer(Elements):
         lane = nest.lane if nest.lane in nest.strides[a] else -1
         for x in nest.strides[a]:
             if x != lane and (x not in nest.rows):
-                step = code.times(env[x], self.fact("stride", a, x))
+                index = code.sum(self.begins[x], env[x]) if x in self.begins else env[x]
+                step = code.times(index, self.fact("stride", a, x))
                 at = code.let(f"getelementptr i8, ptr {at}, i64 {step}", "a")
         if lane >= 0:
             if nest.strides[a][lane] == dtype.itemsize:
@@ -324,19 +339,76 @@ class Writer(Elements):
     # -- stages
     def unit(self) -> None:
         """All stages of one unit."""
-        nest, body = self.nest, self.body
-        for v in sorted(nest.held - nest.packed):
-            if v < nest.operands:
+        nest, every = self.nest, range(len(self.body.nodes))
+        self.hold_operands(nest.held - nest.packed, along=False)
+        if nest.tiled < 0:
+            self.stages(every)
+        else:
+            late = waits(nest, nest.tiled)
+            self.stages([k for k in every if k not in late and not goes_along(nest, k, nest.tiled)])
+            self.walk([k for k in every if goes_along(nest, k, nest.tiled)])
+            self.stages([k for k in every if k in late])
+        self.write_results(along=False)
+
+    def hold_operands(self, which: Collection[int], along: bool) -> None:
+        for v in sorted(which):
+            if v < self.nest.operands and along == (self.nest.tiled in self.nest.labels(v)):
                 self.hold(v)
-        for k in range(len(body.nodes)):
+
+    def write_results(self, along: bool) -> None:
+        for a, v in enumerate(self.body.outputs, self.nest.operands):
+            if not self.nest.gathers(v) and along == (self.nest.tiled in self.nest.labels(v)):
+                self.write(v, a)
+
+    def stages(self, which: Iterable[int]) -> None:
+        """These nodes, of which some make nothing that is kept."""
+        nest, body = self.nest, self.body
+        for k in which:
             for v in body.outs(k):
-                if v in nest.reductions:
+                if v in nest.running:
+                    self.run(v)
+                elif v in nest.reductions:
                     self.reduce(v)
                 elif v in nest.held and not OPS[body.nodes[k].op].reduce:
                     self.hold(v)
-        for a, v in enumerate(body.outputs, nest.operands):
-            if not nest.gathers(v):
-                self.write(v, a)
+
+    # -- running sums
+    def walk(self, along: Sequence[int]) -> None:
+        """Tile after tile of the index that sums run along."""
+        nest, code, label = self.nest, self.code, self.nest.tiled
+        ends = [v for v, r in nest.reductions.items() if label in r.over and not nest.gathers(v)]
+        for v in ends:
+            with self.over(self.apart(v), {}) as env, self.along(v) as lane:
+                self.store_all(v, self.begun(v), env | lane)
+        extent = self.extent(label)
+        with code.loop("0", extent, nest.tile) as begin:
+            rest = code.let(f"sub i64 {extent}, {begin}")
+            self.begins[label], self.left = begin, code.least(rest, str(nest.tile))
+            self.hold_operands(nest.held, along=True)
+            self.stages(along)
+            self.write_results(along=True)
+            del self.begins[label]
+            self.left = ""
+        for v in ends:
+            self.share(v)
+
+    def run(self, v: int) -> None:
+        """What a value carries on, combined with one element after the other."""
+        label = self.nest.running[v]
+        node, dtype = self.body.nodes[self.body.producers[v]], self.body.specs[v].dtype
+        with self.over([x for x in self.apart(v) if x != label], {}) as env:
+            for _, indices in self.pieces(label, True):
+                first = self.index(label, {label: indices[0]}) == 0
+                with self.along(v) as lane:
+                    carry = self.held_at(v, env | lane, self.base("carry", v), label)
+                    total = self.load(carry, dtype)
+                    for i in indices:
+                        here = {**env, **lane, label: i}
+                        x = cast(self.value(node.inputs[0], here), dtype)
+                        made = carried(OPS[node.op].element.running, total, x)
+                        total = where(first, x, made) if i == indices[0] else made
+                        self.store(total, self.held_at(v, here))
+                    self.store(total, carry)
 
     def along(self, v: int, size: int = -1) -> contextlib.AbstractContextManager[Env]:
         """The lanes, if a value has them."""
@@ -363,7 +435,8 @@ class Writer(Elements):
         if not nest.across or nest.lane not in nest.strides[a] or dtype == bool_:
             return None
         for x, step in nest.strides[a].items():
-            if step == dtype.itemsize and self.is_short(x) and dtype.itemsize in (4, 8, 16):
+            near = step == dtype.itemsize and (self.is_short(x) or x == nest.walked)
+            if near and dtype.itemsize in (4, 8, 16):
                 return x
         return None
 
@@ -380,16 +453,38 @@ class Writer(Elements):
             ahead = code.times(self.fact("stride", v, nest.lane), str(nest.lanes))
             with code.loop("0", "%count", size) as row:
                 rows = [code.least(code.sum(row, str(k)), last) for k in range(size)]
-                for begin in range(0, nest.extents[column], size):
-                    width = min(size, nest.extents[column] - begin)
-                    here = [self.place(v, {**env, nest.lane: r, column: str(begin)}) for r in rows]
+                for begin, width in self.squares(column, size):
+                    here = [self.place(v, {**env, nest.lane: r, column: begin}) for r in rows]
                     for at in here[::each]:  # the next unit's, while this one is computed
                         code.fetch(code.let(f"getelementptr i8, ptr {at}, i64 {ahead}", "a"))
-                    found = [code.some(at, vector, width, size, dtype) for at in here]
+                    found = [self.some(at, vector, width, size, dtype) for at in here]
                     found = code.turned(found, vector, parts)
-                    for k in range(width):
-                        at = self.held_at(v, {**env, nest.lane: row, column: str(begin + k)})
+                    for k in range(width if isinstance(width, int) else size):
+                        there = {**env, nest.lane: row, column: code.sum(begin, str(k))}
+                        at = self.held_at(v, there)
                         code.add(f"store {vector} {found[k]}, ptr {at}, align 64")
+
+    def squares(self, column: int, size: int) -> Iterator[tuple[str, int | str]]:
+        """Where squares begin along rows, and how wide they are: of rows that are no short ones, as wide as
+        is said when it runs."""
+        if not self.is_short(column):
+            with self.code.loop("0", self.extent(column), size) as begin:
+                rest = self.code.let(f"sub i64 {self.extent(column)}, {begin}")
+                yield begin, rest
+            return
+        n = self.nest.extents[column]
+        yield from [(str(begin), min(size, n - begin)) for begin in range(0, n, size)]
+
+    def some(self, at: str, vector: str, width: int | str, size: int, dtype: DType) -> str:
+        """The first elements of a row as a vector."""
+        if isinstance(width, int):
+            return self.code.some(at, vector, width, size, dtype)
+        return self.code.masked_load(at, vector, self.inside(width, size, dtype))
+
+    def inside(self, width: str, size: int, dtype: DType) -> str:
+        parts = parts_of(dtype)
+        many = self.code.times(width, str(parts)) if parts > 1 else width
+        return self.code.inside(many, size * parts)
 
     def transpose_back(self, v: int, a: int, column: int) -> None:
         """Lanes as rows of a result; the last ones element by element."""
@@ -399,19 +494,23 @@ class Writer(Elements):
         with self.over([x for x in self.apart(v) if x != column], {}) as env:
             whole = code.let(f"and i64 %count, {-size}")
             with code.loop("0", whole, size) as row:
-                for begin in range(0, nest.extents[column], size):
-                    width = min(size, nest.extents[column] - begin)
+                for begin, width in self.squares(column, size):
+                    count = width if isinstance(width, int) else size
                     lanes = [
-                        self.held_at(v, {**env, nest.lane: row, column: str(begin + k)})
-                        for k in range(width)
+                        self.held_at(v, {**env, nest.lane: row, column: code.sum(begin, str(k))})
+                        for k in range(count)
                     ]
                     found = [code.let(f"load {vector}, ptr {at}, align 64") for at in lanes]
-                    found += [found[0]] * (size - width)
+                    found += [found[0]] * (size - count)
                     for k, made in enumerate(code.turned(found, vector, parts)):
-                        here = {**env, nest.lane: code.sum(row, str(k)), column: str(begin)}
-                        code.keep_some(made, self.place(a, here), vector, width, size, dtype)
+                        here = {**env, nest.lane: code.sum(row, str(k)), column: begin}
+                        at = self.place(a, here)
+                        if isinstance(width, int):
+                            code.keep_some(made, at, vector, width, size, dtype)
+                        else:
+                            code.masked_store(made, at, vector, self.inside(width, size, dtype))
             with (
-                code.loop("0", str(nest.extents[column])) as i,
+                code.loop("0", self.extent(column)) as i,
                 self.lanes(real_of(dtype).itemsize, whole) as lane,
             ):
                 here = {**env, **lane, column: i}
@@ -450,15 +549,9 @@ class Writer(Elements):
         over = sorted(x for x in r.over if x not in nest.rows)
         outer, last = over[:-1], over[-1] if over else None
         short = last is None or (self.is_short(last) and nest.extents[last] <= UNROLLED)
-        alone = not gathers and not outer and short
+        tiled = nest.tiled in r.over and not gathers
+        alone = not gathers and not outer and short and not tiled
         dtypes = [body.specs[v].dtype for v in values]
-
-        def addresses(env: Env) -> list[str]:
-            return [self.held_at(v, env, self.base(home, v)) for v in values]
-
-        def begin() -> list[Value]:
-            found = [self.start(r, dtypes[0])]
-            return [*found, self.code.lines.constant(0, int64)] if len(values) > 1 else found
 
         def step(env: Env, indices: Sequence[str], total: list[Value]) -> list[Value]:
             for i in indices:
@@ -467,33 +560,47 @@ class Writer(Elements):
                     total = [self.added(r, total[0], here)]
                 else:
                     x = self.value(r.node.inputs[0], here)
-                    total = list(self.better(r.kind, total[0], total[1], x, i))
+                    place = self.index(last, here).name if last == nest.tiled else i
+                    total = list(self.better(r.kind, total[0], total[1], x, place))
             return total
 
-        def keep(total: list[Value], at: list[str]) -> None:
-            for value, address in zip(total, at, strict=True):
-                self.store(value, address)
-
         with self.over(self.apart(first), {}) as env:
-            if not gathers and not alone:
+            if not gathers and not alone and not tiled:
                 with self.along(first, cleared(dtypes[0])) as lane:
-                    keep(begin(), addresses(env | lane))
+                    self.store_all(first, self.begun(first), env | lane)
             with self.over(outer, env) as inside:
-                pieces = [(True, ["0"])] if last is None else self.pieces(last, slides)
+                pieces = [(True, ["0"])] if last is None else self.pieces(last, slides or tiled)
                 for _, indices in pieces:
                     with self.along(first) as lane:
                         here = inside | lane
-                        at = addresses(here)
-                        total = begin() if alone else list(map(self.load, at, dtypes))
+                        at = [self.held_at(v, here, self.base(home, v)) for v in values]
+                        total = self.begun(first) if alone else list(map(self.load, at, dtypes))
                         total = step(here, indices, total)
-                        keep(
-                            [self.shared(first, total[0])] if alone and len(total) == 1 else total,
-                            at,
-                        )
-            if not gathers and not alone and self.number(first) is not None:
-                with self.along(first) as lane:
-                    at = addresses(env | lane)
-                    keep([self.shared(first, self.load(at[0], dtypes[0]))], at)
+                        if alone and len(total) == 1:
+                            total = [self.shared(first, total[0])]
+                        for value, address in zip(total, at, strict=True):
+                            self.store(value, address)
+        if not gathers and not alone and not tiled:
+            self.share(first)
+
+    def begun(self, first: int) -> list[Value]:
+        """What the values of a reduction begin with."""
+        r = self.nest.reductions[first]
+        found = [self.start(r, self.body.specs[first].dtype)]
+        return [*found, self.code.lines.constant(0, int64)] if len(r.node.specs) > 1 else found
+
+    def store_all(self, first: int, made: Sequence[Value], env: Env) -> None:
+        """The values of a reduction to where they are held."""
+        for v, value in enumerate(made, first):
+            self.store(value, self.held_at(v, env))
+
+    def share(self, first: int) -> None:
+        """Of held totals that are means, their shares."""
+        if self.number(first) is None:
+            return
+        with self.over(self.apart(first), {}) as env, self.along(first) as lane:
+            at = self.held_at(first, env | lane)
+            self.store(self.shared(first, self.load(at, self.body.specs[first].dtype)), at)
 
     def reduce_along(self, first: int, r: Reduction) -> None:
         """Over the lane, and perhaps more; several results at a time."""

@@ -208,7 +208,7 @@ def _size(tiles: Tiles, a: int) -> int:
 
 def _can_be(tiles: Tiles) -> bool:
     rows = {*tiles.rows}
-    if 0 in tiles.extents or any(step(tiles, x) is None for x in rows):
+    if tiles.running or 0 in tiles.extents or any(step(tiles, x) is None for x in rows):
         return False
     if any(rows & {*tiles.labels(v)} for v in tiles.gathered):
         return False
