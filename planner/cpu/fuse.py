@@ -44,14 +44,13 @@ from ostinato.planner.fusion.random import draw_in_kernels
 from ostinato.planner.fusion.stages import (
     PRODUCT,
     Nested,
-    can_be,
     count_apart,
     does_more,
     fits_by,
     has_stages,
     is_single,
     nest_of,
-    nests,
+    worthy_nests,
 )
 from ostinato.planner.layouts.costs import UNKNOWN
 from ostinato.planner.plan import Target
@@ -132,10 +131,9 @@ def _work(size: int, turns: int) -> int:
 
 
 def _worthy_nests(graph: Graph, target: Target, alone: set[int], turns: int) -> list[Nested]:
-    """Find the nests that do more than flat kernels can, and enough of it. Running sums of which the
-    cache has no room for a unit stay by themselves."""
-    found, freed = [], set[int]()
-    for g in nests(graph, target.workers, can_lower, alone | _library_functions(graph, target)):
+    """Find the nests that do more than flat kernels can, and enough of it."""
+
+    def is_worth(g: Nested) -> bool:
         nodes = [graph.nodes[k] for k in g.members]
         spaces = [
             [
@@ -147,13 +145,10 @@ def _worthy_nests(graph: Graph, target: Target, alone: set[int], turns: int) -> 
         work = sum(_work(max(sizes), turns) for sizes in spaces)
         pairs = _is_of_pairs(g) and not any(_reads_product(graph, n, target) for n in nodes)
         more = (does_more(graph, g, can_lower) or pairs) and not is_single(graph, g)
-        if not more or work < BESIDE:
-            continue
-        if can_be(graph, g, _fits):
-            found.append(g)
-        else:
-            freed |= {k for k in g.members if op_of(graph.nodes[k].op).element.running}
-    return _worthy_nests(graph, target, alone | freed, turns) if freed else found
+        return more and work >= BESIDE
+
+    alone = alone | _library_functions(graph, target)
+    return worthy_nests(graph, target, can_lower, alone, is_worth, _fits)
 
 
 def _reads_product(graph: Graph, node: Node, target: Target) -> bool:

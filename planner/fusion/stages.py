@@ -26,6 +26,7 @@ from ostinato.ops.jit.labels import Fit, Labels, combines, gives_places, indices
 from ostinato.ops.jit.scalar import CAST, SQUARE
 from ostinato.ops.jit.schedule import MAX_FIXED_EXTENT
 from ostinato.ops.jit.values import can_add, can_combine
+from ostinato.planner.plan import Target
 from ostinato.planner.rewrite import is_windowed, replace
 
 from .convex import LATER, NEVER, NOW, Unit, Units
@@ -119,6 +120,26 @@ def nests(graph: Graph, workers: int, lowers: Lowers, alone: Collection[int] = (
         readers.update(dict.fromkeys(group.operands, group))
     staged = [g for g in found if any(_is_staged(graph.nodes[k]) for k in g.members)]
     return sorted(staged, key=lambda g: g.start)
+
+
+def worthy_nests(
+    graph: Graph,
+    target: Target,
+    lowers: Lowers,
+    alone: set[int],
+    is_worth: Callable[[Nested], bool],
+    fits: Fits,
+) -> list[Nested]:
+    """Those that pay and can be. Running sums of which a unit has no room stay by themselves."""
+    paying = [g for g in nests(graph, target.workers, lowers, alone) if is_worth(g)]
+    found = [g for g in paying if can_be(graph, g, fits)]
+    freed = {
+        k
+        for g in paying
+        for k in g.members
+        if g not in found and op_of(graph.nodes[k].op).element.running
+    }
+    return worthy_nests(graph, target, lowers, alone | freed, is_worth, fits) if freed else found
 
 
 def count_apart(graph: Graph, lowers: Lowers) -> Graph:

@@ -19,7 +19,7 @@ from functools import partial
 
 from ostinato.ops.core.device import described
 from ostinato.ops.core.graph import Graph, Node
-from ostinato.ops.core.registry import OPS, op_of
+from ostinato.ops.core.registry import OPS
 from ostinato.ops.gpu.jit.lines import can_lower
 from ostinato.ops.gpu.loops.schedule import analyse_in_order
 from ostinato.ops.jit.scalar import has_own_bits
@@ -30,13 +30,12 @@ from ostinato.planner.fusion.random import draw_in_kernels
 from ostinato.planner.fusion.stages import (
     PRODUCT,
     Nested,
-    can_be,
     count_apart,
     does_more,
     fits_by,
     is_single,
     nest_of,
-    nests,
+    worthy_nests,
 )
 from ostinato.planner.plan import Target
 from ostinato.planner.rewrite import is_kernel, map_bodies, with_nodes
@@ -53,8 +52,14 @@ def fuse(graph: Graph, target: Target, larger: bool = True) -> Graph:
         graph = keep_bits(graph, target) if _is_fast(target) else graph
         graph = count_apart(graph, can_lower)
         taken = {k for behind in _products(graph, target).values() for k in behind}
-        staged = [g for g in nests(graph, target.workers, can_lower, _alone(graph, target) | taken)
-                  if _is_worth(graph, g)]  # fmt: skip
+        staged = worthy_nests(
+            graph,
+            target,
+            can_lower,
+            _alone(graph, target) | taken,
+            partial(_is_worth, graph),
+            _fits,
+        )
         graph = with_kernels(graph, target, staged, nest_of) if staged else graph
     graph = count_in_kernels(graph, can_lower)
     graph = gather_joins(graph, partial(fits, graph, lowers=can_lower))
@@ -86,16 +91,14 @@ def _is_fast(target: Target) -> bool:
 
 
 def _alone(graph: Graph, target: Target) -> set[int]:
-    """Functions that are to be those of the library, and running sums, which are."""
-    running = {k for k, n in enumerate(graph.nodes) if op_of(n.op).element.running}
+    """Functions that are to be those of the library."""
     if target.math != "libm":
-        return running
-    return running | {k for k, n in enumerate(graph.nodes) if n.op in OPS and has_own_bits(n.op)}
+        return set()
+    return {k for k, n in enumerate(graph.nodes) if n.op in OPS and has_own_bits(n.op)}
 
 
 def _is_worth(graph: Graph, group: Nested) -> bool:
-    more = does_more(graph, group, can_lower) and not is_single(graph, group)
-    return more and can_be(graph, group, _fits)
+    return does_more(graph, group, can_lower) and not is_single(graph, group)
 
 
 _fits = fits_by(analyse_in_order)

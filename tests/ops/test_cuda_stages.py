@@ -76,6 +76,16 @@ def centred(x: Any) -> Any:
     return y, ost.exp(y).sum(0), x.argmin(0)
 
 
+def walks(x: Any) -> Any:
+    y = ost.cumulative_sum(2 * x, axis=1)
+    return y, (ost.cumulative_max(y, axis=1) - y).max(1)
+
+
+def walks_of_columns(x: Any) -> Any:
+    y = ost.cumulative_min(x * x, axis=0)
+    return y / y.max(0, keepdims=True), ost.cumulative_prod(1 + x / 99, axis=0).sum(0)
+
+
 def nearest(x: Any, c: Any) -> Any:
     return ((x[:, None] - c) ** 2).sum(-1).min(1)
 
@@ -156,6 +166,8 @@ PLANS: list[tuple[Callable[..., Any], tuple[Any, ...], list[str]]] = [
     (nearest, (rng.normal(size=(3000, 8)), rng.normal(size=(20, 8))), ["fused_nest"]),
     (lloyd, (rng.normal(size=(3000, 8)), rng.normal(size=(20, 8))), ["fused_nest"]),
     (slope, (X, np.arange(600) % 130), ["in_bounds", "fused_nest"]),
+    (walks, (rng.normal(size=(2000, 40)),), ["fused_nest"]),
+    (walks_of_columns, (rng.normal(size=(60, 2049)),), ["fused_nest"]),
     (lambda x: (ost.exp(x), (2 * x).sum(1)), (X,), ["fused_rows"]),  # which is one already
 ]
 
@@ -209,6 +221,26 @@ def test_any_shape_and_strides(seed: int) -> None:
         near = 2e-4 if x.dtype == np.float32 else 1e-11
         for y, z in zip(made, by_ops(node, x.astype(np.float64)), strict=True):
             np.testing.assert_allclose(y, z, rtol=near, atol=near * np.abs(z).max())
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "int64", "uint8"])
+@pytest.mark.parametrize("shape", [(2049, 40), (40, 2049), (1100, 3), (1500, 17)])
+def test_running_sums(shape: tuple[int, int], dtype: str) -> None:
+    """A thread carries along what it has combined of its line."""
+    r = random.Random(len(dtype) + shape[0])
+    x = (9 * rng.random(size=shape)).astype(dtype)
+    function = walks if shape[1] < 50 else walks_of_columns
+    nodes = [n for n in graph_of(function, x).nodes if n.op == "fused_nest"]
+    (node,) = [n for n in nodes if len(nodes) == 1]
+    made = [lies_somehow(r, y) for y in results(node)]
+    run_on_host(node, [lies_somehow(r, x), *made])
+    for y, z in zip(made, by_ops(node, x), strict=True):
+        np.testing.assert_allclose(y, z, rtol=1e-4, atol=1e-4)
+
+
+def test_running_sums_of_long_lines_stay_with_the_library() -> None:
+    ops = [n.op for n in graph_of(walks, np.ones((1100, 900))).nodes]
+    assert ops.count("cumulative_sum") == 1
 
 
 @pytest.mark.parametrize("count", [3, 40])

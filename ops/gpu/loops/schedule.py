@@ -208,9 +208,9 @@ def _size(tiles: Tiles, a: int) -> int:
 
 def _can_be(tiles: Tiles) -> bool:
     rows = {*tiles.rows}
-    if tiles.running or 0 in tiles.extents or any(step(tiles, x) is None for x in rows):
+    if 0 in tiles.extents or any(step(tiles, x) is None for x in rows):
         return False
-    if any(rows & {*tiles.labels(v)} for v in tiles.gathered):
+    if any(rows & {*tiles.labels(v)} for v in tiles.gathered) or rows & {*tiles.running.values()}:
         return False
     return not any(
         MONOIDS[r.kind].width == 2 and len(r.over) > 1 for r in tiles.reductions.values()
@@ -222,7 +222,7 @@ def _arrange(tiles: Tiles) -> bool:
     body = tiles.body
     worked = [k for k, n in enumerate(body.nodes) if OPS[n.op].computes]
     loops = [tiles.iterates(k) - {*tiles.rows} for k in worked]
-    others = frozenset().union(*loops)
+    others = frozenset().union(*loops) - {*tiles.running.values()}  # along which one thread goes
     each = max((math.prod(tiles.extents[x] for x in own) for own in loops), default=1)
     tile = min(tiles.rows, key=lambda x: (tiles.extents[x] == 1, step(tiles, x) or 0))
     tiles.cut = {tile: 1}
@@ -235,7 +235,7 @@ def _arrange(tiles: Tiles) -> bool:
     wanted = max(THREADS if tiles.across and others else 1, ITEMS // each)
     wanted = min(1 << (wanted.bit_length() - 1), most)
     wanted = max(least, min(wanted, 1 << (tiles.extents[tile] - 1).bit_length()))
-    needed = {v for v in kept(tiles, {tiles.near}) if _is_reduced(tiles, v)}
+    needed = {v for v in kept(tiles, {tiles.near}) if _is_reduced(tiles, v) or v in tiles.running}
     for held in (kept(tiles, {tiles.near}) | _turned(tiles), needed):
         tiles.held, tiles.cut[tile] = held, wanted
         while tiles.cut[tile] > least and (not _fits(tiles) or tiles.units < BLOCKS):
@@ -246,7 +246,9 @@ def _arrange(tiles: Tiles) -> bool:
 
 
 def _fits(tiles: Tiles) -> bool:
-    return sum(map(tiles.room, tiles.held)) <= SHARED
+    """Whether there is room for what is held, and each thread of a warp has something to carry along."""
+    lines = [tiles.volume(v) // tiles.extents[x] for v, x in tiles.running.items()]
+    return sum(map(tiles.room, tiles.held)) <= SHARED and all(n >= WARP for n in lines)
 
 
 def _is_reduced(tiles: Tiles, v: int) -> bool:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from ostinato.ops.core.monoid import MONOIDS
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import DType, bool_, int64
+from ostinato.ops.jit.combining import carried
 from ostinato.ops.jit.elements import Elements, Env
 from ostinato.ops.jit.random_bits import numbers_in
 from ostinato.ops.jit.scalar import numbers
@@ -22,7 +23,7 @@ from ostinato.ops.jit.schedule import MAX_FIXED_EXTENT, grouped
 from ostinato.ops.jit.stages import Reduction
 from ostinato.ops.jit.values import Value, cast, fma, where
 
-from ..jit.lines import CudaLines, c_type, memory_type
+from ..jit.lines import CudaLines, c_type, literal, memory_type
 from .schedule import LEFT, MOST_TURNS, THREADS, WARP, Tiles, line_of
 from .text import Kernel, known_numbers, whole
 from .totals import APART, Total, merge_columns, reduce_block, reduce_warp
@@ -318,7 +319,9 @@ class Writer(Elements):
                 self.hold(v, line_of(nest, v))
         for k, node in enumerate(body.nodes):
             for v in body.outs(k):
-                if v in nest.reductions:
+                if v in nest.running:
+                    self.run(v)
+                elif v in nest.reductions:
                     self.reduce(v)
                 elif v in self.held and not OPS[node.op].reduce:
                     self.hold(v)
@@ -361,6 +364,21 @@ class Writer(Elements):
     def total(self, first: int, keeps: bool = True, n: str = "") -> Total:
         r = self.nest.reductions[first]
         return Total(r.kind, self.body.specs[first].dtype, n or str(first), keeps)
+
+    def run(self, v: int) -> None:
+        """What is carried along an index, which is a thread's, combined with one element after the other."""
+        label, dtype = self.nest.running[v], self.body.specs[v].dtype
+        node, name = self.body.nodes[self.body.producers[v]], self.name("carried")
+        with self.spread([x for x in self.nest.inner(v) if x != label]) as env:
+            self.add(f"{c_type(dtype)} {name} = {literal(0, dtype)};")
+            with self.loops((label,), env) as here:
+                x = cast(self.value(node.inputs[0], here), dtype)
+                before = Value(self.code, name, dtype)
+                made = carried(OPS[node.op].element.running, before, x)
+                first = self.index(label, here) == 0
+                self.add(f"{name} = {where(first, x, made).name};")
+                self.write(self.held_at(v, here), False, before)
+        self.add("__syncthreads();")
 
     def reduce(self, first: int) -> None:
         nest, r = self.nest, self.nest.reductions[first]
