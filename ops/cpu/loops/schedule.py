@@ -24,7 +24,6 @@ from ostinato.ops.jit.stages import Stages, stages_of, strides_in_order
 from .walks import runs_once
 
 LANES = (256, 128, 64)  # rows of a unit where lanes run along the rows: as many as fit
-CARRYING = (32, 16)  # of a unit with running sums, if no more fit
 TILE = 16  # elements of a tile, as many as a square that is transposed has at the most
 BLOCKS, UNITS = ("64", "128", "256", "512"), " rows at a time"  # ways of a kernel in stages
 WIDE, TOGETHER = LIMITS.wide, LIMITS.together
@@ -116,8 +115,6 @@ def _arrange(nest: Nest, most: Sequence[int]) -> bool:
     if any(step(nest, x) is None or x in running for x in nest.rows):
         return False
     others -= running
-    if running:
-        most = (*most, *CARRYING)
     long = [
         x
         for x in others
