@@ -60,7 +60,10 @@ def readable(
     lines[:] = made
 
 
-FOR_CHECKERS = {"ostinato.gradients", "ostinato.ops.control"}  # overloads of which people need none
+FOR_CHECKERS = {
+    "ostinato.gradients",
+    "ostinato.ops.flow.control",
+}  # overloads of which people need none
 
 
 def one_signature(analyze: Any = ModuleAnalyzer.analyze) -> None:

@@ -2,61 +2,48 @@
 file.
 """
 
-from . import (  # noqa: F401  (registers the operations)
+from . import fft, linalg, nn, solve  # noqa: F401  (registers the operations)
+from .array import (  # noqa: F401  (registers the operations)
     aliases,
     arithmetic,
     array_function,
     assigning,
     bits,
     boxes,
-    callback,
     casts,
-    collective,
     comparisons,
     concatenation,
     contraction,
-    control,
-    counting,
     creation,
     cumulative,
     distances,
-    distributions,
-    draws,
     elementary,
     elementwise,
-    fft,
-    flow,
-    gradient,
     grids,
     histograms,
     indexing,
     joining,
-    linalg,
     masks,
     moments,
-    nn,
     numerical,
     padding,
     polynomials,
     quantiles,
-    random,
     reduction,
-    reproducible,
     segments,
     selection,
     sets,
     shape,
     slicing,
     sliding,
-    solve,
     sorting,
-    special,
     statistics,
     subscripts,
     transcendental,
     ufuncs,
     window_functions,
 )
+from .autodiff import gradient  # noqa: F401  (registers the operations)
 from .core import show  # noqa: F401  (how graphs print)
 from .core.array import Array
 from .core.build import Builder
@@ -65,6 +52,10 @@ from .core.layout import Layout
 from .core.registry import OPS, Op, lookup
 from .core.spec import Spec
 from .cpu.device import CPU  # noqa: F401  (registers how a CPU does it)
+from .flow import callback, composed, control  # noqa: F401  (registers the operations)
 from .gpu.device import Gpu  # noqa: F401
+from .planned import collective, element_ids, reproducible  # noqa: F401  (registers the operations)
+from .random import distributions, draws, random  # noqa: F401  (registers the operations)
+from .special import special  # noqa: F401  (registers the operations)
 
 __all__ = ["OPS", "Array", "Builder", "Graph", "Layout", "Node", "Op", "Spec", "lookup"]

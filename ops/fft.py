@@ -15,10 +15,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ostinato.errors import ArgumentError, DTypeError, ShapeError
 
-from .arithmetic import conj, real
-from .casts import as_dtype, astype, check_device
-from .comparisons import equal
-from .concatenation import add_zeros, roll
+from .array.arithmetic import conj, real
+from .array.casts import as_dtype, astype, check_device
+from .array.comparisons import equal
+from .array.concatenation import add_zeros, roll
+from .array.creation import arange
+from .array.cumulative import running
+from .array.elementwise import where
+from .array.shape import axis_of, listed, whole_number
+from .array.slicing import slice_axes
 from .core.array import Array, Operandish, apply, as_array
 from .core.index import Indices, along
 from .core.parameters import AXIS, FLAG, one_of, unfit, whole
@@ -36,11 +41,6 @@ from .core.spec import (
 )
 from .core.spelling import missing
 from .core.user_line import misfit
-from .creation import arange
-from .cumulative import running
-from .elementwise import where
-from .shape import axis_of, listed, whole_number
-from .slicing import slice_axes
 
 __all__ = [
     "fft",

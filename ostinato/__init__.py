@@ -31,48 +31,48 @@ finally:
 from ostinato.ops import fft as fft
 from ostinato.ops import linalg as linalg
 from ostinato.ops import nn as nn
-from ostinato.ops import random as random
 from ostinato.ops import solve as solve
-from ostinato.ops import special as special
-from ostinato.ops.aliases import *
-from ostinato.ops.arithmetic import *
-from ostinato.ops.assigning import *
-from ostinato.ops.boxes import *
-from ostinato.ops.comparisons import *
-from ostinato.ops.concatenation import *
-from ostinato.ops.contraction import *
-from ostinato.ops.control import *
+from ostinato.ops.array.aliases import *
+from ostinato.ops.array.arithmetic import *
+from ostinato.ops.array.assigning import *
+from ostinato.ops.array.boxes import *
+from ostinato.ops.array.comparisons import *
+from ostinato.ops.array.concatenation import *
+from ostinato.ops.array.contraction import *
+from ostinato.ops.array.creation import *
+from ostinato.ops.array.cumulative import *
+from ostinato.ops.array.elementary import *
+from ostinato.ops.array.elementwise import *
+from ostinato.ops.array.grids import *
+from ostinato.ops.array.histograms import *
+from ostinato.ops.array.indexing import *
+from ostinato.ops.array.joining import *
+from ostinato.ops.array.makers import *
+from ostinato.ops.array.masks import *
+from ostinato.ops.array.moments import *
+from ostinato.ops.array.numerical import *
+from ostinato.ops.array.padding import *
+from ostinato.ops.array.polynomials import *
+from ostinato.ops.array.quantiles import *
+from ostinato.ops.array.reduction import *
+from ostinato.ops.array.scalar_types import *
+from ostinato.ops.array.segments import *
+from ostinato.ops.array.selection import *
+from ostinato.ops.array.sets import *
+from ostinato.ops.array.shape import *
+from ostinato.ops.array.slicing import *
+from ostinato.ops.array.sliding import *
+from ostinato.ops.array.sorting import *
+from ostinato.ops.array.statistics import *
+from ostinato.ops.array.transcendental import *
+from ostinato.ops.array.whole_numbers import *
+from ostinato.ops.array.window_functions import *
 from ostinato.ops.core.array import Array as Array
 from ostinato.ops.core.tree import tree_map as tree_map
-from ostinato.ops.creation import *
-from ostinato.ops.cumulative import *
-from ostinato.ops.elementary import *
-from ostinato.ops.elementwise import *
-from ostinato.ops.flow import *
-from ostinato.ops.grids import *
-from ostinato.ops.histograms import *
-from ostinato.ops.indexing import *
-from ostinato.ops.joining import *
-from ostinato.ops.makers import *
-from ostinato.ops.masks import *
-from ostinato.ops.moments import *
-from ostinato.ops.numerical import *
-from ostinato.ops.padding import *
-from ostinato.ops.polynomials import *
-from ostinato.ops.quantiles import *
-from ostinato.ops.reduction import *
-from ostinato.ops.scalar_types import *
-from ostinato.ops.segments import *
-from ostinato.ops.selection import *
-from ostinato.ops.sets import *
-from ostinato.ops.shape import *
-from ostinato.ops.slicing import *
-from ostinato.ops.sliding import *
-from ostinato.ops.sorting import *
-from ostinato.ops.statistics import *
-from ostinato.ops.transcendental import *
-from ostinato.ops.whole_numbers import *
-from ostinato.ops.window_functions import *
+from ostinato.ops.flow.composed import *
+from ostinato.ops.flow.control import *
+from ostinato.ops.random import random as random
+from ostinato.ops.special import special as special
 from ostinato.planner.plan import Plan as Plan
 from ostinato.planner.policy import Precision as Precision
 

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 from ostinato.errors import ArgumentError
-from ostinato.ops import gradient as gradients
-from ostinato.ops.callback import called_back
+from ostinato.ops.array.shape import zero_of
+from ostinato.ops.autodiff import gradient as gradients
 from ostinato.ops.core.array import Array, as_array
 from ostinato.ops.core.spec import Spec
 from ostinato.ops.core.tree import flatten, unflatten
 from ostinato.ops.core.user_line import misfit
-from ostinato.ops.shape import zero_of
+from ostinato.ops.flow.callback import called_back
 
 
 def callback(

@@ -42,7 +42,7 @@ from ostinato.ops.core.tree import (
     flatten,
 )
 from ostinato.ops.core.user_line import misfit
-from ostinato.ops.seeds import seeds
+from ostinato.ops.random.seeds import seeds
 from ostinato.planner.external import Step, split_sorts
 from ostinato.planner.pipeline import check_limit, place_operands
 from ostinato.planner.plan import Key, Numerics, Plan, Target

@@ -10,12 +10,12 @@ import numpy as np
 
 from ostinato import settings
 from ostinato.errors import ArgumentError, SessionError
-from ostinato.ops.callback import printed
 from ostinato.ops.core.array import Array, as_array
 from ostinato.ops.core.spelling import missing
 from ostinato.ops.core.tracebacks import door
 from ostinato.ops.core.tree import flatten, unflatten
 from ostinato.ops.core.user_line import misfit
+from ostinato.ops.flow.callback import printed
 from ostinato.runtime.engine import LocalEngine
 from ostinato.runtime.worker import bind_anew
 

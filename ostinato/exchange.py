@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from ostinato.errors import ArgumentError, SessionError
+from ostinato.ops.array.creation import asarray
 from ostinato.ops.core.array import Array, Split, from_operand
 from ostinato.ops.core.layout import Box, volume
 from ostinato.ops.core.spec import DTYPES
 from ostinato.ops.core.user_line import misfit
-from ostinato.ops.creation import asarray
 from ostinato.planner.passes.layouts import resolve
 from ostinato.runtime.crew.channel import Channel
 from ostinato.runtime.crew.engine import CrewEngine

@@ -11,14 +11,14 @@ from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, cast, overload
 import numpy as np
 
 from ostinato.errors import GradientError
-from ostinato.ops import gradient
+from ostinato.ops.array.creation import ones_like
+from ostinato.ops.array.shape import zero_of
+from ostinato.ops.autodiff import gradient
 from ostinato.ops.core.array import Array, Watch, as_array, from_term, term_of
 from ostinato.ops.core.spec import is_inexact
 from ostinato.ops.core.tracebacks import door, shorten
 from ostinato.ops.core.tree import flatten, paths, unflatten
 from ostinato.ops.core.user_line import misfit
-from ostinato.ops.creation import ones_like
-from ostinato.ops.shape import zero_of
 
 Numbers = int | Sequence[int]
 P = ParamSpec("P")

@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 
 from ostinato.errors import ArgumentError, DTypeError
-from ostinato.ops.casts import as_dtype, check_device
+from ostinato.ops.array.casts import as_dtype, check_device
 from ostinato.ops.core import array
 from ostinato.ops.core.array import Array, as_array, weak_dtype, weak_kind
 from ostinato.ops.core.spec import (

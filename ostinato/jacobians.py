@@ -12,14 +12,14 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, cast
 
 from ostinato.errors import GradientError
-from ostinato.ops import gradient, tangents
+from ostinato.ops.array.creation import eye
+from ostinato.ops.array.shape import moveaxis, reshape
+from ostinato.ops.autodiff import gradient, tangents
 from ostinato.ops.core.array import Array, Watch, apply, as_array
 from ostinato.ops.core.spec import is_inexact
 from ostinato.ops.core.tracebacks import door
 from ostinato.ops.core.tree import Structure, flatten, unflatten
 from ostinato.ops.core.user_line import misfit
-from ostinato.ops.creation import eye
-from ostinato.ops.shape import moveaxis, reshape
 
 from .gradients import Numbers, P, R, number_of_argument, pair, variables_of
 from .mapping import vmap

@@ -1,7 +1,7 @@
 """`vmap`: a function of one element as a function of many.
 
 The function is called once, with placeholders for one element. What it did with them is then done
-for all elements at once (ops/batching.py)."""
+for all elements at once (ops/autodiff/batching.py)."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ from ostinato.errors import (
     ShapeError,
     TracedValueError,
 )
-from ostinato.ops.batching import Batch, given_axis
-from ostinato.ops.casts import as_dtype, astype
+from ostinato.ops.array.casts import as_dtype, astype
+from ostinato.ops.array.creation import iota
+from ostinato.ops.array.shape import broadcast_shapes, broadcast_to, moveaxis, reshape
+from ostinato.ops.autodiff.batching import Batch, given_axis
 from ostinato.ops.core.array import Array, Trace, as_array, have_values
 from ostinato.ops.core.refusals import end_refusals
 from ostinato.ops.core.spec import Spec, int64
@@ -29,9 +31,7 @@ from ostinato.ops.core.trace import check_ended
 from ostinato.ops.core.tracebacks import door
 from ostinato.ops.core.tree import Structure, fields_of, flatten, in_order, paths, unflatten
 from ostinato.ops.core.user_line import misfit
-from ostinato.ops.creation import iota
-from ostinato.ops.seeds import seeds
-from ostinato.ops.shape import broadcast_shapes, broadcast_to, moveaxis, reshape
+from ostinato.ops.random.seeds import seeds
 
 from .gradients import P, R
 

@@ -13,17 +13,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ostinato.errors import ArgumentError
-from ostinato.ops.arithmetic import maximum, minimum
-from ostinato.ops.casts import astype
-from ostinato.ops.comparisons import isfinite, logical_and
+from ostinato.ops.array.arithmetic import maximum, minimum
+from ostinato.ops.array.casts import astype
+from ostinato.ops.array.comparisons import isfinite, logical_and
+from ostinato.ops.array.creation import asarray
+from ostinato.ops.array.elementwise import where
+from ostinato.ops.array.reduction import all as all_of
 from ostinato.ops.core.array import Array, as_array
 from ostinato.ops.core.spec import float32, int32, promote
 from ostinato.ops.core.spelling import missing
 from ostinato.ops.core.tree import flatten, tree_map, unflatten
 from ostinato.ops.core.user_line import misfit
-from ostinato.ops.creation import asarray
-from ostinato.ops.elementwise import where
-from ostinato.ops.reduction import all as all_of
 
 from .gradients import Numbers, value_and_grad
 

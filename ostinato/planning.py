@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from ostinato.errors import ArgumentError
+from ostinato.ops.array.shape import split_of
 from ostinato.ops.core.array import FREE, Array, Operand, Split, Term, Wish
 from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.layout import Mesh
@@ -26,7 +27,6 @@ from ostinato.ops.core.spec import DTYPES, DTypeLike, Spec
 from ostinato.ops.core.tracebacks import door
 from ostinato.ops.core.tree import flatten
 from ostinato.ops.core.user_line import misfit
-from ostinato.ops.shape import split_of
 from ostinato.planner.machine import Machine, resolve
 from ostinato.planner.passes import layouts
 from ostinato.planner.pipeline import make_plan, place_operands

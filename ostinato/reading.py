@@ -18,7 +18,6 @@ from ostinato.errors import (
     MemoryLimitError,
     TracedValueError,
 )
-from ostinato.ops.callback import name_functions
 from ostinato.ops.core import array
 from ostinato.ops.core.array import (
     Array,
@@ -37,6 +36,7 @@ from ostinato.ops.core.trace import Collected, Ref, collect
 from ostinato.ops.core.tracebacks import shorten
 from ostinato.ops.core.tree import flatten
 from ostinato.ops.core.user_line import asked_by_library, misfit, on_behalf, short, user_line
+from ostinato.ops.flow.callback import name_functions
 from ostinato.planner.pipeline import make_plan
 from ostinato.planner.plan import Key, Plan
 

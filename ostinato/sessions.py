@@ -21,7 +21,6 @@ import numpy as np
 
 from ostinato import settings
 from ostinato.errors import ArgumentError, LayoutError, OstinatoError
-from ostinato.ops.callback import name_functions
 from ostinato.ops.core import activity
 from ostinato.ops.core.array import Array, File, Host, Operand, Split, Term, changing, settled
 from ostinato.ops.core.device import DEVICES, LATER, Absent, Device, find
@@ -31,6 +30,7 @@ from ostinato.ops.core.signals import Living
 from ostinato.ops.core.trace import Collected
 from ostinato.ops.core.tracebacks import door
 from ostinato.ops.core.user_line import misfit
+from ostinato.ops.flow.callback import name_functions
 from ostinato.planner.cache import KEPT, PlanCache
 from ostinato.planner.gathered import gathers
 from ostinato.planner.machine import HERE, known

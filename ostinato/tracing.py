@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ostinato.errors import TracedValueError
-from ostinato.ops.casts import astype
+from ostinato.ops.array.casts import astype
 from ostinato.ops.core import array
 from ostinato.ops.core.array import Array, Operand, Term, placeholder
 from ostinato.ops.core.graph import Graph
@@ -28,7 +28,7 @@ from ostinato.ops.core.tree import (
     objects_beside,
     unflatten,
 )
-from ostinato.ops.seeds import mix, seeds
+from ostinato.ops.random.seeds import mix, seeds
 
 from .arguments import NUMBERS, Call, Described, keywords, positional
 from .guards import UNSET, Guards, is_alike
@@ -340,7 +340,7 @@ class _Draws:
 
 def _seed_last(graph: Any, at: int) -> Any:
     """The graph with the input `at` behind all others."""
-    from ostinato.ops.control import relabel
+    from ostinato.ops.flow.control import relabel
 
     n = len(graph.inputs)
     order = [*range(at), *range(at + 1, n), at]

@@ -13,8 +13,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ostinato.ops.collective import COLLECTIVES, REDUCING, STORED, collective_of
-from ostinato.ops.control import CONTROL
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.encode import Malformed, digest, need
 from ostinato.ops.core.graph import Graph, Node
@@ -23,7 +21,9 @@ from ostinato.ops.core.layout import Layout, Partial
 from ostinato.ops.core.monoid import MONOIDS
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import DType, Spec
-from ostinato.ops.reproducible import FIXED
+from ostinato.ops.flow.control import CONTROL
+from ostinato.ops.planned.collective import COLLECTIVES, REDUCING, STORED, collective_of
+from ostinato.ops.planned.reproducible import FIXED
 
 from .layouts.shardings import SUM, extents_of, labels_of, sharding_of
 from .machine import NOMINAL

@@ -20,14 +20,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from ostinato.ops.collective import STRETCH
+from ostinato.ops.array.expressions import Expression, where
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.index import Window
 from ostinato.ops.core.layout import Layout, every_bounds
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Shape, Spec, int64, is_inexact, uint32, uint64
-from ostinato.ops.expressions import Expression, where
+from ostinato.ops.planned.collective import STRETCH
 
 from .layouts.shardings import is_rigid
 from .machine import memory

@@ -14,12 +14,12 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from ostinato.ops.collective import REDUCING, collective_of
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.layout import Layout, Mesh, bounds_of_many
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Spec
 from ostinato.ops.core.traffic import held, moved
+from ostinato.ops.planned.collective import REDUCING, collective_of
 
 from .layouts.costs import REPEATED, UNTIL, move_legs, repeats
 from .machine import MACHINES, Machine, known

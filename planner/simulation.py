@@ -21,12 +21,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from ostinato.ops.collective import REDUCING, collective_of
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.layout import Layout, Mesh, bounds_of_many, coords_of_many
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Spec
 from ostinato.ops.core.user_line import misfit
+from ostinato.ops.planned.collective import REDUCING, collective_of
 
 from ostinato.errors import ArgumentError, MemoryLimitError
 

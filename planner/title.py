@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ostinato.ops.control import ONE_KERNEL, WHOLE
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.registry import OPS
+from ostinato.ops.flow.control import ONE_KERNEL, WHOLE
 
 
 def title(node: Node) -> str:

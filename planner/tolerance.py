@@ -30,13 +30,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-from ostinato.ops.control import CONTROL
+from ostinato.ops.array.expressions import Expression, where
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.layout import Layout
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import DType, Shape, Spec, float32, float64, int64
-from ostinato.ops.expressions import Expression, where
+from ostinato.ops.flow.control import CONTROL
 
 from .machine import Machine
 from .passes.precision import is_site

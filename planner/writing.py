@@ -16,11 +16,11 @@ import itertools
 import math
 from collections.abc import Iterable
 
+from ostinato.ops.array.expressions import Expression
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Spec, int64
-from ostinato.ops.expressions import Expression
 
 from .external import is_stored
 from .passes.file_joins import SHARE

@@ -23,8 +23,6 @@ from operator import itemgetter
 from typing import Any
 
 import numpy as np
-from ostinato.ops.collective import STORED, collective_of
-from ostinato.ops.control import CONTROL
 from ostinato.ops.core.device import (
     Device,
     InTurns,
@@ -37,6 +35,8 @@ from ostinato.ops.core.layout import around
 from ostinato.ops.core.notes import Notes
 from ostinato.ops.core.registry import OPS, Place
 from ostinato.ops.core.spec import is_inexact, lying
+from ostinato.ops.flow.control import CONTROL
+from ostinato.ops.planned.collective import STORED, collective_of
 from ostinato.planner.passes.memory import (
     body_order,
     contiguous,

@@ -21,9 +21,9 @@ import contextlib
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from ostinato.ops.collective import collective_of
 from ostinato.ops.core.device import Function, GraphCapture
 from ostinato.ops.core.graph import Graph
+from ostinato.ops.planned.collective import collective_of
 
 RUN, REHEARSE, TAKE, LAUNCH = "runs", "is rehearsed", "is taken down", "is launched"
 OURS = "another worker could not take it down"

@@ -15,7 +15,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from ostinato.ops.control import graph_cost
 from ostinato.ops.core.device import (
     InTurns,
     Recorder,
@@ -25,6 +24,7 @@ from ostinato.ops.core.graph import Node
 from ostinato.ops.core.layout import Partial, slices
 from ostinato.ops.core.monoid import MONOIDS
 from ostinato.ops.core.spec import Spec, lying
+from ostinato.ops.flow.control import graph_cost
 from ostinato.planner.passes.memory import (
     BUFFERS,
     addends,

@@ -22,10 +22,10 @@ import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from ostinato.ops.collective import collective_of
 from ostinato.ops.core.device import Device, Function, GraphCapture
 from ostinato.ops.core.graph import Node
 from ostinato.ops.core.registry import OPS
+from ostinato.ops.planned.collective import collective_of
 from ostinato.planner.plan import Program
 from ostinato.planner.title import title
 

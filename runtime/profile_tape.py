@@ -11,13 +11,13 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from ostinato.ops.collective import collective_of
 from ostinato.ops.core import activity
 from ostinato.ops.core.activity import Task
 from ostinato.ops.core.device import Device
 from ostinato.ops.core.graph import Node
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.user_line import short
+from ostinato.ops.planned.collective import collective_of
 from ostinato.planner.title import title
 
 from .bound import Row

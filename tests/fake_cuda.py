@@ -464,7 +464,7 @@ _memory: dict[int, tuple[Any, _Known]] = {}
 
 def base_of(x: Any) -> Any:
     """The array that has its memory. Views by as_strided, which hold it by way of another object, may say
-    that they reach further (ops/counting.py)."""
+    that they reach further (ops/planned/element_ids.py)."""
     while True:
         base = x.base
         if not isinstance(base, np.ndarray):

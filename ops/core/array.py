@@ -1299,7 +1299,9 @@ def apply_all(name: str, *operands: Array, **params: Any) -> tuple[Array, ...]:
 def _apply_all(name: str, operands: Sequence[Array], params: dict[str, Any]) -> tuple[Array, ...]:
     op = lookup(name)
     for x in operands:
-        if x.__class__ is not Array:  # what a mask picks, whose shape nobody knows (ops/picked.py)
+        if (
+            x.__class__ is not Array
+        ):  # what a mask picks, whose shape nobody knows (ops/array/picked.py)
             return cast("tuple[Array, ...]", functions["apply_picked"](op, operands, params))
     line = user_line()
     given = tuple([x.spec for x in operands])

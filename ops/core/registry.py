@@ -62,7 +62,7 @@ class Piece(NamedTuple):
     value: Any = 0
     places: tuple[int, ...] = ()  # the operands that say where it begins along axes ...
     axes: tuple[int, ...] = ()
-    bounds: tuple[str, ...] = ()  # (as one of ops/indexing.py says which are inside)
+    bounds: tuple[str, ...] = ()  # (as one of ops/array/indexing.py says which are inside)
     picks: bool = False  # ... of the operand, or else of the result
     combine: str = ""  # the op that makes one of what is there and the operand
 
@@ -183,7 +183,7 @@ class Parallel:
 
     algorithms: Callable[[Specs, Specs, Params], Sequence[Graph]] | None = None  # that do the same
     # (node, *operands) -> the same of fixed blocks in a fixed tree (`any-workers`), as expressions
-    # (ops/expressions.py)
+    # (ops/array/expressions.py)
     in_blocks: Callable[..., Sequence[Any]] | None = None
     # Operands that may come as addends of sums, together: what it makes of them are addends of its
     # result; what else it takes is one number each.
@@ -206,10 +206,10 @@ class Op:
     # What is made of it.
     grad: Callable[..., Sequence[Any]] | None = None  # (g, y, *operands, **params) -> Arrays
     # (tangents, *operands, **params) -> results, then their tangents, where the gradient does not
-    # say it (ops/tangents.py); None: not of these
+    # say it (ops/autodiff/tangents.py); None: not of these
     forward: Callable[..., Sequence[Any] | None] | None = None
     # (size, *(operand, whether it has one more axis of this size in front), **params) -> the same
-    # of its results, where that does not follow from `indices` and `takes` (ops/batching.py);
+    # of its results, where that does not follow from `indices` and `takes` (ops/autodiff/batching.py);
     # None: not of these
     batched: Callable[..., Sequence[tuple[Any, bool]] | None] | None = None
     # How it is done.

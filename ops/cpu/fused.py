@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from ostinato.ops.bits import local_shape
+from ostinato.ops.array.bits import local_shape
 from ostinato.ops.core.device import Classes, plain
 from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.layout import Box

@@ -9,13 +9,13 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from ostinato.ops.contraction import Folds
-from ostinato.ops.control import ONE_KERNEL, WHOLE
+from ostinato.ops.array.contraction import Folds
 from ostinato.ops.core.device import Classes, Device, Prepackable
 from ostinato.ops.core.monoid import identity
 from ostinato.ops.core.registry import OPS, Params, Place, Scratch, Specs
 from ostinato.ops.core.spec import Shape, Spec, bfloat16, int64, lying
 from ostinato.ops.cpu.limits import LIMITS
+from ostinato.ops.flow.control import ONE_KERNEL, WHOLE
 from ostinato.ops.linalg.factorizations import SINGULAR
 
 from .fused import WITH_PRODUCT, stages, stages_room, stages_ways

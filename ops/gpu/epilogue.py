@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ostinato.ops.bits import BITS, LINE, MASKED
+from ostinato.ops.array.bits import BITS, LINE, MASKED
 from ostinato.ops.core.device import Function
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.registry import OPS

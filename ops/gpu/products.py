@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from ostinato.ops.contraction import Folds
+from ostinato.ops.array.contraction import Folds
 from ostinato.ops.core.device import Function
 from ostinato.ops.core.registry import OPS, Scratch
 from ostinato.ops.core.spec import Shape, Spec, float32, int8, lying

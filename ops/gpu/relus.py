@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ostinato.ops.bits import bytes_of
+from ostinato.ops.array.bits import bytes_of
 from ostinato.ops.core.graph import Graph
 
 

@@ -13,7 +13,7 @@ from ostinato.ops.core.spec import Shape, Spec
 
 from .labels import combines
 
-COUNTED = "counted"  # numbers of elements (ops/counting.py)
+COUNTED = "counted"  # numbers of elements (ops/planned/element_ids.py)
 
 
 @dataclass(frozen=True, slots=True)

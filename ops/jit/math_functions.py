@@ -8,7 +8,7 @@ import math
 from typing import Any
 
 import numpy as np
-from ostinato.ops import transcendental
+from ostinato.ops.array import transcendental
 from ostinato.ops.core.spec import DType, bool_, float32, float64
 
 from .values import (

@@ -1,4 +1,4 @@
-"""Random words and numbers in registers: what ops/draws.py makes in arrays, for one element.
+"""Random words and numbers in registers: what ops/random/draws.py makes in arrays, for one element.
 
 An element's number among all elements of the global array is all that it depends on. Four words come
 from one counter, so an element finds out all four and takes its own; that is still much faster than
@@ -10,7 +10,7 @@ import math
 
 from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.spec import DType, float32, float64, int32, int64, uint32, uint64
-from ostinato.ops.draws import LOW, MULTIPLIERS, NORMAL, WEYL
+from ostinato.ops.random.draws import LOW, MULTIPLIERS, NORMAL, WEYL
 
 from .loops import COUNTED
 from .math_functions import FUNCTIONS

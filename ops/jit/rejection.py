@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 
 from ostinato.ops.core.spec import float64, int64, uint64
-from ostinato.ops.draws import STREAMS
+from ostinato.ops.random.draws import STREAMS
 
 from .random_bits import philox
 from .special import cos_pi, elementary, gammaln_positive

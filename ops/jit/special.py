@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
-from ostinato.ops import transcendental
+from ostinato.ops.array import transcendental
 
 from . import special_floats as floats
 from . import special_tables as tables

@@ -14,18 +14,18 @@ from collections.abc import Sequence
 from typing import Any, SupportsIndex
 
 import numpy as np
-from ostinato.ops.arithmetic import convert
-from ostinato.ops.concatenation import concat, roll
+from ostinato.ops.array.arithmetic import convert
+from ostinato.ops.array.concatenation import concat, roll
+from ostinato.ops.array.creation import iota
+from ostinato.ops.array.cumulative import running
+from ostinato.ops.array.elementwise import broadcast, floating, where
+from ostinato.ops.array.shape import axis_of, broadcast_to, expand_dims, reshape, squeeze, zero_of
 from ostinato.ops.core.array import Array, Operandish, apply, as_array, unify
 from ostinato.ops.core.device import device_of
 from ostinato.ops.core.parameters import AXIS, FLAG, whole
 from ostinato.ops.core.registry import Params, Specs, op
 from ostinato.ops.core.spec import Spec, promote
 from ostinato.ops.core.user_line import misfit
-from ostinato.ops.creation import iota
-from ostinato.ops.cumulative import running
-from ostinato.ops.elementwise import broadcast, floating, where
-from ostinato.ops.shape import axis_of, broadcast_to, expand_dims, reshape, squeeze, zero_of
 
 from ostinato.errors import ArgumentError, DTypeError, ShapeError
 

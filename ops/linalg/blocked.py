@@ -15,9 +15,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from ostinato.ops.arithmetic import abs as absolute
-from ostinato.ops.arithmetic import conj, sign
-from ostinato.ops.concatenation import concat
+from ostinato.ops.array.arithmetic import abs as absolute
+from ostinato.ops.array.arithmetic import conj, sign
+from ostinato.ops.array.concatenation import concat
+from ostinato.ops.array.creation import eye, zeros
+from ostinato.ops.array.elementwise import where
+from ostinato.ops.array.reduction import prod, sum
+from ostinato.ops.array.shape import expand_dims, reshape
+from ostinato.ops.array.transcendental import log
 from ostinato.ops.core.array import Array, apply, apply_all
 from ostinato.ops.core.device import device_of
 from ostinato.ops.core.graph import Graph
@@ -28,11 +33,6 @@ from ostinato.ops.core.registry import Params, Place, Scratch, Specs, op
 from ostinato.ops.core.spec import Spec, int64
 from ostinato.ops.core.trace import graph_of
 from ostinato.ops.core.user_line import misfit
-from ostinato.ops.creation import eye, zeros
-from ostinato.ops.elementwise import where
-from ostinato.ops.reduction import prod, sum
-from ostinato.ops.shape import expand_dims, reshape
-from ostinato.ops.transcendental import log
 
 from ostinato.errors import ShapeError
 

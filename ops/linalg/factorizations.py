@@ -16,11 +16,26 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from ostinato.ops.arithmetic import abs as absolute
-from ostinato.ops.arithmetic import conj, convert, imag, real
-from ostinato.ops.batching import Mapped, aligned
-from ostinato.ops.comparisons import logical_not
-from ostinato.ops.concatenation import concat
+from ostinato.ops.array.arithmetic import abs as absolute
+from ostinato.ops.array.arithmetic import conj, convert, imag, real
+from ostinato.ops.array.comparisons import logical_not
+from ostinato.ops.array.concatenation import concat
+from ostinato.ops.array.creation import eye
+from ostinato.ops.array.elementwise import broadcast, where
+from ostinato.ops.array.reduction import any as anywhere
+from ostinato.ops.array.reduction import prod
+from ostinato.ops.array.reduction import sum as total
+from ostinato.ops.array.shape import (
+    expand_dims,
+    matrix_transpose,
+    moveaxis,
+    reshape,
+    tril,
+    triu,
+    zero_of,
+)
+from ostinato.ops.array.sorting import argsort
+from ostinato.ops.autodiff.batching import Mapped, aligned
 from ostinato.ops.core.array import Array, apply, apply_all
 from ostinato.ops.core.device import device_of
 from ostinato.ops.core.index import LETTERS, Indices
@@ -28,13 +43,6 @@ from ostinato.ops.core.parameters import FLAG, one_of
 from ostinato.ops.core.registry import Params, Scratch, Specs, op
 from ostinato.ops.core.spec import Shape, Spec, int64, real_of
 from ostinato.ops.core.user_line import misfit
-from ostinato.ops.creation import eye
-from ostinato.ops.elementwise import broadcast, where
-from ostinato.ops.reduction import any as anywhere
-from ostinato.ops.reduction import prod
-from ostinato.ops.reduction import sum as total
-from ostinato.ops.shape import expand_dims, matrix_transpose, moveaxis, reshape, tril, triu, zero_of
-from ostinato.ops.sorting import argsort
 
 from ostinato.errors import DTypeError, GradientError, ShapeError
 
@@ -329,7 +337,7 @@ def rows_of(x: Array, order: Array) -> Array:
     """The rows of matrices in another order."""
     if x.ndim == 2:
         return apply("take", x, order, axis=0)
-    from ostinato.ops.indexing import take_along_axis
+    from ostinato.ops.array.indexing import take_along_axis
 
     return take_along_axis(x, expand_dims(order, axis=-1), axis=-2)
 
@@ -407,7 +415,7 @@ def _column(x: Array) -> Array:
 
 def _det_grad(g: Array, y: Array, x: Array) -> Sequence[Array | None]:
     """The cofactors: by the inverse, or, where that is none or a poor one, by singular values."""
-    from ostinato.ops.control import cond
+    from ostinato.ops.flow.control import cond
 
     def inverse_slope(x: Array) -> Array:
         turned = _inverse_transposed(x)

@@ -10,20 +10,16 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, overload
 
 import numpy as np
-from ostinato.ops import contraction
-from ostinato.ops.arithmetic import abs as absolute
-from ostinato.ops.arithmetic import conj, convert, real
-from ostinato.ops.concatenation import stack
-from ostinato.ops.contraction import matmul, tensordot, vecdot
-from ostinato.ops.core.array import Array, Operandish, apply, apply_all, as_array, called, unify
-from ostinato.ops.core.spec import DTypeLike, promote, real_of
-from ostinato.ops.core.user_line import misfit
-from ostinato.ops.creation import eye
-from ostinato.ops.draws import normal
-from ostinato.ops.elementwise import floating, where
-from ostinato.ops.indexing import take_along_axis
-from ostinato.ops.reduction import count_nonzero, max, min, sum
-from ostinato.ops.shape import (
+from ostinato.ops.array import contraction
+from ostinato.ops.array.arithmetic import abs as absolute
+from ostinato.ops.array.arithmetic import conj, convert, real
+from ostinato.ops.array.concatenation import stack
+from ostinato.ops.array.contraction import matmul, tensordot, vecdot
+from ostinato.ops.array.creation import eye
+from ostinato.ops.array.elementwise import floating, where
+from ostinato.ops.array.indexing import take_along_axis
+from ostinato.ops.array.reduction import count_nonzero, max, min, sum
+from ostinato.ops.array.shape import (
     axes_of,
     axis_of,
     broadcast_to,
@@ -35,6 +31,10 @@ from ostinato.ops.shape import (
     squeeze,
     whole_number,
 )
+from ostinato.ops.core.array import Array, Operandish, apply, apply_all, as_array, called, unify
+from ostinato.ops.core.spec import DTypeLike, promote, real_of
+from ostinato.ops.core.user_line import misfit
+from ostinato.ops.random.draws import normal
 
 from ostinato.errors import ArgumentError, ShapeError
 
@@ -311,14 +311,14 @@ def lu(x: Operandish, /, permute_l: bool = False, *, p_indices: bool = False) ->
 
 def _back(order: Array) -> Array:
     """The place at which each number from 0 on is."""
-    from ostinato.ops.sorting import argsort
+    from ostinato.ops.array.sorting import argsort
 
     return argsort(order, axis=-1)
 
 
 def permutation(order: Array, dtype: Any) -> Array:
     """The matrix that puts row k of what it multiplies to row order[k]."""
-    from ostinato.ops.creation import one_hot
+    from ostinato.ops.array.creation import one_hot
 
     return matrix_transpose(one_hot(order, order.shape[-1], dtype=dtype))
 

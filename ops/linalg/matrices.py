@@ -7,14 +7,14 @@ from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import numpy as np
-from ostinato.ops.arithmetic import conj
+from ostinato.ops.array.arithmetic import conj
+from ostinato.ops.array.creation import eye
+from ostinato.ops.array.shape import expand_dims, matrix_transpose
 from ostinato.ops.core.array import Array, apply
 from ostinato.ops.core.index import LETTERS, Indices, along
 from ostinato.ops.core.registry import Params, Specs
 from ostinato.ops.core.spec import Spec
 from ostinato.ops.core.user_line import misfit
-from ostinato.ops.creation import eye
-from ostinato.ops.shape import expand_dims, matrix_transpose
 
 from ostinato.errors import DTypeError, ShapeError
 

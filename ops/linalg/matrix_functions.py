@@ -15,13 +15,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from ostinato.ops.concatenation import concat
+from ostinato.ops.array.concatenation import concat
+from ostinato.ops.array.elementwise import floating
+from ostinato.ops.array.shape import matrix_transpose, zero_of
 from ostinato.ops.core.array import Array, Operandish, apply
 from ostinato.ops.core.device import device_of
 from ostinato.ops.core.registry import op
 from ostinato.ops.core.spec import Spec
-from ostinato.ops.elementwise import floating
-from ostinato.ops.shape import matrix_transpose, zero_of
 
 from .matrices import cubic, each, matrix, put, turned, whole
 

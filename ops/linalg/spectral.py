@@ -9,7 +9,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from ostinato.ops.arithmetic import conj, convert, imag, real
+from ostinato.ops.array.arithmetic import conj, convert, imag, real
+from ostinato.ops.array.creation import eye
+from ostinato.ops.array.elementwise import where
+from ostinato.ops.array.shape import expand_dims, matrix_transpose
 from ostinato.ops.core.array import Array, apply, apply_all
 from ostinato.ops.core.device import device_of
 from ostinato.ops.core.index import LETTERS, Indices
@@ -17,9 +20,6 @@ from ostinato.ops.core.parameters import FLAG, SHARE
 from ostinato.ops.core.registry import Params, Scratch, Specs, op
 from ostinato.ops.core.spec import Shape, Spec, complex64, complex128, float32, int64, real_of
 from ostinato.ops.core.user_line import misfit
-from ostinato.ops.creation import eye
-from ostinato.ops.elementwise import where
-from ostinato.ops.shape import expand_dims, matrix_transpose
 
 from ostinato.errors import GradientError, ShapeError
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from ostinato.ops.arithmetic import convert
-from ostinato.ops.casts import astype
-from ostinato.ops.concatenation import concat
-from ostinato.ops.contraction import matmul
+from ostinato.ops.array.arithmetic import convert
+from ostinato.ops.array.casts import astype
+from ostinato.ops.array.concatenation import concat
+from ostinato.ops.array.contraction import matmul
+from ostinato.ops.array.creation import eye, iota, zeros
+from ostinato.ops.array.elementwise import floating
+from ostinato.ops.array.indexing import take, take_along_axis
+from ostinato.ops.array.shape import broadcast_to, expand_dims, reshape
+from ostinato.ops.array.sorting import argsort
 from ostinato.ops.core.array import Array, Operandish, apply_all, as_array
 from ostinato.ops.core.spec import int64, promote
 from ostinato.ops.core.user_line import misfit
-from ostinato.ops.creation import eye, iota, zeros
-from ostinato.ops.elementwise import floating
-from ostinato.ops.indexing import take, take_along_axis
-from ostinato.ops.shape import broadcast_to, expand_dims, reshape
-from ostinato.ops.sorting import argsort
 
 from ostinato.errors import ArgumentError, ShapeError
 

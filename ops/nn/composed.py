@@ -7,35 +7,16 @@ from collections.abc import Sequence
 from typing import Any, Literal, cast
 
 import numpy as np
-from ostinato.ops.arithmetic import (
-    abs as absolute,
-)
-from ostinato.ops.arithmetic import (
-    rsqrt,
-)
-from ostinato.ops.comparisons import (
-    isfinite,
-)
-from ostinato.ops.contraction import matmul
-from ostinato.ops.core.array import Array, Axis, Host, Operandish, as_array
-from ostinato.ops.core.spec import bool_, float32, is_inexact, is_integer
-from ostinato.ops.core.user_line import misfit
-from ostinato.ops.creation import ANYWHERE, iota, one_hot
-from ostinato.ops.draws import _unit
-from ostinato.ops.elementwise import (
-    floating,
-    where,
-)
-from ostinato.ops.indexing import take_along_axis
-from ostinato.ops.moments import (
-    mean,
-    moments_of,
-)
-from ostinato.ops.reduction import (
-    max,
-    sum,
-)
-from ostinato.ops.shape import (
+from ostinato.ops.array.arithmetic import abs as absolute
+from ostinato.ops.array.arithmetic import rsqrt
+from ostinato.ops.array.comparisons import isfinite
+from ostinato.ops.array.contraction import matmul
+from ostinato.ops.array.creation import ANYWHERE, iota, one_hot
+from ostinato.ops.array.elementwise import floating, where
+from ostinato.ops.array.indexing import take_along_axis
+from ostinato.ops.array.moments import mean, moments_of
+from ostinato.ops.array.reduction import max, sum
+from ostinato.ops.array.shape import (
     axes_of,
     axis_of,
     expand_dims,
@@ -43,18 +24,12 @@ from ostinato.ops.shape import (
     squeeze,
     stop_gradient,
 )
-from ostinato.ops.slicing import (
-    slice_axes,
-)
-from ostinato.ops.transcendental import (
-    erf,
-    exp,
-    expm1,
-    log,
-    sigmoid,
-    softplus,
-    tanh,
-)
+from ostinato.ops.array.slicing import slice_axes
+from ostinato.ops.array.transcendental import erf, exp, expm1, log, sigmoid, softplus, tanh
+from ostinato.ops.core.array import Array, Axis, Host, Operandish, as_array
+from ostinato.ops.core.spec import bool_, float32, is_inexact, is_integer
+from ostinato.ops.core.user_line import misfit
+from ostinato.ops.random.draws import _unit
 
 from ostinato.errors import ArgumentError, BoundsError, DTypeError, ShapeError
 

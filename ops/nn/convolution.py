@@ -11,21 +11,17 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from ostinato.ops.arithmetic import (
-    convert,
-)
+from ostinato.ops.array.arithmetic import convert
+from ostinato.ops.array.elementwise import broadcast
+from ostinato.ops.array.expressions import Expression
+from ostinato.ops.array.shape import accumulator, moveaxis, reshape, swapaxes
+from ostinato.ops.autodiff.gradient import fitted
 from ostinato.ops.core.array import Array, Operandish, apply, unify
 from ostinato.ops.core.index import Indices, taps, windowed
 from ostinato.ops.core.parameters import DTYPE, PLACES, STRIDES, unfit
 from ostinato.ops.core.registry import Cost, Params, Place, Product, Specs, op
 from ostinato.ops.core.spec import DType, Spec, promote
 from ostinato.ops.core.user_line import misfit
-from ostinato.ops.elementwise import (
-    broadcast,
-)
-from ostinato.ops.expressions import Expression
-from ostinato.ops.gradient import fitted
-from ostinato.ops.shape import accumulator, moveaxis, reshape, swapaxes
 
 from ostinato.errors import ArgumentError, DTypeError, ShapeError
 

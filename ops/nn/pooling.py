@@ -11,10 +11,15 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from ostinato.ops.arithmetic import (
-    minimum,
-)
-from ostinato.ops.casts import astype
+from ostinato.ops.array.arithmetic import minimum
+from ostinato.ops.array.casts import astype
+from ostinato.ops.array.creation import iota, ones, ones_like
+from ostinato.ops.array.elementwise import floating
+from ostinato.ops.array.indexing import take
+from ostinato.ops.array.moments import mean
+from ostinato.ops.array.reduction import max
+from ostinato.ops.array.reduction import sum as total_of
+from ostinato.ops.array.shape import accumulator, reshape
 from ostinato.ops.core.array import Array, Operandish, apply, as_array
 from ostinato.ops.core.index import Indices, taps, windowed
 from ostinato.ops.core.layout import Box
@@ -23,19 +28,6 @@ from ostinato.ops.core.parameters import PLACES, STRIDES, unfit
 from ostinato.ops.core.registry import Cost, Params, Place, Specs, op
 from ostinato.ops.core.spec import Spec
 from ostinato.ops.core.user_line import misfit
-from ostinato.ops.creation import iota, ones, ones_like
-from ostinato.ops.elementwise import (
-    floating,
-)
-from ostinato.ops.indexing import take
-from ostinato.ops.moments import (
-    mean,
-)
-from ostinato.ops.reduction import (
-    max,
-)
-from ostinato.ops.reduction import sum as total_of
-from ostinato.ops.shape import accumulator, reshape
 
 from ostinato.errors import ArgumentError
 

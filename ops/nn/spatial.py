@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ostinato.ops.array.shape import listed, permute_dims
 from ostinato.ops.core.array import Array
 from ostinato.ops.core.index import Window
 from ostinato.ops.core.spec import Shape
 from ostinato.ops.core.user_line import misfit
-from ostinato.ops.shape import listed, permute_dims
 
 from ostinato.errors import ArgumentError, ShapeError
 

@@ -15,7 +15,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ..batching import Mapped, each, given_axis
+from ..array.shape import stop_gradient, zero_of
+from ..autodiff.batching import Mapped, each, given_axis
+from ..autodiff.tangents import Tangents, solid
 from ..core.array import Array, apply, apply_all
 from ..core.graph import Graph
 from ..core.index import Indices
@@ -23,8 +25,6 @@ from ..core.parameters import GRAPH, PLACES, SHARE, TEXT, unfit, whole
 from ..core.registry import Params, Specs, op, stream_cost
 from ..core.spec import Spec, is_inexact
 from ..core.trace import subgraph
-from ..shape import stop_gradient, zero_of
-from ..tangents import Tangents, solid
 
 Rule = Callable[..., Sequence[Array | None]]
 KINDS: dict[str, Rule] = {}  # (gs, xs, given, law, **how) -> the cotangents of what is given

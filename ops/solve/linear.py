@@ -12,25 +12,25 @@ import numpy as np
 
 from ostinato.errors import ArgumentError, ShapeError
 
-from ..arithmetic import conj, maximum, real, sqrt
-from ..batching import each
-from ..casts import astype
-from ..concatenation import concat, stack
-from ..contraction import matmul
-from ..control import repeat, while_loop
+from ..array.arithmetic import conj, maximum, real, sqrt
+from ..array.casts import astype
+from ..array.concatenation import concat, stack
+from ..array.contraction import matmul
+from ..array.creation import eye
+from ..array.elementwise import where
+from ..array.shape import matrix_transpose, reshape, whole_number, zero_of
+from ..autodiff.batching import each
+from ..autodiff.gradient import vjp
+from ..autodiff.tangents import solid
 from ..core.array import Array, apply, as_array
 from ..core.graph import Graph
 from ..core.spec import int64, is_inexact, real_of
 from ..core.trace import inline
 from ..core.tree import flatten, unflatten
 from ..core.user_line import misfit
-from ..creation import eye
-from ..elementwise import where
-from ..gradient import vjp
+from ..flow.control import repeat, while_loop
 from ..linalg import lstsq
 from ..linalg import solve as solve_whole
-from ..shape import matrix_transpose, reshape, whole_number, zero_of
-from ..tangents import solid
 from .implicit import kind, solution
 
 Linear = Callable[[Any], Any]

@@ -12,20 +12,20 @@ from typing import Any, NamedTuple
 
 from ostinato.errors import ArgumentError
 
-from ..arithmetic import abs as size_of
-from ..arithmetic import clip, convert, maximum, minimum, sqrt
-from ..casts import astype
-from ..concatenation import concat
-from ..control import scan, while_loop
+from ..array.arithmetic import abs as size_of
+from ..array.arithmetic import clip, convert, maximum, minimum, sqrt
+from ..array.casts import astype
+from ..array.concatenation import concat
+from ..array.elementwise import where
+from ..array.shape import reshape, whole_number, zero_of
+from ..autodiff.gradient import vjp
+from ..autodiff.tangents import Tangents, pushed, solid
 from ..core.array import Array, apply, as_array
 from ..core.graph import Graph
 from ..core.spec import int64, is_inexact, promote, real_of
 from ..core.trace import inline
 from ..core.user_line import misfit
-from ..elementwise import where
-from ..gradient import vjp
-from ..shape import reshape, whole_number, zero_of
-from ..tangents import Tangents, pushed, solid
+from ..flow.control import scan, while_loop
 from .implicit import forward, kind, solution
 from .linear import Raveled, square
 

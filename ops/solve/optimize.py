@@ -10,25 +10,25 @@ from typing import Any, NamedTuple
 
 from ostinato.errors import ShapeError
 
-from ..arithmetic import abs as size_of
-from ..arithmetic import maximum, sqrt
-from ..batching import each
-from ..casts import astype
-from ..comparisons import isfinite
-from ..concatenation import concat
-from ..contraction import matmul
-from ..control import while_loop
+from ..array.arithmetic import abs as size_of
+from ..array.arithmetic import maximum, sqrt
+from ..array.casts import astype
+from ..array.comparisons import isfinite
+from ..array.concatenation import concat
+from ..array.contraction import matmul
+from ..array.creation import eye
+from ..array.elementwise import where
+from ..array.reduction import max as largest
+from ..array.shape import reshape, whole_number
+from ..autodiff.batching import each
+from ..autodiff.gradient import vjp
+from ..autodiff.tangents import push, solid
 from ..core.array import Array, apply, as_array, from_term, term_of
 from ..core.spec import int64
 from ..core.tree import flatten
 from ..core.user_line import misfit
-from ..creation import eye
-from ..elementwise import where
-from ..gradient import vjp
+from ..flow.control import while_loop
 from ..linalg import solve as solve_whole
-from ..reduction import max as largest
-from ..shape import reshape, whole_number
-from ..tangents import push, solid
 from .implicit import solution
 from .linear import DENSE, Raveled, Solution, dot, flat, ratio, square
 

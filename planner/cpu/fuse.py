@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Container, Sequence
 from functools import partial
 
+from ostinato.ops.array.expressions import cast
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.registry import OPS, op_of
@@ -25,7 +26,6 @@ from ostinato.ops.cpu.jit.llvm import why_not
 from ostinato.ops.cpu.kernels.gemm_epilogue import MIN_ROWS, multiplies
 from ostinato.ops.cpu.kernels.gemm_tiles import gemm_key
 from ostinato.ops.cpu.loops.schedule import analyse_in_order
-from ostinato.ops.expressions import cast
 from ostinato.ops.jit.scalar import differs
 from ostinato.planner.fusion.counting import count_in_kernels, differs_by_part
 from ostinato.planner.fusion.groups import (

@@ -14,13 +14,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
-from ostinato.ops.control import ONE_KERNEL, WHOLE
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.registry import OPS, op_of
 from ostinato.ops.core.spec import Spec
 from ostinato.ops.cpu.jit.llvm import why_not
 from ostinato.ops.cpu.loops.loop_kernel import MAX_OPERATIONS, in_one_kernel, is_short_program
+from ostinato.ops.flow.control import ONE_KERNEL, WHOLE
 from ostinato.ops.jit.scalar import differs
 from ostinato.planner.layouts.costs import UNTIL
 from ostinato.planner.passes.loop_casts import LOOPS

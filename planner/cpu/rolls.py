@@ -20,11 +20,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ostinato.ops.array.expressions import joined, sliced
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Spec
-from ostinato.ops.expressions import joined, sliced
 from ostinato.planner.plan import Target
 from ostinato.planner.rewrite import replace
 

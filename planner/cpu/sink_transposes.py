@@ -20,11 +20,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from ostinato.ops.array.expressions import permuted, prepend_axes
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.registry import OPS, op_of
 from ostinato.ops.core.spec import Spec
-from ostinato.ops.expressions import permuted, prepend_axes
 from ostinato.planner.plan import Target
 from ostinato.planner.rewrite import replace
 

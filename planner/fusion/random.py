@@ -8,7 +8,7 @@ return %3                                        %4 = bits32(%1, %3, 4) : uint32
                                                  return %5
 
 An element's number is its place among all of the global array, row by row; `numbers` has no memory
-(ops/counting.py)."""
+(ops/planned/element_ids.py)."""
 
 from __future__ import annotations
 

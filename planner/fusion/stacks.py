@@ -18,12 +18,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from ostinato.ops.array.expressions import joined, plane, sliced, without_axis
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.monoid import MONOIDS
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Spec
-from ostinato.ops.expressions import joined, plane, sliced, without_axis
 from ostinato.planner.plan import Target
 from ostinato.planner.rewrite import replace
 

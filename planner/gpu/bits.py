@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from ostinato.ops.bits import BITS, MASKED, bytes_of
+from ostinato.ops.array.bits import BITS, MASKED, bytes_of
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.device import described
 from ostinato.ops.core.graph import Graph, Node

@@ -12,12 +12,12 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 
-from ostinato.ops.control import ONE_KERNEL
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.layout import Layout, Mesh, Shape
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Spec
 from ostinato.ops.core.traffic import legs
+from ostinato.ops.flow.control import ONE_KERNEL
 from ostinato.planner.machine import Machine, overlapped
 from ostinato.planner.plan import largest_part
 

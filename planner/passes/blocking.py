@@ -8,7 +8,7 @@ before, with a memory limit                      after
 %4 = sum(%3; axes=(0,)) : float32[k]                 })
 return %4                                        return %2
 
-A turn is one more mesh axis (see ops/control.py), so the rules are those of a cut in space: an
+A turn is one more mesh axis (see ops/flow/control.py), so the rules are those of a cut in space: an
 index that is parallel is written side by side, one that is reduced leaves addends, one that is
 whole ends the part. What is read in windows is read in blocks that overlap, and what lies between is
 made in such blocks: of a window on a window, two rows more on each side. Windows on one value that have
@@ -24,14 +24,14 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from ostinato.ops.control import CONTROL
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.device import described
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.layout import BLOCKS
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Shape, Spec
-from ostinato.ops.reproducible import FIXED
+from ostinato.ops.flow.control import CONTROL
+from ostinato.ops.planned.reproducible import FIXED
 from ostinato.planner.lowering import lower
 from ostinato.planner.plan import Program, Target, local_bytes, peak_bytes
 from ostinato.planner.rewrite import Values, rebuild, rewrite_bodies

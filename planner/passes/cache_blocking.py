@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ostinato.ops.control import CONTROL
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Spec
+from ostinato.ops.flow.control import CONTROL
 from ostinato.planner.lowering import as_run, rules
 from ostinato.planner.plan import Target, local_bytes
 

@@ -19,7 +19,7 @@ from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.layout import Layout
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Spec
-from ostinato.ops.reproducible import FIXED
+from ostinato.ops.planned.reproducible import FIXED
 from ostinato.planner.plan import Target
 from ostinato.planner.rewrite import inline
 

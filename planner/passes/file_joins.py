@@ -11,12 +11,12 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 
-from ostinato.ops.collective import STORED
+from ostinato.ops.array.expressions import Expression, constant
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Shape, Spec, int64
-from ostinato.ops.expressions import Expression, constant
+from ostinato.ops.planned.collective import STORED
 
 from .file_views import Part
 

@@ -21,12 +21,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from ostinato.ops.array.expressions import Expression, where
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.index import Indices
 from ostinato.ops.core.registry import OPS, Op
 from ostinato.ops.core.spec import Shape, Spec
-from ostinato.ops.expressions import Expression, where
 from ostinato.planner.machine import memory
 from ostinato.planner.plan import Target
 

@@ -14,12 +14,12 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 
-from ostinato.ops.collective import STORED
+from ostinato.ops.array.expressions import Expression
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Spec
-from ostinato.ops.expressions import Expression
+from ostinato.ops.planned.collective import STORED
 
 from .file_joins import CLOSE
 from .file_views import groups

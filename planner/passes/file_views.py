@@ -16,12 +16,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ostinato.ops.array.expressions import Expression, constant, iota
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Node
 from ostinato.ops.core.parameters import FARTHEST
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Shape, Spec
-from ostinato.ops.expressions import Expression, constant, iota
 
 TABLE = 1 << 22  # places that may be listed one by one; under a memory limit fewer
 

@@ -16,14 +16,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ostinato.ops.collective import COLLECTIVES, MOVING, STORED
-from ostinato.ops.control import CONTROL
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.index import Dim, Indices, Window
 from ostinato.ops.core.layout import Layout, Overlap, Partial, Placement, extents
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Spec
+from ostinato.ops.flow.control import CONTROL
+from ostinato.ops.planned.collective import COLLECTIVES, MOVING, STORED
 from ostinato.planner.layouts.shardings import (
     Sharding,
     extents_of,

@@ -40,14 +40,14 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
-from ostinato.ops.collective import STORED
+from ostinato.ops.array.shape import split_of
 from ostinato.ops.core.array import FREE, Split, Wish
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.layout import Layout, Mesh, Shape
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import DType, Spec
-from ostinato.ops.shape import split_of
+from ostinato.ops.planned.collective import STORED
 from ostinato.planner.layouts.costs import kernel_seconds, relayout_seconds, repeats
 from ostinato.planner.layouts.options import (
     ADDING,

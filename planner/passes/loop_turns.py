@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ostinato.ops.array.expressions import Expression, constant
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Spec, int64
-from ostinato.ops.expressions import Expression, constant
 from ostinato.planner.rewrite import inline
 
 MAX_UNROLLED_TURNS = 4  # turns in one

@@ -17,13 +17,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ostinato.ops.control import CONTROL, ONE_KERNEL, begun_as
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.device import Device
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.layout import Partial, different_shapes
 from ostinato.ops.core.registry import ANY, OPS
 from ostinato.ops.core.spec import Shape, Spec
+from ostinato.ops.flow.control import CONTROL, ONE_KERNEL, begun_as
 from ostinato.planner.plan import Program, Slot, local_bytes
 from ostinato.planner.rewrite import replace
 

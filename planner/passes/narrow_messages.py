@@ -14,12 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ostinato.ops.array.expressions import cast
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.layout import Layout
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import DType, Spec, is_inexact, promote
-from ostinato.ops.expressions import cast
 from ostinato.planner.plan import Target
 from ostinato.planner.rewrite import Values, rebuild
 

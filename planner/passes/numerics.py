@@ -1,5 +1,5 @@
 """Under `any-workers`: reductions whose bits depend on the order of addition become fixed blocks in
-a fixed tree (ops/reproducible.py), as their ops say (`in_blocks`).
+a fixed tree (ops/planned/reproducible.py), as their ops say (`in_blocks`).
 
 before                                              after
 (%0: float32[9,4])                                  (%0: float32[9,4])
@@ -15,11 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ostinato.ops.array.expressions import Expression
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import is_inexact
-from ostinato.ops.expressions import Expression
 from ostinato.planner.plan import Target
 from ostinato.planner.rewrite import Values, rebuild
 

@@ -24,9 +24,9 @@ import heapq
 from collections.abc import Collection, Sequence
 from itertools import pairwise
 
-from ostinato.ops.collective import COLLECTIVES
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.registry import OPS
+from ostinato.ops.planned.collective import COLLECTIVES
 from ostinato.planner.plan import Target
 from ostinato.planner.rewrite import reorder
 

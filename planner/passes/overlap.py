@@ -17,10 +17,10 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from itertools import pairwise
 
-from ostinato.ops.collective import COLLECTIVES
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.spec import Spec
+from ostinato.ops.planned.collective import COLLECTIVES
 from ostinato.planner.plan import Target
 from ostinato.planner.rewrite import replace, rewrite_bodies
 

@@ -16,13 +16,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ostinato.ops.array.shape import accumulator
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.monoid import MONOIDS
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import DType, Spec, float32, is_float, is_inexact
 from ostinato.ops.core.user_line import misfit
-from ostinato.ops.shape import accumulator
 from ostinato.planner.plan import Target
 from ostinato.planner.policy import LETTERS, Chosen, policy_of
 from ostinato.planner.rewrite import Values, map_bodies, rebuild

@@ -14,13 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ostinato.ops.collective import STORED
-from ostinato.ops.control import FLOW
+from ostinato.ops.array.expressions import Expression
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Spec
-from ostinato.ops.expressions import Expression
+from ostinato.ops.flow.control import FLOW
+from ostinato.ops.planned.collective import STORED
 from ostinato.planner.plan import Target
 from ostinato.planner.rewrite import inline
 

@@ -16,9 +16,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-from ostinato.ops.control import CARRYING, begun_as
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.registry import ANY, OPS
+from ostinato.ops.flow.control import CARRYING, begun_as
 
 from .order import meets
 

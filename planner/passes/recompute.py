@@ -28,11 +28,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from ostinato.ops.collective import COLLECTIVES, STORED
-from ostinato.ops.control import CONTROL
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.registry import OPS
+from ostinato.ops.flow.control import CONTROL
+from ostinato.ops.planned.collective import COLLECTIVES, STORED
 from ostinato.planner.lowering import rules
 from ostinato.planner.plan import Program, Target, largest_part, local_bytes, peak_bytes
 from ostinato.planner.prediction import work_of

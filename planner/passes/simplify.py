@@ -16,14 +16,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from ostinato.ops.control import relabel
+from ostinato.ops.array.expressions import Expression
+from ostinato.ops.array.sliding import spelled
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.exact import exact_items
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import DType, Spec, bfloat16, is_float, is_inexact, is_integer, real_of
-from ostinato.ops.expressions import Expression
-from ostinato.ops.sliding import spelled
+from ostinato.ops.flow.control import relabel
 from ostinato.planner.plan import Target
 from ostinato.planner.rewrite import Values, inline, rebuild, rewrite_bodies
 

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from ostinato.ops.array.expressions import Expression
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.registry import OPS
@@ -29,7 +30,6 @@ from ostinato.ops.core.spec import (
     is_inexact,
     promote,
 )
-from ostinato.ops.expressions import Expression
 from ostinato.planner.rewrite import Values, map_bodies
 
 from ostinato.errors import OstinatoError

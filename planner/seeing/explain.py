@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ostinato.ops.collective import collective_of
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.device import described
 from ostinato.ops.core.graph import Graph, Node
@@ -16,6 +15,7 @@ from ostinato.ops.core.registry import OPS, op_of
 from ostinato.ops.core.spec import Spec
 from ostinato.ops.core.user_line import short
 from ostinato.ops.cpu.fused import FUSED
+from ostinato.ops.planned.collective import collective_of
 from ostinato.planner.machine import NOMINAL, Machine, presets, unmeasured
 from ostinato.planner.passes.loop_casts import LOOPS
 from ostinato.planner.passes.memory import is_joined

@@ -13,10 +13,10 @@ import math
 import os
 from collections import Counter
 
-from ostinato.ops.collective import collective_of
-from ostinato.ops.control import CONTROL
 from ostinato.ops.core.disk import write_page
 from ostinato.ops.core.registry import OPS
+from ostinato.ops.flow.control import CONTROL
+from ostinato.ops.planned.collective import collective_of
 from ostinato.planner.plan import Plan, export, largest_part
 from ostinato.planner.prediction import again
 from ostinato.planner.seeing.explain import amount

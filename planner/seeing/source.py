@@ -8,7 +8,6 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 
-from ostinato.ops.control import ONE_KERNEL, WHOLE
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.monoid import MONOIDS
 from ostinato.ops.core.registry import OPS
@@ -20,6 +19,7 @@ from ostinato.ops.cpu.jit.llvm import why_not
 from ostinato.ops.cpu.loops import flat
 from ostinato.ops.cpu.loops.loop_kernel import loop_text
 from ostinato.ops.cpu.loops.schedule import Nest, analyse_in_order
+from ostinato.ops.flow.control import ONE_KERNEL, WHOLE
 from ostinato.ops.jit.epilogues import rest_of
 from ostinato.ops.jit.labels import combines
 from ostinato.ops.jit.loops import Loops, loops_over

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from ostinato.ops.control import ONE_KERNEL
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.device import DEVICES
 from ostinato.ops.core.graph import Graph, Node
@@ -27,6 +26,7 @@ from ostinato.ops.core.layout import Layout
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Spec
 from ostinato.ops.cpu.fused import FUSED, WITH_PRODUCT
+from ostinato.ops.flow.control import ONE_KERNEL
 from ostinato.planner.lowering import rules
 from ostinato.planner.machine import NOMINAL
 from ostinato.planner.passes.memory import assign_memory

@@ -11,13 +11,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from ostinato.ops.collective import REDUCING
 from ostinato.ops.core.device import Device
 from ostinato.ops.core.exchange import largest_piece, pieces_from, pieces_to
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.layout import Layout, part_ranks, slices, volume
 from ostinato.ops.core.monoid import MONOIDS
 from ostinato.ops.core.spec import Spec
+from ostinato.ops.planned.collective import REDUCING
 
 from .communicator import Arrays, Communicator, Group, Request, Unpacked, fold
 

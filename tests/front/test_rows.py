@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 from ostinato.io_pipeline import files, source
-from ostinato.ops import collective
 from ostinato.ops.core import exchange
+from ostinato.ops.planned import collective
 from ostinato.planner import external
 from ostinato.planner.passes import file_parts, reads
 

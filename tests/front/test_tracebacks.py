@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ostinato.ops import contraction
+from ostinato.ops.array import contraction
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.user_line import is_ours
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from ostinato.ops import OPS
 from ostinato.ops.core.tree import flatten
-from ostinato.ops.seeds import mix
+from ostinato.ops.random.seeds import mix
 
 import ostinato as ost
 from ostinato.errors import ArgumentError, BoundsError, OstinatoError, ShapeError

@@ -17,12 +17,12 @@ import ml_dtypes
 import numpy as np
 import scipy.linalg
 import scipy.special
-from ostinato.ops.collective import STORED
 from ostinato.ops.core.array import apply, apply_all
 from ostinato.ops.core.layout import grid_bounds
 from ostinato.ops.core.monoid import MONOIDS
-from ostinato.ops.distributions import numbers_of
 from ostinato.ops.jit.arrays import formula_kernel
+from ostinato.ops.planned.collective import STORED
+from ostinato.ops.random.distributions import numbers_of
 
 import ostinato as ost
 

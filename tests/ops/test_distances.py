@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ostinato.ops import distances
+from ostinato.ops.array import distances
 from ostinato.ops.cpu.jit.llvm import why_not
 from ostinato.ops.cpu.kernels.distances import pair_distances
 

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import pytest
 from ostinato.ops import OPS, Graph, Node
-from ostinato.ops.collective import STORED
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.registry import ANY
 from ostinato.ops.core.spec import Spec, float32
@@ -25,6 +24,7 @@ from ostinato.ops.cpu.fused import WITH_PRODUCT
 from ostinato.ops.cpu.jit.llvm import why_not
 from ostinato.ops.cpu.libraries import onednn
 from ostinato.ops.linalg import factorizations, matrices
+from ostinato.ops.planned.collective import STORED
 
 import ostinato as ost
 from tests import fake_cuda, fake_xp

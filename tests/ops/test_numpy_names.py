@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import scipy.linalg
 import scipy.special
-from ostinato.ops.array_function import OTHERWISE
+from ostinato.ops.array.array_function import OTHERWISE
 from ostinato.ops.core import spelling
 
 import ostinato as ost

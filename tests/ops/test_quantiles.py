@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ostinato.io_pipeline.files import NpySource
+from ostinato.ops.array.quantiles import METHODS
+from ostinato.ops.array.selection import _radix_select
 from ostinato.ops.cpu.device import CPU
 from ostinato.ops.cpu.kernels.ranks import _spread, order_statistics
-from ostinato.ops.quantiles import METHODS
-from ostinato.ops.selection import _radix_select
 from ostinato.planner.passes import blocking
 
 import ostinato as ost

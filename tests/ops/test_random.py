@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ostinato.ops.draws import STREAMS
-from ostinato.ops.seeds import mix, seeds
+from ostinato.ops.random.draws import STREAMS
+from ostinato.ops.random.seeds import mix, seeds
 
 import ostinato as ost
 from ostinato.errors import ArgumentError, DTypeError, LayoutError, ShapeError

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ostinato.ops.array.slicing import COMBINES
 from ostinato.ops.cpu.jit import llvm
 from ostinato.ops.cpu.jit.llvm import is_kernel
 from ostinato.ops.cpu.kernels import gather_scatter
-from ostinato.ops.slicing import COMBINES
 
 import ostinato as ost
 from ostinato.errors import BoundsError

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ostinato.ops.array.segments import UFUNCS
 from ostinato.ops.core.monoid import identity
 from ostinato.ops.cpu.jit.llvm import why_not
 from ostinato.ops.cpu.kernels import tally
-from ostinato.ops.segments import UFUNCS
 
 import ostinato as ost
 from ostinato.errors import ArgumentError, DataDependentShapeError, DTypeError, ShapeError

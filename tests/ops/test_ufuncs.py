@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ostinato.ops import array_function
-from ostinato.ops.elementwise import binaries
+from ostinato.ops.array import array_function
+from ostinato.ops.array.elementwise import binaries
 
 import ostinato as ost
 from ostinato.errors import ArgumentError, BoundsError, DTypeError, ShapeError, TracedValueError

@@ -14,11 +14,11 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-from ostinato.ops.control import ONE_KERNEL, WHOLE
 from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.cpu import threads
 from ostinato.ops.cpu.fused import FUSED
+from ostinato.ops.flow.control import ONE_KERNEL, WHOLE
 from ostinato.planner.cpu import fuse
 from ostinato.planner.fusion import stages
 from ostinato.planner.plan import Plan

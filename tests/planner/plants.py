@@ -14,13 +14,13 @@ from functools import lru_cache
 from typing import Any
 from unittest import mock
 
-from ostinato.ops import reproducible
 from ostinato.ops.core import exchange, layout, monoid, traffic
 from ostinato.ops.core.array import placeholder, term_of
 from ostinato.ops.core.index import LETTERS, Indices, Window
 from ostinato.ops.core.registry import OPS, Place
 from ostinato.ops.core.spec import Spec
 from ostinato.ops.core.trace import collect
+from ostinato.ops.planned import reproducible
 from ostinato.planner.cache import PlanCache
 from ostinato.planner.layouts import shardings
 from ostinato.planner.passes import communicate, memory, parts, simplify

@@ -11,8 +11,8 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from ostinato.ops.collective import collective_of
 from ostinato.ops.core.graph import Graph
+from ostinato.ops.planned.collective import collective_of
 from ostinato.planner.machine import NOMINAL, Link
 from ostinato.planner.passes import layouts
 from ostinato.planner.plan import Plan

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ostinato.ops.array.distances import CANCELLING_SHARE
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.show import parse
-from ostinato.ops.distances import CANCELLING_SHARE
 from ostinato.planner.file import decode_plan, encode_plan
 from ostinato.planner.passes.distances import MIN_ROW_ELEMENTS, multiply_differences
 from ostinato.planner.plan import Target

@@ -9,12 +9,12 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from ostinato.ops.collective import collective_of
 from ostinato.ops.core.array import from_operand
 from ostinato.ops.core.exchange import pieces_to, written
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.layout import Layout, Partial, intersect, volume
 from ostinato.ops.core.spec import Spec, float32
+from ostinato.ops.planned.collective import collective_of
 from ostinato.planner.check import check_layouts
 from ostinato.planner.layouts.shardings import SUM
 from ostinato.planner.machine import Machine, resolve

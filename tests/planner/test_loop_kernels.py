@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ostinato.ops.control import ONE_KERNEL, WHOLE
 from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.registry import OPS as ost_ops
 from ostinato.ops.core.spec import Spec, float64
 from ostinato.ops.cpu.loops import loop_kernel, loop_writer
+from ostinato.ops.flow.control import ONE_KERNEL, WHOLE
 from ostinato.planner.cpu import loop_kernels
 
 import ostinato as ost

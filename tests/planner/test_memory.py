@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ostinato.ops.control import ONE_KERNEL
 from ostinato.ops.core.layout import Partial
 from ostinato.ops.core.registry import ANY, OPS
 from ostinato.ops.core.spec import Spec
 from ostinato.ops.cpu.device import CPU
 from ostinato.ops.cpu.jit.llvm import why_not
+from ostinato.ops.flow.control import ONE_KERNEL
 from ostinato.planner.cpu import fuse
 from ostinato.planner.passes import memory
 from ostinato.planner.plan import Program, local_bytes

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ostinato.ops.collective import collective_of
 from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.layout import Layout
 from ostinato.ops.core.show import parse
 from ostinato.ops.core.spec import bfloat16, float16, float32
+from ostinato.ops.planned.collective import collective_of
 from ostinato.planner.check import check_graph
 from ostinato.planner.file import decode_plan, encode_plan
 from ostinato.planner.passes.communicate import communicate

@@ -8,12 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ostinato.ops.array.cumulative import running
 from ostinato.ops.core.array import apply
 from ostinato.ops.core.registry import OPS, op
 from ostinato.ops.core.spec import Spec
-from ostinato.ops.cumulative import (
-    running,
-)
 
 import ostinato as ost
 from tests import sessions

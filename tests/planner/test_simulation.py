@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ostinato.ops.collective import collective_of
 from ostinato.ops.core.layout import Layout
 from ostinato.ops.core.traffic import moved
+from ostinato.ops.planned.collective import collective_of
 from ostinato.planner.machine import NOMINAL, Link, Machine, resolve
 from ostinato.planner.prediction import Reuse, bytes_sent, legs, local, steps, work_of
 from ostinato.planner.simulation import COMPUTE, Simulation, mesh_of, simulate, worker_classes

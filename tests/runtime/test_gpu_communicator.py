@@ -128,7 +128,7 @@ def test_one_that_fails_before_they_meet_keeps_nobody() -> None:
 def test_an_array_that_claims_more_than_it_has_gets_no_messages(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Numbers that are counted lie in one element, and have strides for many (ops/counting.py): behind it
+    """Numbers that are counted lie in one element, and have strides for many (ops/planned/element_ids.py): behind it
     lie other arrays, whose messages were lost."""
     monkeypatch.setattr(fake_cuda, "_owners", {})
     first = xp.zeros(1)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from ostinato.ops import array_function
+from ostinato.ops.array import array_function
 from ostinato.ops.core import array
 from ostinato.ops.core.spec import DTYPES
 

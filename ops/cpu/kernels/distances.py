@@ -1,4 +1,4 @@
-"""Squared distances of all pairs, made of products in place (ops/distances.py): what lost digits is made
+"""Squared distances of all pairs, made of products in place (ops/array/distances.py): what lost digits is made
 anew from differences, block by block while it is in cache."""
 
 from __future__ import annotations
@@ -8,12 +8,12 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+from ostinato.ops.array.distances import CANCELLING_SHARE
 from ostinato.ops.core.spec import DType
 from ostinato.ops.cpu.jit.emitter import Code, loaded, loop_facts
 from ostinato.ops.cpu.jit.lines import literal, llvm_type
 from ostinato.ops.cpu.jit.llvm import function_of, vector_bits, why_not
 from ostinato.ops.cpu.jit.parallel import around
-from ostinato.ops.distances import CANCELLING_SHARE
 
 from .gemm import GRAIN
 

@@ -24,7 +24,6 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from ostinato.ops.control import FLOW, ONE_KERNEL, WHOLE
 from ostinato.ops.core.device import InTurns
 from ostinato.ops.core.graph import Graph, Items, Node
 from ostinato.ops.core.registry import OPS, Scratch
@@ -33,6 +32,7 @@ from ostinato.ops.cpu.jit.code import address_of, symbol
 from ostinato.ops.cpu.jit.emitter import loop_facts
 from ostinato.ops.cpu.jit.llvm import function_of, vector_bits
 from ostinato.ops.cpu.jit.parallel import CALLS, TABLES
+from ostinato.ops.flow.control import FLOW, ONE_KERNEL, WHOLE
 from ostinato.ops.jit.values import Unsupported, Value
 
 from .loop_operations import LOOKS, Operations

@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from ostinato.ops.control import FLOW
+from ostinato.ops.array.slicing import COMBINES
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.layout import around
 from ostinato.ops.core.monoid import MONOIDS
 from ostinato.ops.core.registry import OPS, Piece, Place
 from ostinato.ops.core.spec import DType, Shape, Spec, bool_, int64, lying, real_of
 from ostinato.ops.cpu.jit.emitter import FREE
+from ostinato.ops.flow.control import FLOW
 from ostinato.ops.jit.combining import (
     compensated,
     first_of,
@@ -29,7 +30,6 @@ from ostinato.ops.jit.combining import (
 from ostinato.ops.jit.labels import combines
 from ostinato.ops.jit.scalar import lower
 from ostinato.ops.jit.values import Unsupported, Value, can_add, can_combine, cast, where
-from ostinato.ops.slicing import COMBINES
 
 from .loop_masks import has_outside, is_alike, looked_at
 from .loop_values import Carried, Frame, Index, Lies, Room, Seen, fit, homes_of, is_whole, limited

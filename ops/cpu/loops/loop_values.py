@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
-from ostinato.ops.control import ONE_KERNEL
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import DType, Shape, Spec, lying
+from ostinato.ops.flow.control import ONE_KERNEL
 from ostinato.ops.jit.values import Unsupported, Value
 
 MAX_LOOP_ELEMENTS = 1 << 15  # beyond, threads and libraries are worth their calls

@@ -1,0 +1,1 @@
+"""Functions of arrays: one file per kind, named as NumPy's reference groups them."""

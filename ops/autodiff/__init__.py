@@ -1,0 +1,1 @@
+"""Transformations of graphs: reverse-mode gradients, forward-mode ones, and `vmap`."""

@@ -1,0 +1,1 @@
+"""Control flow and callbacks: operations that hold graphs or functions."""

@@ -1,0 +1,1 @@
+"""Operations that only passes put into graphs; nobody types them."""

@@ -1,0 +1,1 @@
+"""Random numbers (`ost.random`) and their distributions."""

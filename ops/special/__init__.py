@@ -1,0 +1,1 @@
+"""Special functions, by SciPy's names (`ost.special`)."""

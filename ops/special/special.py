@@ -1,0 +1,19 @@
+"""Special functions, by SciPy's names (`scipy.special`): `ost.special`."""
+
+from typing import TYPE_CHECKING
+
+from ..core.spelling import missing
+from .composed import *
+from .composed import __all__ as _more
+from .functions import *
+from .functions import __all__ as _functions
+
+__all__ = sorted([*_functions, *_more])
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
+if not TYPE_CHECKING:
+    __getattr__ = missing("special")
