@@ -15,11 +15,13 @@ def _divide_complex(xp: Any, out: Any, x: Any, y: Any) -> None:
     x, y = (v.astype(out.dtype, copy=False) for v in (x, y))
     flat = xp.abs(y.real) >= xp.abs(y.imag)
     long, short = xp.where(flat, y.real, y.imag), xp.where(flat, y.imag, y.real)
-    ratio = xp.where(long == 0, 0, short / xp.where(long == 0, 1, long))
-    scale = 1 / xp.where(long == 0, xp.abs(long), long + short * ratio)
+    none = long == 0
+    ratio = xp.where(none, 0, short / xp.where(none, 1, long))
+    scale = 1 / xp.where(none, xp.abs(long), long + short * ratio)
     turned = xp.where(flat, ratio, 1), xp.where(flat, 1, ratio)
-    real = (x.real * turned[1] + x.imag * turned[0]) * scale
-    out.imag = (x.imag * turned[1] - x.real * turned[0]) * scale
+    real = xp.where(none, x.real, x.real * turned[1] + x.imag * turned[0]) * scale
+    imag = xp.where(none, x.imag, x.imag * turned[1] - x.real * turned[0]) * scale
+    out.imag = imag
     out.real = real
 
 
@@ -33,7 +35,7 @@ def divide(xp: Any, out: Any, x: Any, y: Any) -> None:
 def reciprocal(xp: Any, out: Any, x: Any) -> None:
     """NumPy's own of complex numbers has zeros and infinities in other places."""
     if out.dtype.kind == "c":
-        _divide_complex(xp, out, xp.ones((), x.dtype), x)
+        divide(xp, out, xp.ones((), x.dtype), x)
     else:
         xp.reciprocal(x, out)
 

@@ -4,6 +4,7 @@ nobody gathers what is split, and there is a gradient."""
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from ostinato.errors import ArgumentError, DTypeError, ShapeError
 from ..core.array import Array, Axis, Operandish, apply, as_array, weak_kind
 from ..core.spec import float64, int64, is_inexact, promote
 from ..core.user_line import misfit
-from . import elementwise
+from .arithmetic import ceil, clip, floor, maximum, round
 from .casts import astype
 from .comparisons import equal, isfinite, isnan, logical_not, not_equal
 from .concatenation import concat, stack
@@ -53,6 +54,10 @@ _BETWEEN = {  # alpha and beta of Hyndman and Fan
 METHODS = (
     *("linear", "lower", "higher", "midpoint", "nearest", *_BETWEEN),
     *("inverted_cdf", "averaged_inverted_cdf", "closest_observation"),
+)
+
+_FUNCTIONS = SimpleNamespace(
+    floor=floor, ceil=ceil, round=round, where=where, maximum=maximum, clip=clip
 )
 
 
@@ -153,7 +158,7 @@ def _quantile(
         there = sum_of(astype(logical_not(isnan(x)), int64), axes)
         count = astype(expand_dims(there, axis=len(rest)), float64)
     known = isinstance(wanted, np.ndarray) and not leaves
-    xp: Any = np if known else elementwise
+    xp: Any = np if known else _FUNCTIONS
     low, part = _position(xp, count, wanted, method)
     last = xp.maximum(count - 1, 0)
     ranks = [as_array(xp.clip(r, 0, last)) for r in (low, low + 1)]
@@ -189,7 +194,7 @@ def _of_picked(
     def function(
         y: Array, axes: tuple[int, ...], *, keepdims: bool, where: Array | None = None
     ) -> Array:
-        z = y if where is None else elementwise.where(where, y, math.nan)
+        z = y if where is None else _FUNCTIONS.where(where, y, math.nan)
         return _quantile(z, q, axes, method, keepdims, leaves or where is not None, name, scale)
 
     made = x.reduced(function, None, axis, keepdims=keepdims)

@@ -21,7 +21,7 @@ from ostinato.ops.core.spec import Spec
 from ostinato.ops.core.targets import targets
 from ostinato.planner.check import check_layouts
 from ostinato.planner.plan import Plan, Target
-from ostinato.runtime import bind
+from ostinato.runtime import bound_values
 
 import ostinato as ost
 from ostinato import settings, streaming
@@ -169,7 +169,7 @@ def test_sums_that_do_not_go_on_are_seen(
 ) -> None:
     """The tests above find workers that begin anew."""
     del value
-    monkeypatch.setattr(bind, "neighbours", lambda *_: (None, None))
+    monkeypatch.setattr(bound_values, "neighbours", lambda *_: (None, None))
     x = np.load(tmp_path / "x.npy")
     with use((3,), memory_limit=LIMIT):
         ost.save(
