@@ -15,7 +15,7 @@ def _divide_complex(xp: Any, out: Any, x: Any, y: Any) -> None:
     x, y = (v.astype(out.dtype, copy=False) for v in (x, y))
     flat = xp.abs(y.real) >= xp.abs(y.imag)
     long, short = xp.where(flat, y.real, y.imag), xp.where(flat, y.imag, y.real)
-    none = long == 0
+    none = flat & (long == 0)
     ratio = xp.where(none, 0, short / xp.where(none, 1, long))
     scale = 1 / xp.where(none, xp.abs(long), long + short * ratio)
     turned = xp.where(flat, ratio, 1), xp.where(flat, 1, ratio)
