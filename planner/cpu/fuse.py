@@ -25,6 +25,7 @@ from ostinato.ops.cpu.jit.lines import can_lower
 from ostinato.ops.cpu.jit.llvm import why_not
 from ostinato.ops.cpu.kernels.gemm_epilogue import MIN_ROWS, multiplies
 from ostinato.ops.cpu.kernels.gemm_tiles import gemm_key
+from ostinato.ops.cpu.limits import LIMITS
 from ostinato.ops.cpu.loops.schedule import analyse_in_order
 from ostinato.ops.jit.scalar import differs
 from ostinato.planner.fusion.counting import count_in_kernels, differs_by_part
@@ -148,6 +149,9 @@ def _worthy_nests(graph: Graph, target: Target, alone: set[int], turns: int) -> 
         return more and work >= BESIDE
 
     alone = alone | _library_functions(graph, target)
+    if target.memory_limit is not None and target.memory_limit < 8 * LIMITS.unit_bytes:
+        # which a kernel with running sums holds for each thread
+        alone |= {k for k, n in enumerate(graph.nodes) if OPS[n.op].element.running}
     return worthy_nests(graph, target, can_lower, alone, is_worth, _fits)
 
 

@@ -635,44 +635,6 @@ sample(
     normal(9, 3),
 )
 
-sample(
-    "conv",
-    lambda x, w: ost.nn.conv(x, w, stride=(2, 1), padding=((1, 0), (0, 2)), groups=2),
-    lambda x, w: windows_by_numpy.conv(x, w, (2, 1), ((1, 0), (0, 2)), (1, 1), 2),
-    normal(2, 4, 7, 5),
-    normal(4, 2, 3, 2),
-)
-sample(
-    "ordered_conv",
-    lambda x, w: apply(
-        "ordered_conv", x, w, **dict.fromkeys(("strides", "dilation", "every"), (1, 1)),
-        offsets=(-1, 0), extents=(6, 6),
-    ),
-    lambda x, w: np.moveaxis(
-        windows_by_numpy.conv(
-            np.moveaxis(x[..., 0, :], -1, 1), np.moveaxis(w[..., 0, :], (3, 2), (0, 1)),
-            (1, 1), ((1, 0), (0, 2)), (1, 1),
-        ), 1, -1,
-    )[..., None, :],
-    normal(2, 7, 5, 1, 4),
-    normal(3, 2, 4, 1, 3),
-)  # fmt: skip
-for _op, _by in (("max", np.max), ("avg", np.mean)):
-    sample(
-        f"{_op.replace('avg', 'sum')}_pool",
-        lambda x, o=_op: getattr(ost.nn, f"{o}_pool")(x, (3, 2), stride=(2, 1)),
-        lambda x, by=_by: windows_by_numpy.pool(
-            x, by, (3, 2), (2, 1), ((0, 0),) * 2, (1, 1), (3, 4)
-        ),
-        normal(2, 3, 7, 5),
-    )
-sample(
-    "matching_pool",
-    lambda x: ost.grad(lambda x: (ost.nn.max_pool(x, 2) * 3).sum())(x),
-    lambda x: 3.0 * (x == np.repeat(x.reshape(2, 3, -1, 2).max(-1), 2, -1)),
-    normal(2, 3, 8),
-)
-
 for _kind in ("float64", "complex64", "int8"):
     alike(
         "correlation", lambda xp, x, w: xp.convolve(x, w), *(normal(n, dtype=_kind) for n in (9, 4))
@@ -1498,3 +1460,40 @@ for _flag in (True, False):
         np.array(_flag),
         normal(5, 3),
     )
+sample(
+    "conv",
+    lambda x, w: ost.nn.conv(x, w, stride=(2, 1), padding=((1, 0), (0, 2)), groups=2),
+    lambda x, w: windows_by_numpy.conv(x, w, (2, 1), ((1, 0), (0, 2)), (1, 1), 2),
+    normal(2, 4, 7, 5),
+    normal(4, 2, 3, 2),
+)
+sample(
+    "ordered_conv",
+    lambda x, w: apply(
+        "ordered_conv", x, w, **dict.fromkeys(("strides", "dilation", "every"), (1, 1)),
+        offsets=(-1, 0), extents=(6, 6),
+    ),
+    lambda x, w: np.moveaxis(
+        windows_by_numpy.conv(
+            np.moveaxis(x[..., 0, :], -1, 1), np.moveaxis(w[..., 0, :], (3, 2), (0, 1)),
+            (1, 1), ((1, 0), (0, 2)), (1, 1),
+        ), 1, -1,
+    )[..., None, :],
+    normal(2, 7, 5, 1, 4),
+    normal(3, 2, 4, 1, 3),
+)  # fmt: skip
+for _op, _by in (("max", np.max), ("avg", np.mean)):
+    sample(
+        f"{_op.replace('avg', 'sum')}_pool",
+        lambda x, o=_op: getattr(ost.nn, f"{o}_pool")(x, (3, 2), stride=(2, 1)),
+        lambda x, by=_by: windows_by_numpy.pool(
+            x, by, (3, 2), (2, 1), ((0, 0),) * 2, (1, 1), (3, 4)
+        ),
+        normal(2, 3, 7, 5),
+    )
+sample(
+    "matching_pool",
+    lambda x: ost.grad(lambda x: (ost.nn.max_pool(x, 2) * 3).sum())(x),
+    lambda x: 3.0 * (x == np.repeat(x.reshape(2, 3, -1, 2).max(-1), 2, -1)),
+    normal(2, 3, 8),
+)
