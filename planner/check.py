@@ -313,7 +313,7 @@ def _check_way(node: Node, ins: Sequence[Spec], target: Target, in_turns: bool) 
         if c is not None and (window := _layout(spec).window(d)) is not None
     }
     need(in_turns or not seen, f"{node.op} of windows")  # else workers would have to agree on edges
-    way = sharding_of(
+    sharding = sharding_of(
         indices,
         extents_of(indices, ins, node.specs),
         ins,
@@ -323,9 +323,9 @@ def _check_way(node: Node, ins: Sequence[Spec], target: Target, in_turns: bool) 
         blocks,
         seen,
     )
-    need(way is not None, f"{node.op} cut where it cannot be")
-    assert way is not None
-    for spec, needed, dims in zip(ins, way.needs, indices.ins, strict=True):
+    need(sharding is not None, f"{node.op} cut where it cannot be")
+    assert sharding is not None
+    for spec, needed, dims in zip(ins, sharding.needs, indices.ins, strict=True):
         here = _layout(spec)
         same = all(
             here.window(d) == needed.window(d)
@@ -340,7 +340,7 @@ def _check_way(node: Node, ins: Sequence[Spec], target: Target, in_turns: bool) 
         )
         need(fits, f"an operand of {node.op} in another layout than it needs")
     need(
-        [_layout(s) for s in node.specs] == list(way.gives),
+        [_layout(s) for s in node.specs] == list(sharding.gives),
         f"a result of {node.op} in another layout than it comes in",
     )
 

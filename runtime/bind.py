@@ -9,8 +9,8 @@ generated names only, never of anything that a plan contains.
         f2(i0, i1, v2)
         k3(xp, o0, v2, **p3)
 
-On a device that repeats runs, what it repeats stands in segments (capture_segments.py), behind all views of
-operands."""
+On a device that repeats runs, what it repeats stands in segments (capture_segments.py), behind all
+views of operands."""
 
 from __future__ import annotations
 

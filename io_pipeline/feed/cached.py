@@ -58,9 +58,8 @@ class Cached(Samples):
         self.folder, self.disk_bytes, self.where, self.version = disk, disk_bytes, where, version
         self.bytes = 0
         self.disk: Disk | None = None
-        self._fingerprints: list[
-            str
-        ] = []  # for each cut what makes its samples, as it was at first
+        # for each cut that of what makes its samples, as it was at first
+        self._fingerprints: list[str] = []
         self._kept: dict[int, tuple[list[Any], Fields]] = {}
         self._lock = threading.Lock()
         self._server: Server | None = None  # for other workers
@@ -269,10 +268,9 @@ class Cached(Samples):
         return self.source.name(index)
 
     def made_of(self, index: int) -> str:
-        fingerprint = (
-            self._fingerprints[-1] if self._fingerprints else self._words(len(self.chain.stages))
-        )
-        return f"{self.source.made_of(index)}\0{fingerprint}"
+        known = self._fingerprints
+        stages = known[-1] if known else self._words(len(self.chain.stages))
+        return f"{self.source.made_of(index)}\0{stages}"
 
     def inner(self) -> Sequence[Samples]:
         return (self.source,)

@@ -125,8 +125,8 @@ class Files(Samples):
         below = len(self.base)
         masks = self.masks or ()
         labels = () if self.labels is None else map(str, self.labels)
-        fingerprint = ([p[below:].lstrip(os.sep) for p in self.paths], masks, labels)
-        return digest("files", *("\0".join(words) for words in fingerprint))
+        parts = ([p[below:].lstrip(os.sep) for p in self.paths], masks, labels)
+        return digest("files", *("\0".join(words) for words in parts))
 
     def name(self, index: int) -> str:
         return f"file {self.paths[index]}"

@@ -233,11 +233,11 @@ class Arrays(Samples):
                 np.take(x, places, 0, into, "clip")  # "raise" would take what it gathers twice
 
     def identity(self) -> str:
-        fingerprint = []
+        arrays = []
         for x in self.sources:
             where = (x.path, x.dataset) if isinstance(x, Source) else _some_of(x)
-            fingerprint.append((where, tuple(x.shape), str(x.dtype)))
-        return digest("arrays", *fingerprint)
+            arrays.append((where, tuple(x.shape), str(x.dtype)))
+        return digest("arrays", *arrays)
 
     def name(self, index: int) -> str:
         found = [x.path for x in self.sources if isinstance(x, Source)]

@@ -496,7 +496,7 @@ def call_function(function: Any, types: Any, args: Sequence[Any], kwargs: dict[s
     if ours is None:
         raise _refused(name)
     known = _parameters(name)
-    grids = [v for n, v in given.arguments.items() if n in _SEVERAL for v in v]
+    several = [v for n, v in given.arguments.items() if n in _SEVERAL for v in v]
     named = {n: v for n, v in given.arguments.items() if n not in _SEVERAL}
     named.update(named.pop("kwargs", {}))
     named = {n: v for n, v in named.items() if v is not np._NoValue}
@@ -511,7 +511,7 @@ def call_function(function: Any, types: Any, args: Sequence[Any], kwargs: dict[s
             )
         del named[n]
     positional = [named.pop(n) for n in list(named) if known.get(n) == "first"]
-    return ours(*positional, *grids, **named)
+    return ours(*positional, *several, **named)
 
 
 def call_ufunc(ufunc: Any, method: str, inputs: Sequence[Any], options: dict[str, Any]) -> Any:

@@ -62,7 +62,7 @@ class Piece(NamedTuple):
     value: Any = 0
     places: tuple[int, ...] = ()  # the operands that say where it begins along axes ...
     axes: tuple[int, ...] = ()
-    bounds: tuple[str, ...] = ()  # (as one of ops/array/indexing.py says which are inside)
+    bounds: tuple[str, ...] = ()  # (ops/array/indexing.py says which are inside)
     picks: bool = False  # ... of the operand, or else of the result
     combine: str = ""  # the op that makes one of what is there and the operand
 

@@ -97,11 +97,11 @@ def together_seconds(machine: Machine, has: Sequence[Spec], needs: Sequence[Spec
         assert here is not None
         assert there is not None
         if len(pairs) > 1 and here.partial_axes:
-            sharding = legs(here, there, spec.shape, True)
-            for s in sharding.sums:
+            route = legs(here, there, spec.shape, True)
+            for s in route.sums:
                 key = s.axes, s.scatters
                 sizes[key] = sizes.get(key, 0) + _local(s.here, spec.shape) * spec.dtype.itemsize
-            here, there = sharding.move
+            here, there = route.move
         total += relayout_seconds(machine, spec.shape, spec.dtype.itemsize, here, there)
     mesh = pairs[0][1].mesh if pairs and pairs[0][1] is not None else ()
     return total + sum([sum_seconds(machine, mesh, *key, size) for key, size in sizes.items()])
@@ -134,12 +134,8 @@ def relayout_seconds(
         total += machine.kernel_seconds(0, _local(needs, shape) * itemsize, False, "float32")
     if here is there or _has_copy(here, there) or _fits(here, there, shape):
         return total
-    sharding = move_legs(machine, shape, itemsize, here, there)
-    return (
-        total
-        + machine.levels[sharding[0][0]][1].seconds
-        + sum([seconds for _, seconds in sharding])
-    )
+    route = move_legs(machine, shape, itemsize, here, there)
+    return total + machine.levels[route[0][0]][1].seconds + sum([seconds for _, seconds in route])
 
 
 def _fits(here: Layout, there: Layout, shape: Shape) -> bool:

@@ -532,7 +532,7 @@ def _made(part: Part, results: Sequence[int]) -> _Made | None:
         outs = [v for v in graph.outs(k) if v in asked]
         for v in outs:
             for layout in _merged(asked[v], graph.specs[v], part.cut.get(v, -1)):
-                sharding = _way_to(part, k, v, layout)
+                sharding = _sharding_to(part, k, v, layout)
                 if sharding is None:
                     return None
                 if sharding not in found.setdefault(k, []):
@@ -606,7 +606,7 @@ def _windowed(layout: Layout, dim: int, window: Overlap, spec: Spec) -> Layout:
     )
 
 
-def _way_to(part: Part, k: int, v: int, layout: Layout) -> Sharding | None:
+def _sharding_to(part: Part, k: int, v: int, layout: Layout) -> Sharding | None:
     """The way to run a node in turns that make a value in a layout."""
     sharding, graph = part.shardings[k], part.graph
     node, n = graph.nodes[k], v - graph.starts[k]
