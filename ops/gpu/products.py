@@ -31,7 +31,8 @@ from .libraries.cublaslt import (
     item,
 )
 
-PRODUCTS = tuple([name for name, op in OPS.items() if op.product is not None])
+# Of matrices; where windows are, cuBLASLt has no call.
+PRODUCTS = tuple([n for n, op in OPS.items() if op.product is not None and not op.run.placed])
 WAYS = ("algorithm 1", "algorithm 2", "algorithm 3", "algorithm 4")  # as the library ranks them
 MIN_WORKSPACE_BYTES, MAX_WORKSPACE_BYTES = 1 << 20, 1 << 25  # bytes of a workspace
 PARTS = 16  # of a sum that are kept at once: what splits it needs a result's memory for each

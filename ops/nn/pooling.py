@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import builtins
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +16,7 @@ from ostinato.ops.array.creation import iota, ones, ones_like
 from ostinato.ops.array.elementwise import floating
 from ostinato.ops.array.indexing import take
 from ostinato.ops.array.moments import mean
-from ostinato.ops.array.reduction import max
+from ostinato.ops.array.reduction import max as largest
 from ostinato.ops.array.reduction import sum as total_of
 from ostinato.ops.array.shape import accumulator, reshape
 from ostinato.ops.core.array import Array, Operandish, apply, as_array
@@ -316,7 +315,7 @@ def global_max_pool(x: Operandish, /, *, layout: str | None = None) -> Array:
     >>> ost.nn.global_max_pool([[[1.0, 3.0, 2.0]]])
     Array([[3.]], dtype=float64)
     """
-    return _over_space(x, layout, "global_max_pool", max)
+    return _over_space(x, layout, "global_max_pool", largest)
 
 
 def global_avg_pool(x: Operandish, /, *, layout: str | None = None) -> Array:
@@ -344,7 +343,7 @@ def _adaptive(
         if n % m == 0:
             x = by(reshape(x, (*x.shape[:d], m, n // m, *x.shape[d + 1 :])), axis=d + 1)
             continue
-        most = builtins.max(-(-(i + 1) * n // m) - i * n // m for i in range(m))
+        most = max(-(-(i + 1) * n // m) - i * n // m for i in range(m))
         i, r = iota((m, most), 0), iota((m, most), 1)
         begin, end = i * n // m, -(-(i + 1) * n // m)
         near = take(x, reshape(minimum(begin + r, end - 1), (m * most,)), axis=d)
@@ -368,7 +367,7 @@ def adaptive_max_pool(
     >>> ost.nn.adaptive_max_pool([[[1.0, 3.0, 2.0]]], 2)
     Array([[[3., 3.]]], dtype=float64)
     """
-    return _adaptive(x, size, layout, "adaptive_max_pool", max)
+    return _adaptive(x, size, layout, "adaptive_max_pool", largest)
 
 
 def adaptive_avg_pool(

@@ -352,3 +352,16 @@ def test_the_same_by_products(monkeypatch):
     monkeypatch.setattr(natives, "onednn_conv", unable)
     by_products = np.asarray(ost.compile(lambda x, w: ost.nn.conv(x, w, padding=(1, 1)) + 0)(x, w))
     np.testing.assert_array_equal(by_library, by_products)
+
+
+def test_pools_and_convolutions_are_built_without_a_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    def asked(self: Any) -> bool:
+        raise AssertionError("a value is asked for")
+
+    x, w = ost.ones((1, 2, 4, 4)), ost.ones((2, 2, 3, 3))
+    monkeypatch.setattr(type(x), "__bool__", asked)
+    ost.nn.conv(x, w, padding=1)
+    for pool in (ost.nn.max_pool, ost.nn.avg_pool):
+        pool(x, 2, padding=1)
+    for over in (ost.nn.adaptive_max_pool, ost.nn.adaptive_avg_pool):
+        over(x, 3)

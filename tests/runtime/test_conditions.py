@@ -34,7 +34,7 @@ def replay_of(session: Any) -> Any:
 
 def halved(x: Any, most: int | None = None) -> Any:
     """Reads what is around the loop, too; behind it something follows."""
-    small = ost.minimum(ost.abs(x).min(), 0.25)
+    small = ost.minimum(ost.abs(x).mean(), 0.25)
     y, n = ost.while_loop(
         lambda s: ost.abs(s[0]).max() > 1.0 + small,
         lambda s: (s[0] * 0.5 + small, s[1] + 1),
@@ -45,7 +45,7 @@ def halved(x: Any, most: int | None = None) -> Any:
 
 
 def halved_in_numpy(x: Any, most: int | None = None) -> Any:
-    small, n = min(np.abs(x).min(), 0.25), 0
+    small, n = min(np.abs(x).mean(), 0.25), 0
     while np.abs(x).max() > 1.0 + small and n != most:
         x, n = x * 0.5 + small, n + 1
     return np.sin(x) + n, n
