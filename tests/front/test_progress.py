@@ -32,6 +32,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(progress, "IDLE", 0.1)
     yield
     assert not activity.listeners, "a test leaves somebody who looks"
+    assert gone(), "it would sleep as long as outside of tests while the next one begins"
 
 
 class Told:
