@@ -1,4 +1,4 @@
-"""What training needs beside gradients: a scale for losses whose gradients pass through float16.
+"""A scale for losses whose gradients pass through float16.
 
 Numbers of float16 end at 65,504 and lose digits below 6e-5, where gradients often are. So the loss is
 multiplied before it is differentiated and the gradients are divided after; where something became
@@ -10,9 +10,10 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ostinato.errors import ArgumentError
+from ostinato.gradients import Numbers, value_and_grad
 from ostinato.ops.array.arithmetic import maximum, minimum
 from ostinato.ops.array.casts import astype
 from ostinato.ops.array.comparisons import isfinite, logical_and
@@ -21,23 +22,12 @@ from ostinato.ops.array.elementwise import where
 from ostinato.ops.array.reduction import all as all_of
 from ostinato.ops.core.array import Array, as_array
 from ostinato.ops.core.spec import float32, int32, promote
-from ostinato.ops.core.spelling import missing
 from ostinato.ops.core.tree import flatten, tree_map, unflatten
 from ostinato.ops.core.user_line import misfit
-
-from .gradients import Numbers, value_and_grad
 
 __all__ = ["LossScale"]
 
 MIN_SCALE, MAX_SCALE = 2.0**-14, 2.0**24
-
-
-def __dir__() -> list[str]:
-    return __all__
-
-
-if not TYPE_CHECKING:
-    __getattr__ = missing("optim")
 
 
 @dataclass(frozen=True)
