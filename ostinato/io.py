@@ -15,6 +15,7 @@ import numpy as np
 import ostinato.io_pipeline.images
 import ostinato.io_pipeline.volumes  # noqa: F401  (stages of both become methods of pipes)
 from ostinato.errors import ArgumentError, DataFileError
+from ostinato.io_pipeline import datasets as datasets
 from ostinato.io_pipeline.feed.combine import Mixed, Zipped
 from ostinato.io_pipeline.feed.folders import Paths, files
 from ostinato.io_pipeline.feed.pipe import Pipe
@@ -58,7 +59,7 @@ WAITING = 4  # batches that wait take such a part of memory_limit
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return [*__all__, "datasets"]
 
 
 if not TYPE_CHECKING:

@@ -37,6 +37,7 @@ NAMESPACES = {
     "optim.": ost.optim,
     "debug.": ost.debug,
     "io.": ost.io,
+    "io.datasets.": ost.io.datasets,
     "errors.": ost.errors,
 }
 
