@@ -125,6 +125,11 @@ class Steps:
             numbers = self._numbered()
             self._forget(sorted(numbers, key=numbers.__getitem__)[:-keep])
 
+    def forget(self, step: int) -> None:
+        """Let a step go."""
+        with _locked(self.path / ".lock"):
+            self._forget([step])
+
     def _forget(self, steps: list[int]) -> None:
         for step in steps:
             part = self.path / f".step-{step}.part"

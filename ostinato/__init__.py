@@ -123,16 +123,19 @@ if _CHECKED:
     from numpy import dtype as dtype
 
     from . import io as io
+    from . import training as training
+    from .training.training_loop import fit as fit
 
 bool, session = bool_, _current  # under these names for type checkers, too
 __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> object:
-    if name == "io":  # which not every worker needs
+    if name in ("io", "training", "fit"):  # which not every worker needs
         from importlib import import_module
 
-        return import_module("ostinato.io")
+        module = import_module("ostinato.io" if name == "io" else "ostinato.training")
+        return module.fit if name == "fit" else module
     if name == "lib":  # where NumPy has it, and others look for it
         from types import SimpleNamespace
 
@@ -153,5 +156,6 @@ def __dir__() -> list[str]:
     hidden = {n for n, x in globals().items() if isinstance(x, type(_sys))} | {"annotations"}
     return sorted(
         globals().keys() - hidden
-        | {"debug", "errors", "fft", "io", "linalg", "nn", "optim", "random", "solve", "special"}
+        | {"debug", "errors", "fft", "fit", "io", "linalg", "nn", "optim", "random", "solve"}
+        | {"special", "training"}
     )

@@ -54,6 +54,16 @@ def test_train_images(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert ends[0] == pytest.approx(ends[1], abs=0.07), "but for how sums are rounded"
 
 
+@pytest.mark.parametrize("workers", some([1, 2], 1, 1))
+def test_fit_digits(tmp_path: Path, workers: int) -> None:
+    pytest.importorskip("sklearn")
+    pytest.importorskip("matplotlib")
+    right, same = example("fit_digits").main(workers, str(tmp_path / "curves.png"))
+    assert right > 0.95
+    assert same
+    assert (tmp_path / "curves.png").stat().st_size > 5000
+
+
 def test_volumes() -> None:
     """Slabs of one worker and of two are the same volumes."""
     ends = [example("volumes").main(4, 32, 4, workers) for workers in (1, 2)]

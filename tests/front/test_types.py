@@ -38,6 +38,7 @@ NAMESPACES = {
     "debug.": ost.debug,
     "io.": ost.io,
     "io.datasets.": ost.io.datasets,
+    "training.": ost.training,
     "errors.": ost.errors,
 }
 
