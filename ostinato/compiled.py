@@ -541,7 +541,8 @@ class CompiledFunction(Generic[P, R]):
                     do="pass a copy, x.copy(), as one of them",
                 )
         if entry.donated:
-            away = [(entry.leaves.index(k), leaves[k]) for k in entry.donated]
+            positions = {k: n for n, k in enumerate(entry.leaves)}
+            away = [(positions[k], leaves[k]) for k in entry.donated]
             given.clear()  # for the same reason
             made = launch_given(entry.launch, operands, away, session, f"{self.name}(donate=)")
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,12 +27,13 @@ def launch_given(
     Where others hold on to an Array's operand, what is given is one that nobody writes to. Arrays are
     gone when it began, unless it failed without having written to them."""
     before = list(operands)
+    passed = Counter(map(id, before))
     taken: list[tuple[int, Array, Term | None]] = []
     try:
         for n, x in away:
             if not isinstance(x, Array):
                 continue
-            if sum(o is before[n] for o in before) > 1:
+            if passed[id(before[n])] > 1:
                 raise misfit(
                     ArgumentError,
                     who,
