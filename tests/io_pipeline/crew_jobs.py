@@ -19,6 +19,7 @@ from ostinato.io_pipeline.feed import folders
 from ostinato.io_pipeline.feed.described import as_data, from_data
 from ostinato.io_pipeline.feed.pipe import Pipe
 from ostinato.io_pipeline.files import Hdf5Source, NpySource
+from ostinato.ops.core.tree import flatten
 from ostinato.runtime import bind
 
 import ostinato as ost
@@ -507,6 +508,48 @@ def interrupted() -> None:
         timer.cancel()
     pipe = pictures(root)
     say(seen=seen, took=took, right=same([*pipe.epoch(1)], [*pipe.to("numpy").epoch(1)]))
+
+
+def trained() -> None:
+    """Training that is broken off in the middle of an epoch, and goes on."""
+    ost.connect()
+    adam = ost.optim.Adam(0.01)
+    w = {"w": ost.zeros((108, 3), dtype="float32"), "b": ost.zeros(3, dtype="float32")}
+
+    def loss(w: Any, x: Any, y: Any) -> Any:
+        return ost.nn.cross_entropy(x[:, ::4, ::4].reshape((-1, 108)) @ w["w"] / 255 + w["b"], y)
+
+    def step(state: Any, batch: Any) -> Any:
+        value, slopes = ost.value_and_grad(loss)(state[0], *batch)
+        return adam.update(state[0], slopes, state[1]), {"loss": value}
+
+    def train(folder: str, callbacks: Any = ()) -> Any:
+        pipe = ost.io.images(f"{sys.argv[2]}/**/*.jpg", labels="folder").decode().resize((24, 24))
+        return ost.fit(
+            step,
+            (w, adam.init(w)),
+            pipe.shuffle(seed=7).batch(8),
+            epochs=2,
+            checkpoint=Path(sys.argv[3]) / folder,
+            save_every=2,
+            resume=True,
+            callbacks=callbacks,
+            progress=False,
+        )
+
+    class Breaks:
+        def on_step(self, run: Any) -> None:
+            if run.step == 7:
+                raise InterruptedError
+
+    whole, history = train("whole")
+    try:
+        train("broken", [Breaks()])
+    except InterruptedError:
+        end, told = train("broken")
+    pairs = zip(flatten(whole)[0], flatten(end)[0], strict=True)
+    same = all(np.array_equal(np.asarray(a), np.asarray(b)) for a, b in pairs)
+    say(same=same, histories=told.epochs == history.epochs, losses=[r["loss"] for r in told.epochs])
 
 
 if __name__ == "__main__":

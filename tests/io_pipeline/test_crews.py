@@ -369,3 +369,11 @@ def test_pipes_over_other_files_are_refused(root: Path, tmp_path: Path) -> None:
     stage[1][0][0][1][0] = "unheard_of"
     with pytest.raises(Undescribed, match="unheard_of is a stage that workers do not know"):
         from_data(stage)
+
+
+@needs_mpi
+def test_a_training_that_was_broken_off_goes_on(root: Path, tmp_path: Path) -> None:
+    found = job(2, "trained", root, str(tmp_path))
+    assert found["same"]
+    assert found["histories"]
+    assert found["losses"][1] < found["losses"][0]
