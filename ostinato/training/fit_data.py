@@ -60,7 +60,7 @@ def batches_of(who: str, data: Any, batch: int | None, shuffle: int | None) -> B
     if isinstance(data, Pipe):
         is_cut = any(isinstance(e.what, Cut) for e in data.entries)
         return Piped(data if is_cut or batch is None else data.batch(batch))
-    if _are_arrays(data):
+    if are_arrays(data):
         from ostinato import io
 
         pipe = io.arrays(data)
@@ -82,7 +82,7 @@ def batches_of(who: str, data: Any, batch: int | None, shuffle: int | None) -> B
     raise misfit(ArgumentError, who, got=f"data of type {type(data).__name__}", needed=needed)
 
 
-def _are_arrays(data: Any) -> bool:
+def are_arrays(data: Any) -> bool:
     """Whether these are arrays of samples: one, or a tuple or dict of some."""
     leaves = flatten(data)[0] if isinstance(data, (tuple, dict)) else [data]
     return bool(leaves) and all(getattr(x, "shape", ()) and hasattr(x, "dtype") for x in leaves)

@@ -25,7 +25,6 @@ from ostinato import progress as progress_line
 from ostinato.compiled import CompiledFunction
 from ostinato.debug import nans
 from ostinato.errors import ArgumentError, DataFileError, NaNError
-from ostinato.io_pipeline.feed.pipe import Pipe
 from ostinato.io_pipeline.steps import Steps
 from ostinato.ops.array.shape import copy
 from ostinato.ops.core import activity
@@ -36,7 +35,7 @@ from ostinato.ops.core.user_line import misfit, short, user_line
 from ostinato.reading import evaluate
 from ostinato.states import load_state, save_state, saved_steps
 
-from .fit_data import Batches, batches_of, count_samples
+from .fit_data import Batches, are_arrays, batches_of, count_samples
 from .history import History, Row
 
 S = TypeVar("S")
@@ -162,7 +161,8 @@ class _Loop(Run):
         self.ranked: list[list[float]] = []  # of the best epochs: value and step
         self.bad = 0  # epochs since the best one
         self.screen: Any = None
-        self.total: int | None = None
+        self.total: int | None = None  # batches of this epoch, if its data says
+        self.length: int | None = None  # as far as it is known
         self.begun = clock()
         self.samples, self.steps = 0, 0
 
@@ -172,8 +172,8 @@ class _Loop(Run):
         self.validate = asked.validate
         if isinstance(asked.validate, tuple):
             function, data = asked.validate
-            cuts = not callable(data) and not isinstance(data, (list, Pipe))
-            checked = batches_of("fit(validate=)", data, asked.batch if cuts else None, None)
+            size = asked.batch if are_arrays(data) else None
+            checked = batches_of("fit(validate=)", data, size, None)
             self.validate = (_compiled(function) if asked.compile else function, checked)
         if asked.tensorboard is not None:
             from .tensorboard import Events
@@ -191,7 +191,7 @@ class _Loop(Run):
         with _presses(self):
             while self.epoch < self.epochs and not self._stopped:
                 self._one_epoch()
-            if self._stopped == "interrupt" and self.batch:
+            if self._stopped and self.batch:
                 self.save()
         self.history.stopped = self._stopped if self.epoch < self.epochs else ""
 
@@ -200,6 +200,7 @@ class _Loop(Run):
         before = self.samples
         feed, self.feed = self.feed, None
         batches, self.total = self.data.epoch(self.epoch, self.batch, feed)
+        self.length = self.length if self.total is None else self.total
         try:
             for batch in batches:
                 self._one_step(batch)
@@ -212,6 +213,7 @@ class _Loop(Run):
         self.meter.flush()
         if self._stopped and self.batch != self.total:
             return
+        self.length = self.batch
         self.metrics = self.means.row()
         row = {"epoch": self.epoch, "step": self.step, **self.metrics, **self._validated()}
         self.history.epochs.append(row)
@@ -352,6 +354,8 @@ class _Loop(Run):
             setattr(self, name, value)
         if not self.batch:
             self.feed = None
+        if self.patience is not None and self.bad >= self.patience:
+            self.stop("patience")
 
     def _ranks(self, row: Row) -> bool:
         """Whether an epoch is among the best ones; ends the training after too many that are not."""
@@ -385,8 +389,8 @@ class _Loop(Run):
         what = f"epoch {self.epoch + 1}/{self.epochs}: {_said(self.metrics)}"
         what += f", {self.samples / max(seconds, 1e-9):,.0f} samples/s"
         share = None
-        if self.total:
-            share = min((self.epoch * self.total + self.batch) / (self.epochs * self.total), 1.0)
+        if self.length:
+            share = min((self.epoch + self.batch / self.length) / self.epochs, 1.0)
             seconds *= self.step / max(self.steps, 1)  # as if all steps had been of this run
         now = progress_line.Progress(what, share, seconds, False)
         with contextlib.suppress(RuntimeError, OSError, ValueError):  # of a stream that closed

@@ -127,11 +127,12 @@ def test_validation() -> None:
         return {"loss": loss(state.w, x, y)}
 
     _, history = train(pipe(), validate=whole)
-    pair = (lambda state, batch: {"loss": loss(state.w, *batch)}, (x, y))
-    _, other = train(pipe(), validate=pair, batch=None)
     assert len(seen) == 3
-    for a, b in zip(history.epochs, other.epochs, strict=True):
-        assert a["val_loss"] == pytest.approx(b["val_loss"])
+    for data in ((x, y), [(x[:4], y[:4]), (x[4:], y[4:])], ost.io.arrays(x, y).batch(7)):
+        pair = (lambda state, batch: {"loss": loss(state.w, *batch)}, data)
+        _, other = train(table(), validate=pair, batch=8, shuffle=3)
+        for a, b in zip(history.epochs, other.epochs, strict=True):
+            assert a["val_loss"] == pytest.approx(b["val_loss"])
 
 
 # -- going on -------------------------------------------------------------------------------
@@ -194,6 +195,18 @@ def test_ctrl_c_ends_it_with_a_checkpoint(
     assert state.opt["step"] == 7
 
 
+def test_a_callback_that_stops_it_leaves_a_checkpoint(tmp_path: Path) -> None:
+    class Stops:
+        def on_step(self, run: Any) -> None:
+            if run.step == 8:
+                run.stop("enough")
+
+    _, history = train(pipe(), checkpoint=tmp_path, callbacks=[Stops()])
+    assert history.stopped == "enough"
+    assert ost.saved_steps(tmp_path)[-1] == 8
+    same(train(pipe(), checkpoint=tmp_path, resume=True)[0], train(pipe())[0])
+
+
 def test_ctrl_c_twice_ends_it_now() -> None:
     def press(run: Any) -> None:
         os.kill(os.getpid(), signal.SIGINT)
@@ -215,6 +228,8 @@ def test_patience_and_the_best(tmp_path: Path) -> None:
     assert history.stopped == "patience"
     assert len(history.epochs) == 7
     assert sorted(ost.saved_steps(tmp_path / "best")) == [4, 8]
+    _, again = train(pipe(20), 8, patience=3, best=2, resume=True, **options)
+    assert (again.stopped, again.epochs) == ("patience", history.epochs)
     kept = ost.load_state(tmp_path / "best", step=8, like=state)
     same(kept, train(pipe(20), 4)[0])
     _, history = train(pipe(20), 3, monitor="size", mode="max", patience=1)
