@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ostinato.errors import ArgumentError
-from ostinato.ops.array.arithmetic import sign, sqrt
+from ostinato.ops.array.arithmetic import maximum, sign, sqrt
 from ostinato.ops.array.casts import astype
 from ostinato.ops.array.comparisons import logical_and
 from ostinato.ops.array.creation import asarray, zeros, zeros_like
@@ -374,7 +374,7 @@ class RMSprop(Optimizer):
         spread = made["v"]
         if self.centered:
             made["mean"] = self.alpha * kept["mean"] + (1 - self.alpha) * g
-            spread = spread - made["mean"] * made["mean"]
+            spread = maximum(spread - made["mean"] * made["mean"], 0.0)  # but for rounding
         step = g / (sqrt(spread) + self.eps)
         if self.momentum:
             step = made["velocity"] = self.momentum * kept["velocity"] + step

@@ -180,6 +180,11 @@ def test_an_update_is_a_kernel_a_leaf_and_one_plan() -> None:
         assert nodes.count("fused") <= 60 + 1, "and one for what all share"
         assert len(nodes) < 110
         assert len(step.misses) <= 2  # NumPy's arrays at first
+        alike = [np.ones(300, np.float32)] * 60
+        state = opt.init(alike)
+        step(alike, alike, state)
+        shared = [n.op for n in step.plan.program.graph.nodes].count("fused")
+        assert shared <= 60 / 3 + 1, "parameters of one shape share kernels"
 
 
 def test_a_call_that_is_given_twice_as_many_arrays_does_twice_as_much() -> None:
@@ -285,6 +290,40 @@ def test_masters_keep_what_halves_lose() -> None:
 def test_refusals(make: Any, said: str) -> None:
     with pytest.raises(ArgumentError, match=said):
         make()
+
+
+def test_constant_gradients_have_no_negative_variance() -> None:
+    opt = optim.RMSprop(1e-3, 0.5, centered=True)
+    w = ost.asarray(np.linspace(0.1, 7, 99, dtype=np.float32))
+    g, state, step = w, opt.init(w), ost.compile(opt.update)
+    for _ in range(40):
+        w, state = step(w, g, state)
+    assert np.isfinite(w).all()
+
+
+def test_many_trainings_side_by_side() -> None:
+    """As `vmap` has them: each as if it were alone."""
+    opt = optim.LAMB(0.1)
+    many = numbers(3, 4)
+    states = [opt.init(w) for w in many]
+    stacked = ost.tree_map(lambda *x: ost.stack(x), *states)
+    new, _ = ost.vmap(opt.update)(ost.asarray(many), ost.asarray(many) + 1, stacked)
+    for k, w in enumerate(many):
+        np.testing.assert_allclose(new[k], opt.update(w, w + 1, states[k])[0], rtol=1e-9)
+
+
+def test_updates_have_gradients() -> None:
+    """By the rate, as those who learn it want, against finite differences."""
+
+    def after(rate: Any) -> Any:
+        opt, w = optim.Adam(), ost.asarray(numbers(4))
+        state = opt.init(w)
+        for _ in range(3):
+            w, state = opt.update(w, ost.grad(lambda w: (w**4).sum())(w), state, lr=rate)
+        return (w**2).sum()
+
+    slope = (float(after(0.01 + 1e-5)) - float(after(0.01 - 1e-5))) / 2e-5
+    assert float(ost.grad(after)(0.01)) == pytest.approx(slope, rel=1e-5)
 
 
 # -- schedules ------------------------------------------------------------------------------
