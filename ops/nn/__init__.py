@@ -8,10 +8,12 @@ from .composed import *
 from .composed import __all__ as _functions
 from .convolution import *
 from .convolution import __all__ as _convolution
+from .normalization import *
+from .normalization import __all__ as _norms
 from .pooling import *
 from .pooling import __all__ as _pooling
 
-__all__ = [*_convolution, *_functions, *_pooling]
+__all__ = [*_convolution, *_functions, *_norms, *_pooling]
 
 
 def __dir__() -> list[str]:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any, Literal, cast
 
 import numpy as np
 from ostinato.ops.array.arithmetic import abs as absolute
-from ostinato.ops.array.arithmetic import rsqrt
 from ostinato.ops.array.comparisons import isfinite
 from ostinato.ops.array.contraction import matmul
 from ostinato.ops.array.creation import ANYWHERE, iota, one_hot
 from ostinato.ops.array.elementwise import floating, where
 from ostinato.ops.array.indexing import take_along_axis
-from ostinato.ops.array.moments import mean, moments_of
+from ostinato.ops.array.moments import mean
 from ostinato.ops.array.reduction import max, sum
 from ostinato.ops.array.shape import (
     axes_of,
@@ -43,7 +41,6 @@ __all__ = [
     "glu",
     "hard_sigmoid",
     "hard_tanh",
-    "layer_norm",
     "leaky_relu",
     "log_sigmoid",
     "log_softmax",
@@ -358,29 +355,6 @@ def mse_loss(
     """
     difference = as_array(x) - y
     return _reduced(difference * difference, reduction, "mse_loss")
-
-
-def layer_norm(
-    x: Operandish,
-    scale: Operandish | None = None,
-    shift: Operandish | None = None,
-    /,
-    *,
-    axis: int | Sequence[int] = -1,
-    epsilon: float = 1e-5,
-) -> Array:
-    """Mean 0 and variance 1 along axes, from one pass over the data, then scaled and shifted.
-
-    >>> ost.nn.layer_norm([1.0, 2.0, 3.0])
-    Array([-1.2247,  0.    ,  1.2247], dtype=float64)
-    """
-    x = floating(x)
-    axes = axes_of(axis, x.ndim, "layer_norm")
-    centre, variance = moments_of(x, axes)
-    y = (x - centre) * rsqrt(variance + epsilon)
-    if scale is not None:
-        y = y * scale
-    return y if shift is None else y + shift
 
 
 def dropout(x: Operandish, rate: Operandish = 0.5, /, *, seed: object = None) -> Array:
