@@ -12,8 +12,10 @@ from .normalization import *
 from .normalization import __all__ as _norms
 from .pooling import *
 from .pooling import __all__ as _pooling
+from .upsampling import *
+from .upsampling import __all__ as _resizing
 
-__all__ = [*_convolution, *_functions, *_norms, *_pooling]
+__all__ = [*_convolution, *_functions, *_norms, *_pooling, *_resizing]
 
 
 def __dir__() -> list[str]:
