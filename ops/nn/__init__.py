@@ -8,6 +8,8 @@ from .composed import *
 from .composed import __all__ as _functions
 from .convolution import *
 from .convolution import __all__ as _convolution
+from .losses import *
+from .losses import __all__ as _losses
 from .normalization import *
 from .normalization import __all__ as _norms
 from .pooling import *
@@ -15,7 +17,7 @@ from .pooling import __all__ as _pooling
 from .upsampling import *
 from .upsampling import __all__ as _resizing
 
-__all__ = [*_convolution, *_functions, *_norms, *_pooling, *_resizing]
+__all__ = [*_convolution, *_functions, *_losses, *_norms, *_pooling, *_resizing]
 
 
 def __dir__() -> list[str]:

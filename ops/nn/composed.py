@@ -3,40 +3,40 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, cast
+from collections.abc import Sequence
+from typing import Any, cast
 
-import numpy as np
 from ostinato.ops.array.arithmetic import abs as absolute
 from ostinato.ops.array.comparisons import isfinite
 from ostinato.ops.array.contraction import matmul
 from ostinato.ops.array.creation import ANYWHERE, iota, one_hot
 from ostinato.ops.array.elementwise import floating, where
-from ostinato.ops.array.indexing import take_along_axis
-from ostinato.ops.array.moments import mean
+from ostinato.ops.array.indexing import take
 from ostinato.ops.array.reduction import max, sum
 from ostinato.ops.array.shape import (
     axes_of,
     axis_of,
-    expand_dims,
+    listed,
     matrix_transpose,
-    squeeze,
     stop_gradient,
 )
 from ostinato.ops.array.slicing import slice_axes
 from ostinato.ops.array.transcendental import erf, exp, expm1, log, sigmoid, softplus, tanh
-from ostinato.ops.core.array import Array, Axis, Host, Operandish, as_array
+from ostinato.ops.core.array import Array, Axis, Operandish, as_array
 from ostinato.ops.core.spec import bool_, float32, is_inexact, is_integer
 from ostinato.ops.core.user_line import misfit
 from ostinato.ops.random.draws import _unit
 
-from ostinato.errors import ArgumentError, BoundsError, DTypeError, ShapeError
+from ostinato.errors import ArgumentError, DTypeError, ShapeError
+
+from .spatial import order_of
 
 __all__ = [
     "attention",
     "celu",
-    "cross_entropy",
     "dropout",
     "elu",
+    "embedding",
     "gelu",
     "glu",
     "hard_sigmoid",
@@ -45,7 +45,6 @@ __all__ = [
     "log_sigmoid",
     "log_softmax",
     "mish",
-    "mse_loss",
     "one_hot",
     "relu",
     "relu6",
@@ -55,6 +54,7 @@ __all__ = [
     "softmax",
     "softplus",
     "softsign",
+    "spatial_dropout",
     "tanh",
 ]
 
@@ -271,95 +271,16 @@ def log_softmax(x: Operandish, /, axis: Axis = -1) -> Array:
     return shifted - log(sum(exp(shifted), axis=axes, keepdims=True))
 
 
-def cross_entropy(
-    logits: Operandish,
-    targets: Operandish,
+def dropout(
+    x: Operandish,
+    rate: Operandish = 0.5,
     /,
     *,
-    axis: int = -1,
-    reduction: Literal["mean", "sum", "none"] = "mean",
+    seed: object = None,
+    shared: int | Sequence[int] = (),
 ) -> Array:
-    """The loss of class indices, or of distributions over the classes, under softmax(logits).
-
-    An index of no class is an error. What is computed later, as in compiled functions, counts negative
-    ones from the last class, as `x[-1]` does.
-
-    >>> ost.nn.cross_entropy([[2.0, 0.0], [0.0, 2.0]], [0, 1])
-    Array(0.1269, dtype=float64)
-    """
-    x, t = floating(logits), as_array(targets)
-    d = axis_of(axis, x.ndim, "cross_entropy")
-    left = (*x.shape[:d], *x.shape[d + 1 :])
-    logp = log_softmax(x, axis=d)
-    if is_integer(t.dtype):
-        if t.shape != left:
-            raise misfit(
-                ShapeError,
-                "cross_entropy",
-                got=f"class indices of shape {t.shape}",
-                needed=f"shape {left}",
-            )
-        _check_classes(t, x.shape[d])
-        losses = -squeeze(take_along_axis(logp, expand_dims(t, axis=d), axis=d), d)
-    else:
-        if t.shape != x.shape:
-            raise misfit(
-                ShapeError,
-                "cross_entropy",
-                got=f"targets {t.spec.bare} for logits of shape {x.shape}",
-                needed="class indices, or a distribution in the shape of the logits",
-            )
-        losses = -sum(t * logp, axis=d)
-    return _reduced(losses, reduction, "cross_entropy")
-
-
-def _check_classes(t: Array, classes: int) -> None:
-    """All are classes, as far as they are known and lie in this process."""
-    known = t._operand
-    parts = [known.value] if isinstance(known, Host) else getattr(known, "parts", ())
-    for part in parts:
-        if not isinstance(part, np.ndarray) or not part.size:
-            continue
-        low, high = int(part.min()), int(part.max())
-        if low < 0 or high >= classes:
-            raise misfit(
-                BoundsError,
-                "cross_entropy",
-                got=f"class {low if low < 0 else high}",
-                needed=f"classes from 0 to {classes - 1}",
-                do="give what has no class one, and weight 0: ost.where(known, losses, 0) of "
-                "the losses by reduction='none'",
-            )
-
-
-def _reduced(losses: Array, reduction: str, name: str) -> Array:
-    match reduction:
-        case "mean":
-            return mean(losses)
-        case "sum":
-            return sum(losses)
-        case "none":
-            return losses
-    raise misfit(
-        ArgumentError, name, got=f"reduction={reduction!r}", needed="'mean', 'sum' or 'none'"
-    )
-
-
-def mse_loss(
-    x: Operandish, y: Operandish, /, *, reduction: Literal["mean", "sum", "none"] = "mean"
-) -> Array:
-    """Squared differences.
-
-    >>> ost.nn.mse_loss([1.0, 2.0], [1.0, 4.0])
-    Array(2., dtype=float64)
-    """
-    difference = as_array(x) - y
-    return _reduced(difference * difference, reduction, "mse_loss")
-
-
-def dropout(x: Operandish, rate: Operandish = 0.5, /, *, seed: object = None) -> Array:
-    """Elements set to 0 with a probability, the others scaled up to keep the mean. Each call of a
-    compiled function draws anew unless a seed is given.
+    """Elements set to 0 with a probability, the others scaled up to keep the mean; along `shared` axes all or
+    none. Each call of a compiled function draws anew unless a seed is given.
 
     >>> ost.nn.dropout(ost.ones(6), 0.5, seed=1)
     Array([0., 0., 2., 0., 2., 2.], dtype=float64)
@@ -369,5 +290,46 @@ def dropout(x: Operandish, rate: Operandish = 0.5, /, *, seed: object = None) ->
         raise misfit(ArgumentError, "dropout", got=f"rate {rate}", needed="0 <= rate < 1")
     if not is_inexact(x.dtype):
         raise misfit(DTypeError, "dropout", got=x.dtype.name, needed="a floating dtype")
-    kept = _unit(x.shape, "dropout", seed, float32, ANYWHERE) >= rate
+    alike = axes_of(tuple(listed(shared, "dropout")), x.ndim, "dropout")
+    each = tuple([1 if d in alike else n for d, n in enumerate(x.shape)])
+    kept = _unit(each, "dropout", seed, float32, ANYWHERE) >= rate
     return where(kept, x / (1 - cast(Any, rate)), 0)
+
+
+def spatial_dropout(
+    x: Operandish,
+    rate: Operandish = 0.5,
+    /,
+    *,
+    seed: object = None,
+    layout: str | None = None,
+) -> Array:
+    """Dropout of whole channels of each sample. `layout` as in `conv`.
+
+    >>> ost.nn.spatial_dropout(ost.ones((1, 4, 2)), 0.5, seed=1)
+    Array([[[0., 0.],
+            [0., 0.],
+            [2., 2.],
+            [0., 0.]]], dtype=float64)
+    """
+    x = as_array(x)
+    space = order_of(layout, x, "spatial_dropout").axes[1:-1]
+    return dropout(x, rate, seed=seed, shared=space)
+
+
+def embedding(ids: Operandish, table: Operandish, /) -> Array:
+    """The rows of a table at these places, one for each id.
+
+    >>> ost.nn.embedding([2, 0], [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
+    Array([[5., 6.],
+           [1., 2.]], dtype=float64)
+    """
+    rows, places = as_array(table), as_array(ids)
+    if rows.ndim < 1 or not is_integer(places.dtype):
+        raise misfit(
+            DTypeError,
+            "embedding",
+            got=f"ids {places.spec.bare} of a table {rows.spec.bare}",
+            needed="integers, and a table with rows",
+        )
+    return take(rows, places, axis=0)

@@ -157,6 +157,21 @@ def test_permutation():
     assert np.abs(counts - 100).max() < 40  # each anywhere
 
 
+def test_dropout_of_what_shares_its_fate():
+    """Along some axes all or none; whole channels, however they lie; the same on any workers."""
+    x = np.random.default_rng(3).normal(size=(6, 5, 4, 3)) + 9
+    for shared in ((2, 3), 1, -1, (0, 2)):
+        kept = np.asarray(ost.nn.dropout(x, 0.5, seed=2, shared=shared)) != 0
+        axes = shared if isinstance(shared, tuple) else (shared,)
+        np.testing.assert_array_equal(kept.all(axes), kept.any(axes))
+        assert 0.2 < kept.mean() < 0.8
+    first = np.asarray(ost.nn.spatial_dropout(x, 0.5, seed=2))
+    np.testing.assert_array_equal(first, ost.nn.dropout(x, 0.5, seed=2, shared=(2, 3)))
+    last = np.asarray(ost.nn.spatial_dropout(x, 0.5, seed=2, layout="NHWC"))
+    np.testing.assert_array_equal(last, ost.nn.dropout(x, 0.5, seed=2, shared=(1, 2)))
+    assert_same(lambda x: ost.nn.spatial_dropout(x, 0.5, seed=2), lambda x: first, x, few=True)
+
+
 def test_dropout():
     x = np.ones(N)
     y = drawn(ost.nn.dropout(x, 0.25, seed=9))
