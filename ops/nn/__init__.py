@@ -4,6 +4,8 @@ from typing import TYPE_CHECKING
 
 from ostinato.ops.core.spelling import missing
 
+from .attending import *
+from .attending import __all__ as _attending
 from .composed import *
 from .composed import __all__ as _functions
 from .convolution import *
@@ -15,9 +17,17 @@ from .normalization import __all__ as _norms
 from .pooling import *
 from .pooling import __all__ as _pooling
 from .upsampling import *
-from .upsampling import __all__ as _resizing
+from .upsampling import __all__ as _upsampling
 
-__all__ = [*_convolution, *_functions, *_losses, *_norms, *_pooling, *_resizing]
+__all__ = [
+    *_attending,
+    *_convolution,
+    *_functions,
+    *_losses,
+    *_norms,
+    *_pooling,
+    *_upsampling,
+]
 
 
 def __dir__() -> list[str]:

@@ -8,8 +8,7 @@ from typing import Any, cast
 
 from ostinato.ops.array.arithmetic import abs as absolute
 from ostinato.ops.array.comparisons import isfinite
-from ostinato.ops.array.contraction import matmul
-from ostinato.ops.array.creation import ANYWHERE, iota, one_hot
+from ostinato.ops.array.creation import ANYWHERE, one_hot
 from ostinato.ops.array.elementwise import floating, where
 from ostinato.ops.array.indexing import take
 from ostinato.ops.array.reduction import max, sum
@@ -17,13 +16,12 @@ from ostinato.ops.array.shape import (
     axes_of,
     axis_of,
     listed,
-    matrix_transpose,
     stop_gradient,
 )
 from ostinato.ops.array.slicing import slice_axes
 from ostinato.ops.array.transcendental import erf, exp, expm1, log, sigmoid, softplus, tanh
 from ostinato.ops.core.array import Array, Axis, Operandish, as_array
-from ostinato.ops.core.spec import bool_, float32, is_inexact, is_integer
+from ostinato.ops.core.spec import float32, is_inexact, is_integer
 from ostinato.ops.core.user_line import misfit
 from ostinato.ops.random.draws import _unit
 
@@ -32,7 +30,6 @@ from ostinato.errors import ArgumentError, DTypeError, ShapeError
 from .spatial import order_of
 
 __all__ = [
-    "attention",
     "celu",
     "dropout",
     "elu",
@@ -174,43 +171,6 @@ def glu(x: Operandish, /, axis: int = -1) -> Array:
     return first * sigmoid(second)
 
 
-def attention(
-    query: Operandish,
-    key: Operandish,
-    value: Operandish,
-    /,
-    *,
-    mask: Operandish | None = None,
-    is_causal: bool = False,
-    scale: float | None = None,
-) -> Array:
-    """softmax(query @ key.mT * scale) @ value, of (..., length, features); the scale is 1 over the root of the
-    features. A mask of bools says which keys a query sees, one of numbers is added; with `is_causal` a query
-    sees those that are not behind it. (JAX has heads behind the length: swap these axes.)
-
-    >>> ost.nn.attention(ost.ones((2, 3)), ost.ones((2, 3)), ost.eye(2))
-    Array([[0.5, 0.5],
-           [0.5, 0.5]], dtype=float64)
-    """
-    q, k, v = map(floating, (query, key, value))
-    if min(q.ndim, k.ndim, v.ndim) < 2:
-        raise misfit(
-            ShapeError,
-            "attention",
-            got=" and ".join(str(x.shape) for x in (q, k, v)),
-            needed="(..., length, features) each",
-        )
-    scores = matmul(q, matrix_transpose(k)) * (q.shape[-1] ** -0.5 if scale is None else scale)
-    if is_causal:
-        n, m = scores.shape[-2:]
-        seen = iota((n, m), 0) >= iota((n, m), 1)
-        scores = where(seen, scores, -math.inf)
-    if mask is not None:
-        given = as_array(mask)
-        scores = where(given, scores, -math.inf) if given.dtype == bool_ else scores + given
-    return matmul(softmax(scores, axis=-1), v)
-
-
 def silu(x: Operandish, /) -> Array:
     """x * sigmoid(x)
 
@@ -242,7 +202,8 @@ def log_sigmoid(x: Operandish, /) -> Array:
     return -softplus(-as_array(x))
 
 
-def _shifted(x: Array, axes: tuple[int, ...]) -> Array:
+def shifted(x: Array, axes: tuple[int, ...]) -> Array:
+    """Less the largest along axes, so that exponentials are at most 1."""
     top = stop_gradient(max(x, axis=axes, keepdims=True))
     return x - where(isfinite(top), top, 0)
 
@@ -255,7 +216,7 @@ def softmax(x: Operandish, /, axis: Axis = -1) -> Array:
     """
     x = floating(x)
     axes = axes_of(axis, x.ndim, "softmax")
-    e = exp(_shifted(x, axes))
+    e = exp(shifted(x, axes))
     return e / sum(e, axis=axes, keepdims=True)
 
 
@@ -267,8 +228,8 @@ def log_softmax(x: Operandish, /, axis: Axis = -1) -> Array:
     """
     x = floating(x)
     axes = axes_of(axis, x.ndim, "log_softmax")
-    shifted = _shifted(x, axes)
-    return shifted - log(sum(exp(shifted), axis=axes, keepdims=True))
+    below = shifted(x, axes)
+    return below - log(sum(exp(below), axis=axes, keepdims=True))
 
 
 def dropout(
