@@ -16,6 +16,8 @@ from .normalization import *
 from .normalization import __all__ as _norms
 from .pooling import *
 from .pooling import __all__ as _pooling
+from .recurrence import *
+from .recurrence import __all__ as _recurrence
 from .upsampling import *
 from .upsampling import __all__ as _upsampling
 
@@ -26,6 +28,7 @@ __all__ = [
     *_losses,
     *_norms,
     *_pooling,
+    *_recurrence,
     *_upsampling,
 ]
 
