@@ -244,6 +244,10 @@ def test_ctc_of_what_cannot_be_said() -> None:
     loss = lambda p: ost.nn.ctc_loss(p, [[1]])  # noqa: E731
     assert float(loss(none)) == 0
     assert np.isfinite(np.asarray(ost.grad(loss)(none))).all()
+    only = np.where(np.eye(4)[[[1, 1, 1, 1]]] > 0, 0.0, -np.inf)  # states that only come from such
+    loss = lambda p: ost.nn.ctc_loss(p, [[1, 2, 3]])  # noqa: E731
+    assert float(loss(only)) == np.inf
+    assert (np.asarray(ost.grad(loss)(only)) == 0).all()
     assert ost.nn.ctc_loss(ost.asarray(logp, dtype="float16"), [[1]]).dtype == ost.float16
     assert float(ost.nn.ctc_loss(logp, np.zeros((1, 0), int))) == pytest.approx(2 * np.log(3))
 
