@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import re
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
@@ -16,6 +17,7 @@ from ostinato.ops.core.graph import Graph
 from ostinato.ops.jit.stages import join_neighbours, label
 from ostinato.planner.cpu import fuse
 from ostinato.planner.fusion import stages
+from ostinato.planner.seeing.source import source
 
 import ostinato as ost
 from tests import sessions
@@ -548,3 +550,28 @@ def test_moments_of_parts_are_made_in_kernels(mesh: tuple[int, ...], axis: Any) 
             np.testing.assert_allclose(np.asarray(std), y.std(axis), rtol=1e-11)
             ops = [n.op for n in f.plan.program.graph.nodes]
             assert "moments" not in ops
+
+
+@pytest.mark.parametrize("chain", range(4))
+def test_sums_over_many_rows_keep_their_lanes_beside_each_other(chain: int) -> None:
+    """What a unit of columns would keep of all rows is far larger than a cache: it is made again, and no lanes
+    run down the columns. Small values that are made once cost nothing again."""
+    x, g = np.random.default_rng(chain).standard_normal((2, 8, 28, 28, 64)).astype(np.float32)
+    axes = (0, 1, 2)
+
+    def f(xp: Any, x: Any, g: Any) -> Any:
+        if chain == 0:
+            z = g * x.var(axes)
+            return z - z.sum(axes)
+        y = (x - x.mean(axes)) * (1 / xp.sqrt(x.var(axes) + 1.0))
+        z = [y * y, xp.where(y > 0, g, 0), xp.tanh(y) * g][chain - 1]
+        return z * y - z.sum(axes) - y * (z * y).mean(axes)
+
+    with sessions.use():
+        made = ost.compile(lambda x, g: f(ost, x, g))
+        y = np.asarray(made(x, g))
+        text = source(made.plan, llvm=False, assembly=False)
+    (lane,) = re.findall(r"lanes run along (\w)", text)
+    assert {*re.findall(r"\b[xy]\d\[.*?(\w)\]", text)} == {lane}, text
+    wanted = f(np, x.astype(float), g.astype(float))
+    np.testing.assert_allclose(y, wanted, rtol=1e-3, atol=1e-2)

@@ -130,6 +130,9 @@ def _fits(nest: Nest, lane: int, most: Sequence[int]) -> bool:
     nest.lane = lane
     body, nest.held = nest.body, kept(nest, {lane})
     if nest.across:
+        nest.lanes = min(most)
+        if is_near(nest, lane) and not nest.running:
+            nest.held = {v for v in nest.held if nest.room(v) <= HELD or not _again(nest, v)}
         for a, lies in enumerate(nest.strides):
             v = a if a < nest.operands else body.outputs[a - nest.operands]
             apart = len(lies) > 1 and is_apart(nest, v, lies, lane)
@@ -152,6 +155,13 @@ def _fits(nest: Nest, lane: int, most: Sequence[int]) -> bool:
             if sum(nest.room(v) for v in nest.held) <= limit:
                 return True
     return False
+
+
+def _again(nest: Nest, v: int) -> bool:
+    """Whether a value can be made again where it is read, which is sooner done than to run lanes along
+    elements that are no neighbours, as what fits into cache would have to."""
+    op = OPS[nest.body.nodes[nest.body.producers[v]].op]
+    return op.computes and not op.reduce and op.moves.places != "read"
 
 
 def _along(nest: Nest, lane: int, choose: bool) -> tuple[float, int]:
