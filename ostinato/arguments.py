@@ -17,8 +17,11 @@ from ostinato.ops.core.spec import DTYPES
 from ostinato.ops.core.tree import (
     LEAF,
     MADE,
+    PLAIN,
+    Recorded,
     Structure,
     fields_of,
+    fixed,
     has_fields_only,
     in_order,
     paths,
@@ -77,6 +80,8 @@ def scan(x: Any, engine: Any, tokens: list[Any], leaves: list[Any], given: list[
         tokens.append(kind)
         leaves.append(x)
         given.append(x)
+    elif isinstance(x, Recorded):
+        _scan_recorded(x, engine, tokens, leaves, given)
     elif (names := fields_of(kind)) is not None and has_fields_only(x):
         tokens.append(kind)
         for name in names:
@@ -87,6 +92,37 @@ def scan(x: Any, engine: Any, tokens: list[Any], leaves: list[Any], given: list[
         given.append(x)
     else:
         raise Unready
+
+
+def _scan_recorded(
+    x: Any, engine: Any, tokens: list[Any], leaves: list[Any], given: list[Any]
+) -> None:
+    """A value within an object of which only arrays are leaves."""
+    kind = x.__class__
+    if kind is Array or x is None:
+        scan(x, engine, tokens, leaves, given)
+    elif kind in PLAIN:
+        tokens.append(exact(x))
+    elif kind is tuple or kind is list:
+        tokens.append(kind)
+        tokens.append(len(x))
+        for v in x:
+            _scan_recorded(v, engine, tokens, leaves, given)
+    elif isinstance(x, Recorded):
+        tokens.append(kind)
+        for name, v in vars(x).items():
+            tokens.append(name)
+            _scan_recorded(v, engine, tokens, leaves, given)
+    elif kind is dict:
+        keys = in_order(tuple(x))
+        tokens.append(kind)
+        tokens.append(keys)
+        for k in keys:
+            _scan_recorded(x[k], engine, tokens, leaves, given)
+    elif hasattr(x, "shape") or isinstance(x, (tuple, dict)) or fields_of(kind) is not None:
+        raise Unready
+    else:
+        tokens.append(fixed(x))
 
 
 # -- the whole signature ---------------------------------------------------------------------

@@ -25,7 +25,7 @@ from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.layout import Layout
 from ostinato.ops.core.registry import lookup
 from ostinato.ops.core.spec import Spec
-from ostinato.ops.core.tree import LEAF, MADE, Structure, flatten, paths, unflatten
+from ostinato.ops.core.tree import FIXED, LEAF, MADE, Structure, flatten, paths, unflatten
 from ostinato.ops.core.user_line import misfit
 
 from .arguments import NUMBERS
@@ -631,7 +631,7 @@ def snapshot_arguments(given: Mapping[str, Any], structure: Structure) -> Snapsh
 
 
 def _add_argument(found: Snapshot, x: Any, s: Structure, at: Argument, path: str) -> None:
-    if s.kind in (LEAF, MADE, type(None)):
+    if s.kind in (FIXED, LEAF, MADE, type(None)):
         return
     is_object = not isinstance(x, (dict, list, tuple))
     if is_object:

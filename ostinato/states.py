@@ -36,7 +36,7 @@ from ostinato.ops.core.encode import (
 from ostinato.ops.core.exchange import chunks_of
 from ostinato.ops.core.spec import DTYPES, Spec
 from ostinato.ops.core.tracebacks import door
-from ostinato.ops.core.tree import LEAF, Structure, flatten, paths, unflatten
+from ostinato.ops.core.tree import FIXED, LEAF, Structure, flatten, paths, unflatten
 from ostinato.ops.core.user_line import misfit, short, user_line
 
 from .files import error_at_user
@@ -337,7 +337,7 @@ def _word(structure: Structure) -> str:
     kind = structure.kind
     if kind is LEAF:
         return "leaf"
-    if kind is type(None):
+    if kind is type(None) or kind is FIXED:
         return "value"
     if kind is list or kind is tuple:
         return str(kind.__name__)
@@ -408,7 +408,7 @@ def _matched(structure: Structure, node: Any, name: str) -> Iterator[tuple[str, 
     if wanted == "leaf" and kind in ("array", "value"):
         yield kind, content
         return
-    if kind != wanted or (structure.kind is type(None) and content is not None):
+    if kind != wanted or (wanted == "value" and content is not None):
         raise _unlike(name, _a(kind), "None" if wanted == "value" else _a(wanted))
     if kind == "value":
         return

@@ -5,7 +5,10 @@ the order of their keys, so that the order in which they were filled makes no di
 
 A dataclass is its fields and what else was set on it: attributes that are arrays, or hold some, are
 leaves like fields; others belong to the structure. A cached property is left out, and made again from
-what the new object has."""
+what the new object has.
+
+Of a `Recorded` object only arrays are leaves, wherever they are in its attributes: numbers, texts,
+functions and other values there belong to the structure."""
 
 from __future__ import annotations
 
@@ -56,6 +59,8 @@ class Structure:
             return "*"
         if self.kind is MADE:
             return str(self.extra)
+        if self.kind is FIXED:
+            return repr(self.extra.value)
         name = self.kind.__name__ if self.kind is not type(None) else "None"
         keys = self.extra if self.extra is not None else range(len(self.children))
         inner = ", ".join(f"{k}: {c!r}" for k, c in zip(keys, self.children, strict=False))
@@ -86,7 +91,28 @@ def _key(x: Any) -> Any:
     return exact(x) if plain else (type(x), id(x))
 
 
+class Recorded:
+    """An object whose arrays are leaves, and whose other values belong to the structure."""
+
+
+class Fixed:
+    """A value within a `Recorded` object. Plain ones compare to the bit, other ones by identity."""
+
+    __slots__ = ("_key", "value")
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+        self._key = _key(value)
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Fixed) and self._key == other._key
+
+
 LEAF = "leaf"
+FIXED = "fixed"  # a value that is no leaf
 MADE = "made"  # of a leaf that `extra`, a function, makes of the children, which it names, too
 _LEAF = Structure(LEAF, None, ())
 _NONE = Structure(type(None), None, ())
@@ -156,28 +182,55 @@ def flatten(tree: Any) -> tuple[list[Leaf], Structure]:
     return leaves, _flatten(tree, leaves)
 
 
-def _flatten(tree: Any, leaves: list[Leaf], objects: bool = True) -> Structure:
-    kind = type(tree)
+def _flatten(
+    tree: Any, leaves: list[Leaf], objects: bool = True, recorded: bool = False
+) -> Structure:
+    kind: Any = type(tree)
+    if recorded and kind in PLAIN:
+        return fixed(tree)
+    how = objects, recorded
     if kind is tuple or kind is list:
-        return Structure(kind, None, tuple([_flatten(v, leaves, objects) for v in tree]))
+        return Structure(kind, None, tuple([_flatten(v, leaves, *how) for v in tree]))
     if kind is dict:
         keys = in_order(tuple(tree))
-        return Structure(dict, keys, tuple([_flatten(tree[k], leaves, objects) for k in keys]))
+        return Structure(dict, keys, tuple([_flatten(tree[k], leaves, *how) for k in keys]))
     if tree is None:
         return _NONE
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):
-        return Structure(kind, None, tuple([_flatten(v, leaves, objects) for v in tree]))
+        return Structure(kind, None, tuple([_flatten(v, leaves, *how) for v in tree]))
     if isinstance(tree, dict):
         keys = Keys(tree)
-        return Structure(kind, keys, tuple([_flatten(tree[k], leaves, objects) for k in keys]))
-    names = fields_of(kind)  # type: ignore[arg-type]
+        return Structure(kind, keys, tuple([_flatten(tree[k], leaves, *how) for k in keys]))
+    if objects and isinstance(tree, Recorded):
+        own = vars(tree)
+        children = [_flatten(v, leaves, objects, True) for v in own.values()]
+        return Structure(kind, tuple(own), tuple(children))
+    names = fields_of(kind)
     if names is not None and objects:
-        return _flatten_object(tree, names, leaves)
+        return _flatten_object(tree, names, leaves, recorded)
+    if recorded and not hasattr(tree, "shape"):
+        return fixed(tree)
     leaves.append(tree)
     return _LEAF
 
 
-def _flatten_object(tree: Any, names: tuple[str, ...], leaves: list[Leaf]) -> Structure:
+PLAIN = frozenset((bool, int, float, complex, str, bytes))
+
+
+@lru_cache(4096)
+def _fixed_of(key: Any, value: Fixed) -> Structure:
+    return Structure(FIXED, value, ())
+
+
+def fixed(value: Any) -> Structure:
+    """The structure of a value that is no leaf."""
+    made = Fixed(value)
+    return _fixed_of(made._key, made) if type(value) in PLAIN else Structure(FIXED, made, ())
+
+
+def _flatten_object(
+    tree: Any, names: tuple[str, ...], leaves: list[Leaf], recorded: bool
+) -> Structure:
     kind: type = type(tree)
     beside: list[Beside] = []
     if not (has_fields_only(tree) and hasattr(tree, "__dict__")):
@@ -190,12 +243,14 @@ def _flatten_object(tree: Any, names: tuple[str, ...], leaves: list[Leaf]) -> St
                     names = (*names, name)
                 else:
                     beside.append(Beside(name, structure, inner))
-    children = tuple([_flatten(getattr(tree, n), leaves) for n in names])
+    children = tuple([_flatten(getattr(tree, n), leaves, True, recorded) for n in names])
     return Structure(kind, names, children, tuple(beside))
 
 
 def objects_beside(structure: Structure) -> list[Any]:
     """The values of attributes that are no leaves."""
+    if structure.kind is FIXED:
+        return [structure.extra.value]
     found = [x for b in structure.beside for x in b.leaves]
     for child in structure.children:
         found += objects_beside(child)
@@ -224,6 +279,8 @@ def constructor(structure: Structure) -> Callable[[Sequence[Leaf]], Any]:
             return f"v[{next(count)}]"
         if kind is type(None):
             return "None"
+        if kind is FIXED:
+            return constant(s.extra.value)
         children = [write(c) for c in s.children]
         inner = "".join(f"{c}, " for c in children)
         if kind is MADE:

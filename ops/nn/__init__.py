@@ -12,6 +12,9 @@ from .convolution import *
 from .convolution import __all__ as _convolution
 from .losses import *
 from .losses import __all__ as _losses
+from .layers import *
+from .layers import __all__ as _layers
+from .layers import initializers as initializers
 from .normalization import *
 from .normalization import __all__ as _norms
 from .pooling import *
@@ -31,6 +34,7 @@ __all__ = [
     *_recurrence,
     *_upsampling,
 ]
+__all__ = [*_convolution, *_functions, *_layers, *_norms, *_pooling, "initializers"]
 
 
 def __dir__() -> list[str]:
