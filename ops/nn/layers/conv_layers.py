@@ -108,7 +108,7 @@ class ConvTranspose(_Filters):
         self.output_padding = output_padding
 
     def forward(self, x: Operandish) -> Array:
-        more = {"output_padding": self.output_padding}
+        more: dict[str, Any] = {"output_padding": self.output_padding}
         return conv_transpose(x, self._filters, self.bias, **self._windows, **more)
 
 

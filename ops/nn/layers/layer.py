@@ -113,7 +113,7 @@ class Layer(Recorded):
     def __init_subclass__(cls, **given: Any) -> None:
         super().__init_subclass__(**given)
         if "__init__" not in vars(cls):
-            made = dataclass(eq=False, repr=False)(type(cls.__name__, (), _declared(cls)))
+            made: Any = dataclass(eq=False, repr=False)(type(cls.__name__, (), _declared(cls)))
             if fields(made):
                 cls.__init__ = made.__init__  # type: ignore[method-assign]
 
