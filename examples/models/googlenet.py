@@ -63,7 +63,7 @@ class GoogLeNet(nn.Layer):
                 nn.Sequential(nn.MaxPool(3, stride=1, padding=1), conv(inputs, f, 1)),
             )
             inputs = a + c + e + f
-            return nn.Parallel(*branches)
+            return nn.Branches(*branches)
 
         def head() -> Any:
             place = (image // 16 - 5) // 3 + 1

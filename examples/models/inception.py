@@ -60,11 +60,11 @@ class InceptionV3(nn.Layer):
                 layers, width = chain(*(steps[:-1] if both else steps), of=channels)
                 if both:
                     ends = [chain((384, window), of=width)[0] for window in ((1, 3), (3, 1))]
-                    layers, width = nn.Sequential(layers, nn.Parallel(*ends)), 2 * (384 // part)
+                    layers, width = nn.Sequential(layers, nn.Branches(*ends)), 2 * (384 // part)
                 made.append(nn.Sequential(*pool, layers))
                 total += width
             channels = total
-            return nn.Parallel(*made)
+            return nn.Branches(*made)
 
         def a(p: int) -> Any:
             return mixed(

@@ -218,14 +218,14 @@ PLAIN = frozenset((bool, int, float, complex, str, bytes))
 
 
 @lru_cache(4096)
-def _fixed_of(key: Any, value: Fixed) -> Structure:
+def _structure_of(value: Fixed) -> Structure:
     return Structure(FIXED, value, ())
 
 
 def fixed(value: Any) -> Structure:
     """The structure of a value that is no leaf."""
     made = Fixed(value)
-    return _fixed_of(made._key, made) if type(value) in PLAIN else Structure(FIXED, made, ())
+    return _structure_of(made) if type(value) in PLAIN else Structure(FIXED, made, ())
 
 
 def _flatten_object(

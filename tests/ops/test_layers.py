@@ -33,7 +33,7 @@ def network() -> Any:
         nn.BatchNorm(4),
         nn.relu,
         nn.Residual(nn.Conv(4, 4, 3, padding="same"), nn.GroupNorm(2, 4), activation=nn.relu),
-        nn.Parallel(nn.Conv(4, 2, 1), nn.MaxPool(3, stride=1, padding=1)),
+        nn.Branches(nn.Conv(4, 2, 1), nn.MaxPool(3, stride=1, padding=1)),
         nn.Flatten(),
         nn.Dropout(0.2),
         nn.Linear(6 * 36, 5),
@@ -314,6 +314,63 @@ def test_a_summary_counts_what_a_call_makes() -> None:
     assert nn.summary(nn.Sequential(shared, shared), (1, 4)).multiply_adds == 32
     with pytest.raises(ArgumentError, match="a shape"):
         nn.summary(network(), 3)
+
+
+def test_a_model_is_saved_as_other_states_are(tmp_path: Path) -> None:
+    model = network().init(seed=1)
+    ost.save_state(tmp_path, {"model": model, "step": 3}, step=3)
+    back = ost.load_state(tmp_path, like={"model": network().init(seed=2), "step": 0})
+    x = data(1, 3, 6, 6)
+    assert np.array_equal(np.asarray(model(x)), np.asarray(back["model"](x)))
+    assert back["model"][2] is nn.relu
+
+
+@pytest.mark.parametrize("name", ["conv", "turned", "norm", "group", "layer", "heads", "table"])
+def test_weights_of_pytorch_do_the_same(name: str) -> None:
+    """By its own names, and with its statistics."""
+    torch = pytest.importorskip("torch")
+    t = torch.nn
+    x = data(3, 4, 6, 6)
+    theirs, ours, given = {
+        "conv": (
+            t.Conv2d(4, 6, 3, 2, 1, groups=2),
+            nn.Conv(4, 6, 3, stride=2, padding=1, groups=2),
+            x,
+        ),
+        "turned": (
+            t.ConvTranspose2d(4, 6, 3, 2, 1, 1, 2),
+            nn.ConvTranspose(4, 6, 3, stride=2, padding=1, output_padding=1, groups=2),
+            x,
+        ),
+        "norm": (
+            t.Sequential(t.BatchNorm2d(4), t.ReLU()),
+            nn.Sequential(nn.BatchNorm(4), nn.relu),
+            x,
+        ),
+        "group": (t.GroupNorm(2, 4), nn.GroupNorm(2, 4), x),
+        "layer": (t.LayerNorm((6, 6)), nn.LayerNorm((6, 6)), x),
+        "heads": (
+            t.MultiheadAttention(8, 2, batch_first=True),
+            nn.MultiHeadAttention(8, 2),
+            data(2, 5, 8),
+        ),
+        "table": (t.Embedding(5, 3), nn.Embedding(5, 3), np.array([[1, 4], [0, 2]])),
+    }[name]
+    model = nn.load_weights(ours, theirs.state_dict())
+    other = torch.from_numpy(given)
+    for _ in range(2):
+        close(
+            model(given),
+            theirs.eval()(*[other] * (3 if name == "heads" else 1))[0].detach()
+            if name == "heads"
+            else theirs.eval()(other).detach(),
+        )
+        if name == "heads":
+            return
+        y, model = model.apply(given)
+        close(y, theirs.train()(other).detach())
+        for key, value in nn.named_weights(model).items():
+            close(value, theirs.state_dict()[key])
 
 
 # -- weights in files ------------------------------------------------------------------------

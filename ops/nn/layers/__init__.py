@@ -28,7 +28,7 @@ __all__ = [
     "LocalResponseNorm",
     "MaxPool",
     "MultiHeadAttention",
-    "Parallel",
+    "Branches",
     "RMSNorm",
     "Residual",
     "Sequential",

@@ -11,7 +11,7 @@ from ostinato.ops.core.array import Array
 from .dense import listed_layers
 from .layer import Layer
 
-__all__ = ["Parallel", "Residual", "Sequential"]
+__all__ = ["Branches", "Residual", "Sequential"]
 
 
 class Sequential(Layer):
@@ -62,10 +62,10 @@ class Residual(Layer):
         return y if self.activation is None else self.activation(y)
 
 
-class Parallel(Layer):
+class Branches(Layer):
     """Several layers of one x, their results joined along an axis, which is that of channels first.
 
-    >>> both = ost.nn.Parallel(ost.nn.relu, ost.nn.relu6)
+    >>> both = ost.nn.Branches(ost.nn.relu, ost.nn.relu6)
     >>> both([[1.0, 8.0]])
     Array([[1., 8., 1., 6.]], dtype=float64)
     """
@@ -73,7 +73,7 @@ class Parallel(Layer):
     unnamed: ClassVar[tuple[str, ...]] = ("layers",)
 
     def __init__(self, *layers: Callable[..., Any], axis: int = 1) -> None:
-        self.layers = listed_layers("Parallel", layers)
+        self.layers = listed_layers("Branches", layers)
         self.axis = axis
 
     def forward(self, x: Any) -> Array:

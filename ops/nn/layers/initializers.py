@@ -120,7 +120,7 @@ def uniform(bound: float = 0.01) -> Initializer:
 
 
 def _scaled(gain: float, fan: Fan, even: bool) -> Initializer:
-    """Of variance `gain` over the number of inputs, of outputs, or the mean of both."""
+    """Draw with a variance of `gain` over the number of inputs, of outputs, or the mean of both."""
     if fan not in ("in", "out", "mean"):
         raise misfit(
             ArgumentError, "initializer", got=f"fan={fan!r:.40}", needed="'in', 'out' or 'mean'"

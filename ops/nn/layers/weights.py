@@ -24,7 +24,6 @@ from .layer import Initial, Layer
 
 __all__ = ["load_weights", "named_weights", "save_weights"]
 T = TypeVar("T")
-_MOST_HEADER = 100_000_000  # bytes, as the format's own reader
 _DTYPES = {
     "BOOL": np.dtype(bool),
     "BF16": bfloat16,
@@ -196,7 +195,7 @@ def _header(file: BinaryIO, path: Path) -> tuple[int, dict[str, Entry]]:
     size = file.seek(0, os.SEEK_END)
     file.seek(0)
     length = int.from_bytes(file.read(8), "little")
-    if not 0 < length <= min(size - 8, _MOST_HEADER):
+    if not 0 < length <= min(size - 8, 100_000_000):
         raise _damaged(path, f"{size} bytes, with a header of {length}")
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
