@@ -149,6 +149,34 @@ def test_a_compiled_function_within_a_call_is_told_by_itself() -> None:
         Outer().apply(x, asks)
 
 
+def test_statistics_leave_what_is_computed_again_as_results() -> None:
+    class Again(nn.Layer):
+        block: Any
+
+        def forward(self, x: Any, right: bool) -> Any:
+            if not right:
+                return ost.checkpoint(lambda block, v: block(v))(self.block, x)
+            y, block = ost.checkpoint(lambda block, v: block.apply(v))(self.block, x)
+            self.update(block=lambda old: block)
+            return y
+
+    model = Again(nn.Sequential(nn.BatchNorm(2), nn.tanh)).init()
+    x = data(8, 2) * 3 + 1
+    with pytest.raises(ArgumentError, match=r"layer\.apply"):
+        model.apply(x, False)
+
+    def loss(weights: Any, how: Any) -> Any:
+        y, new = how(nn.combine(weights, model))
+        return (y * y).sum(), new
+
+    ways = (lambda m: m.apply(x, True), lambda m: m.block.apply(x))
+    (_, new), slopes = ost.value_and_grad(loss, has_aux=True)(nn.parameters(model), ways[0])
+    (_, plain), wanted = ost.value_and_grad(loss, has_aux=True)(nn.parameters(model), ways[1])
+    close(new.block[0].running_var, plain[0].running_var)
+    for a, b in zip(flatten(slopes)[0], flatten(wanted)[0], strict=True):
+        close(a, b)
+
+
 def test_keys_say_what_is_dropped() -> None:
     model = nn.Sequential(nn.Dropout(0.5), nn.Flatten(), nn.Dropout(0.5))
     x = np.ones((4, 200), np.float32)

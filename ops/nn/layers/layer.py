@@ -59,6 +59,7 @@ class Pass:
     count: Iterator[int] = field(default_factory=itertools.count)  # of draws
     updated: dict[int, tuple[Layer, dict[str, Any]]] | None = None  # by `id`
     trace: Trace | None = None  # in which it began
+    home: Trace | None = None  # in which statistics are wanted
     watch: Callable[[Layer, bool, Any], None] | None = None  # (layer, whether it ends, its result)
 
     def reaches(self) -> bool:
@@ -158,7 +159,8 @@ class Layer(Recorded):
         Array([0.1, 0.1], dtype=float32)
         """
         _check_drawn(self)
-        made = Pass(train, key, updated={}, trace=array._current.trace)
+        trace = array._current.trace
+        made = Pass(train, key, updated={}, trace=trace, home=trace)
         y = _run(made, self, args, kwargs)
         return y, _replaced(self, made.updated or {})
 
@@ -210,6 +212,15 @@ class Layer(Recorded):
                 needed="model.apply",
                 do="y, model = model.apply(x, train=True)",
             )
+        if array._current.trace is not now.home:
+            raise misfit(
+                ArgumentError,
+                f"{type(self).__name__} in training",
+                got="a call within a loop, a checkpoint or the like, which statistics cannot leave",
+                needed="that these are results of it",
+                do="call layer.apply there, return the new layer, and say so: "
+                "self.update(layer=lambda old: new)",
+            )
         known = now.updated.setdefault(id(self), (self, {}))[1]
         for name, change in statistics.items():
             known[name] = change(known.get(name, getattr(self, name)))
@@ -248,7 +259,7 @@ def _within(outer: Pass | None, train: bool | None, key: Any) -> Pass:
     """A call within another one, or the first."""
     made = Pass(bool(train), key, trace=array._current.trace)
     if outer is not None:
-        made.updated, made.watch = outer.updated, outer.watch
+        made.updated, made.home, made.watch = outer.updated, outer.home, outer.watch
         made.train = outer.train if train is None else bool(train)
         if key is None:
             made.key, made.count = outer.key, outer.count

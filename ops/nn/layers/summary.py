@@ -93,7 +93,7 @@ def summary(model: Any, *inputs: Any, train: bool = False) -> Summary:
         like = unflatten(structure, [_placeholder(x, k, trace) for k, x in enumerate(leaves)])
         given = [_placeholder(x, len(leaves) + k, trace) for k, x in enumerate(inputs)]
         calls = _Calls(like)
-        made = Pass(train, 0, updated={}, trace=trace, watch=calls)
+        made = Pass(train, 0, updated={}, trace=trace, home=trace, watch=calls)
         result = _run(made, like, given, {})
     work = _work([x for x in flatten(result)[0] if isinstance(x, Array)], calls)
     learnt, kept = (
