@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import sys
 import zlib
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
@@ -240,10 +241,19 @@ def _declared(cls: type) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for kind in reversed(cls.__mro__):
         if issubclass(kind, Layer) and kind is not Layer:
-            own = inspect.get_annotations(kind)
+            own = _annotations(kind)
             found.update({n: a for n, a in own.items() if "ClassVar" not in str(a)})
             values.update({n: vars(kind)[n] for n in own if n in vars(kind)})
     return {"__annotations__": found, **{n: v for n, v in values.items() if n in found}}
+
+
+def _annotations(kind: type) -> dict[str, Any]:
+    """A class's own, of which some may name what is not there yet."""
+    if sys.version_info >= (3, 14):
+        import annotationlib
+
+        return annotationlib.get_annotations(kind, format=annotationlib.Format.FORWARDREF)
+    return inspect.get_annotations(kind)
 
 
 def _told(value: Any) -> str:
