@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -345,6 +345,25 @@ def paths(structure: Structure, name: str = "") -> list[str]:
     return found
 
 
+def leaves_alike(structure: Structure, tree: Any) -> Iterator[Any]:
+    """Values of a tree where the leaves of one of this structure are: any, such as the flags that a
+    function makes of a `Recorded` object's arrays. An error where it is of another form."""
+    kind, keys = structure.kind, structure.extra
+    if kind is LEAF:
+        if flatten(tree)[1].kind is not LEAF:
+            raise TypeError
+        yield tree
+    elif kind is not FIXED:
+        if type(tree) is not kind or (isinstance(tree, dict) and len(tree) != len(keys)):
+            raise TypeError
+        if keys is None:
+            values = list(tree or ())
+        else:
+            values = [tree[k] if isinstance(tree, dict) else getattr(tree, k) for k in keys]
+        for child, value in zip(structure.children, values, strict=True):
+            yield from leaves_alike(child, value)
+
+
 def tree_map(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
     """The tree with each leaf replaced; of several trees alike, leaf by leaf.
 
@@ -355,9 +374,12 @@ def tree_map(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
     rest = []
     for other in others:
         more, shape = flatten(other)
-        if shape != structure:
-            raise ValueError(
-                f"tree_map: got trees of different structure, {structure} and {shape}."
-            )
+        if shape != structure:  # or values that are no leaves of a `Recorded` object's
+            try:
+                more = list(leaves_alike(structure, other))
+            except (AttributeError, KeyError, TypeError, ValueError):
+                raise ValueError(
+                    f"tree_map: got trees of different structure, {structure} and {shape}."
+                ) from None
         rest.append(more)
     return unflatten(structure, [function(*row) for row in zip(leaves, *rest, strict=True)])

@@ -230,6 +230,24 @@ def test_parameters_are_what_gradients_and_optimizers_see() -> None:
         nn.combine(weights, nn.Sequential(nn.BatchNorm(3)))
 
 
+def test_trees_of_flags_go_with_those_of_weights() -> None:
+    """A function makes them of a model's weights, for decay and the like."""
+    model = nn.Sequential(nn.Linear(2, 3), [nn.BatchNorm(3), {"x": nn.Linear(3, 1)}][0]).init()
+    weights = nn.parameters(model)
+    flags = ost.tree_map(lambda w: w.ndim > 1, weights)
+    kept = ost.tree_map(lambda w, flag: w if flag else None, weights, flags)
+    assert kept[0].weight is weights[0].weight
+    assert kept[0].bias is kept[1].weight is None
+    names = ost.tree_map(lambda w, name: (w.shape, name), weights, ost.tree_map(str, weights))
+    assert names[0].bias[0] == (3,)
+    for wrong in (flags[0], nn.Sequential(flags[0]), nn.Sequential(flags[0], flags[0])):
+        with pytest.raises(ValueError, match="different structure"):
+            ost.tree_map(lambda w, flag: w, weights, wrong)
+    for tree in ({"a": 1, "b": 2}, {"b": 1}, {}, [1], {"a": [1]}, {"a": None}, None, 1):
+        with pytest.raises(ValueError, match="different structure"):
+            ost.tree_map(lambda w, flag: w, {"a": 1}, tree)
+
+
 def test_layers_do_not_change_and_say_what_they_are() -> None:
     layer = nn.Linear(2, 3).init()
     with pytest.raises(AssignmentError, match="replace"):
