@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -92,7 +92,14 @@ def _key(x: Any) -> Any:
 
 
 class Recorded:
-    """An object whose arrays are leaves, and whose other values belong to the structure."""
+    """An object whose arrays are leaves, and whose other values belong to the structure. One that was made of
+    a structure knows it, so that whatever stands in place of an array is a leaf, too."""
+
+    __slots__ = ("__dict__", "__weakref__", "_made_of")
+    _made_of: Structure
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self)
 
 
 class Fixed:
@@ -203,7 +210,12 @@ def _flatten(
         return Structure(kind, keys, tuple([_flatten(tree[k], leaves, *how) for k in keys]))
     if objects and isinstance(tree, Recorded):
         own = vars(tree)
-        children = [_flatten(v, leaves, objects, True) for v in own.values()]
+        form = getattr(tree, "_made_of", None)
+        if form is None or form.extra != (*own,):
+            children = [_flatten(v, leaves, objects, True) for v in own.values()]
+        else:
+            pairs = zip(form.children, own.values(), strict=True)
+            children = [_flatten_again(child, v, leaves) for child, v in pairs]
         return Structure(kind, tuple(own), tuple(children))
     names = fields_of(kind)
     if names is not None and objects:
@@ -212,6 +224,22 @@ def _flatten(
         return fixed(tree)
     leaves.append(tree)
     return _LEAF
+
+
+def _flatten_again(form: Structure, tree: Any, leaves: list[Leaf]) -> Structure:
+    """A value of an object that was made of a structure: what stands where leaves were is leaves."""
+    kind = form.kind
+    if kind is FIXED:
+        return form
+    if kind is LEAF:
+        return _flatten(tree, leaves)
+    keys: Any = form.extra if isinstance(tree, dict) else range(len(form.children))
+    is_alike = type(tree) is kind and isinstance(tree, (tuple, list, dict))
+    if not is_alike or len(tree) != len(keys) or (isinstance(tree, dict) and {*tree} != {*keys}):
+        return _flatten(tree, leaves, True, True)
+    pairs = zip(form.children, keys, strict=True)
+    children = [_flatten_again(child, tree[k], leaves) for child, k in pairs]
+    return Structure(kind, form.extra, tuple(children))
 
 
 PLAIN = frozenset((bool, int, float, complex, str, bytes))
@@ -295,6 +323,8 @@ def constructor(structure: Structure) -> Callable[[Sequence[Leaf]], Any]:
         if issubclass(kind, tuple):
             return f"{constant(kind)}({inner})"
         make: Callable[..., Any] = functools.partial(_fill_object, beside=s.beside)
+        if issubclass(kind, Recorded):
+            return f"{constant(functools.partial(_fill_recorded, s))}(({inner}))"
         if issubclass(kind, dict):
             make = _fill_dict
         return f"{constant(functools.partial(make, kind, s.extra))}(({inner}))"
@@ -310,6 +340,13 @@ def _fill_dict(kind: Any, keys: Sequence[Any], values: Sequence[Any]) -> Any:
     if hasattr(made, "default_factory"):  # a defaultdict's is not part of the structure
         made = kind(None)
     made.update(zip(keys, values, strict=True))
+    return made
+
+
+def _fill_recorded(structure: Structure, values: Sequence[Any]) -> Any:
+    made = object.__new__(structure.kind)
+    vars(made).update(zip(structure.extra, values, strict=True))
+    object.__setattr__(made, "_made_of", structure)
     return made
 
 
@@ -345,25 +382,6 @@ def paths(structure: Structure, name: str = "") -> list[str]:
     return found
 
 
-def leaves_alike(structure: Structure, tree: Any) -> Iterator[Any]:
-    """Values of a tree where the leaves of one of this structure are: any, such as the flags that a
-    function makes of a `Recorded` object's arrays. An error where it is of another form."""
-    kind, keys = structure.kind, structure.extra
-    if kind is LEAF:
-        if flatten(tree)[1].kind is not LEAF:
-            raise TypeError
-        yield tree
-    elif kind is not FIXED:
-        if type(tree) is not kind or (isinstance(tree, dict) and len(tree) != len(keys)):
-            raise TypeError
-        if keys is None:
-            values = list(tree or ())
-        else:
-            values = [tree[k] if isinstance(tree, dict) else getattr(tree, k) for k in keys]
-        for child, value in zip(structure.children, values, strict=True):
-            yield from leaves_alike(child, value)
-
-
 def tree_map(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
     """The tree with each leaf replaced; of several trees alike, leaf by leaf.
 
@@ -374,12 +392,9 @@ def tree_map(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
     rest = []
     for other in others:
         more, shape = flatten(other)
-        if shape != structure:  # or values that are no leaves of a `Recorded` object's
-            try:
-                more = list(leaves_alike(structure, other))
-            except (AttributeError, KeyError, TypeError, ValueError):
-                raise ValueError(
-                    f"tree_map: got trees of different structure, {structure} and {shape}."
-                ) from None
+        if shape != structure:
+            raise ValueError(
+                f"tree_map: got trees of different structure, {structure} and {shape}."
+            )
         rest.append(more)
     return unflatten(structure, [function(*row) for row in zip(leaves, *rest, strict=True)])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -246,6 +248,41 @@ def test_trees_of_flags_go_with_those_of_weights() -> None:
     for tree in ({"a": 1, "b": 2}, {"b": 1}, {}, [1], {"a": [1]}, {"a": None}, None, 1):
         with pytest.raises(ValueError, match="different structure"):
             ost.tree_map(lambda w, flag: w, {"a": 1}, tree)
+
+
+def test_what_stands_for_a_leaf_is_one() -> None:
+    """Whatever code of users, and of ours, puts in place of arrays."""
+
+    class Kept(nn.Layer):
+        def __init__(self) -> None:
+            self.many = [nn.Linear(2, 1), {"a": nn.BatchNorm(1), "b": 3}]
+            self.few = (np.zeros(2), 4.0)
+
+    model = Kept().init()
+    leaves, structure = flatten(model)
+    for values in (range(7), ["x"] * 7, [True] * 7, [0.0, *leaves[1:]], leaves):
+        found, again = flatten(unflatten(structure, list(values)))
+        assert (
+            found == list(values)
+            if values is not leaves
+            else all(map(np.array_equal, found, leaves))
+        )
+        assert again == structure
+        assert again.leaves == 7
+    holes = unflatten(structure, [None, (1, 2), *leaves[2:]])
+    found, around = flatten(holes)
+    assert found[:2] == [1, 2]
+    assert len(found) == 7
+    assert around != structure
+    assert flatten(unflatten(around, found))[1] == around
+    made = unflatten(structure, leaves)
+    made.later = np.ones(1)
+    made.many.append(5)
+    del made.many[1]["b"]
+    assert len(flatten(made)[0]) == 8
+    assert pickle.loads(pickle.dumps(made.few))[1] == 4.0
+    twin = copy.deepcopy(made)
+    assert flatten(twin)[1] == flatten(made)[1]
 
 
 def test_layers_do_not_change_and_say_what_they_are() -> None:
