@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import ostinato as ost
 from ostinato import nn
 
 FOLDER = Path(__file__).resolve().parents[1] / "examples" / "models"
@@ -47,6 +48,8 @@ COUNTS: Any = {
     ("cosmoflow", "cosmoflow"): (8_907_556, 34_430, {}, (4, 128, 128, 128)),
     ("cosmoflow", "cosmoflow", "256"): (15_985_956, 279_043, {"cube": 256}, (4, 256, 256, 256)),
     ("unet", "unet"): (19_071_459, 1_954_000, {}, (1, 128, 128, 128)),
+    ("transformer", "Transformer"): (10_844_160, 3_045.06, {}, (256,)),
+    ("language", "Language"): (7_103_456, 242.424, {}, (35,)),
     ("magmadnn", "mlp"): (397_510, 0.397, {}, (1, 28, 28)),
     ("magmadnn", "lenet5"): (61_706, 0.4165, {}, (1, 28, 28)),
 }
@@ -57,10 +60,11 @@ def test_counts_are_the_published_ones(which: tuple[str, ...], models: Any) -> N
     """Of whole networks, of which nothing is computed."""
     parameters, millions, options, shape = COUNTS[which]
     model = getattr(models(which[0]), which[1])(**options)
-    found = nn.summary(model, (1, *shape))
+    samples = [ost.spec((n, *shape), "int64" if len(shape) == 1 else "float32") for n in (1, 2)]
+    found = nn.summary(model, samples[0])
     assert found.parameters == parameters
     assert found.multiply_adds / 1e6 == pytest.approx(millions, rel=3e-4 if millions > 1 else 2e-3)
-    twice = nn.summary(model, (2, *shape))
+    twice = nn.summary(model, samples[1])
     assert twice.multiply_adds == 2 * found.multiply_adds
 
 
@@ -87,6 +91,7 @@ SMALL: Any = [
     ("cosmoflow", {"steps": 12}, 0.6),
     ("magmadnn", {"steps": 8}, 0.7),
     ("transformer", {"blocks": 1, "steps": 12}, 0.8),
+    ("language", {}, 0.85),
     pytest.param("alexnet", {"part": 16, "image": 67}, 0.8, marks=pytest.mark.slow),
     pytest.param("resnet", {"steps": 10}, 0.4, marks=pytest.mark.slow),
     pytest.param("resnet", {"depth": 50, "width": 4, "steps": 6}, 0.4, marks=pytest.mark.slow),

@@ -10,11 +10,11 @@ from .composed import *
 from .composed import __all__ as _functions
 from .convolution import *
 from .convolution import __all__ as _convolution
-from .losses import *
-from .losses import __all__ as _losses
 from .layers import *
 from .layers import __all__ as _layers
 from .layers import initializers as initializers
+from .losses import *
+from .losses import __all__ as _losses
 from .normalization import *
 from .normalization import __all__ as _norms
 from .pooling import *
@@ -28,13 +28,14 @@ __all__ = [
     *_attending,
     *_convolution,
     *_functions,
+    *_layers,
     *_losses,
     *_norms,
     *_pooling,
     *_recurrence,
     *_upsampling,
+    "initializers",
 ]
-__all__ = [*_convolution, *_functions, *_layers, *_norms, *_pooling, "initializers"]
 
 
 def __dir__() -> list[str]:

@@ -7,10 +7,13 @@ from .conv_layers import *
 from .dense import *
 from .layer import *
 from .norm_layers import *
+from .recurrent_layers import *
 from .summary import *
 from .weights import *
 
 __all__ = [
+    "GRU",
+    "LSTM",
     "AvgPool",
     "BatchNorm",
     "Conv",

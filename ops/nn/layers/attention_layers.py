@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from ostinato.ops.array.contraction import matmul
-from ostinato.ops.array.shape import matrix_transpose, moveaxis, reshape
+from ostinato.ops.array.shape import matrix_transpose, reshape, swapaxes
 from ostinato.ops.array.slicing import slice_axes
 from ostinato.ops.core.array import Array, Operandish, as_array
 from ostinato.ops.core.user_line import misfit
 
 from ostinato.errors import ArgumentError, ShapeError
 
-from ..composed import attention
+from ..attending import attention
 from .dense import Linear, counted
 from .initializers import Initializer, glorot_uniform, zeros
 from .layer import Initial, Layer
@@ -83,8 +83,7 @@ class MultiHeadAttention(Layer):
             parts = [self._projected(v, n, m) for v, (n, m) in zip(of, bounds, strict=True)]
         q, k, v = (self._in_heads(part) for part in parts)
         y = attention(q, k, v, mask=mask, is_causal=is_causal)
-        y = reshape(moveaxis(y, (-4, -3), (-3, -2)), x.shape)
-        return self.out_proj(y)
+        return self.out_proj(reshape(swapaxes(y, -3, -2), x.shape))
 
     def _projected(self, x: Array, begin: int, count: int) -> Array:
         part = {0: (begin, count, 1)}
@@ -92,8 +91,6 @@ class MultiHeadAttention(Layer):
         return y if self.in_proj_bias is None else y + slice_axes(self.in_proj_bias, part)
 
     def _in_heads(self, x: Array) -> Array:
-        """(..., kv_heads, heads of a group or 1, length, features of a head)"""
+        """(..., heads, length, features of a head)"""
         size = self.in_proj_weight.shape[1] // self.heads
-        group = x.shape[-1] // size // self.kv_heads
-        x = reshape(x, (*x.shape[:-1], self.kv_heads, group, size))
-        return moveaxis(x, (-3, -2), (-4, -3))
+        return swapaxes(reshape(x, (*x.shape[:-1], x.shape[-1] // size, size)), -3, -2)

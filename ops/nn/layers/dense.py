@@ -6,14 +6,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ostinato.ops.array.contraction import matmul
-from ostinato.ops.array.indexing import take
 from ostinato.ops.array.shape import matrix_transpose, reshape
 from ostinato.ops.core.array import Array, Operandish, as_array
 from ostinato.ops.core.user_line import misfit
 
 from ostinato.errors import ArgumentError, ShapeError
 
-from ..composed import dropout
+from ..composed import dropout, embedding
 from .initializers import Initializer, glorot_uniform, normal, zeros
 from .layer import Initial, Layer
 
@@ -81,7 +80,7 @@ class Embedding(Layer):
         self.weight: Any = Initial((count, features), weight_init or normal(1.0), (count, features))
 
     def forward(self, x: Operandish) -> Array:
-        return take(self.weight, as_array(x), axis=0)
+        return embedding(x, self.weight)
 
 
 class Dropout(Layer):
