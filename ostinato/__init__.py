@@ -104,6 +104,7 @@ from .jacobians import value_and_jacobian as value_and_jacobian
 from .mapping import apply_along_axis as apply_along_axis
 from .mapping import vectorize as vectorize
 from .mapping import vmap as vmap
+from .onnx import from_onnx as from_onnx
 from .planning import plan as plan
 from .planning import spec as spec
 from .profiling import Profile as Profile

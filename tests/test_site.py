@@ -30,7 +30,12 @@ PAGES = sorted(
     and re.search(r">>> |^\.\. auto", path.read_text(), re.M)
 )
 ENTRY = re.compile(r"^\.\. auto\w+:: ostinato\.([\w.]+)", re.M)
-NEEDS = {"from_dask": "dask", "coming_from/dask": "dask", "reference/pipes": "PIL"}
+NEEDS = {
+    "from_dask": "dask",
+    "coming_from/dask": "dask",
+    "from_onnx": "onnx",
+    "reference/pipes": "PIL",
+}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(DOCS)))

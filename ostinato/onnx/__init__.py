@@ -1,0 +1,50 @@
+"""Models of ONNX files as functions.
+
+A file becomes plain data (`model_file`), of which an evaluation (`evaluation`) calls one function per
+node (`operators`, by name, from the files of nodes) while a function is traced."""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from ostinato.errors import ArgumentError
+from ostinato.ops.core.tracebacks import door
+from ostinato.ops.core.user_line import misfit
+
+if TYPE_CHECKING:
+    from .imported import OnnxModel
+
+__all__ = ["from_onnx"]
+
+
+def _check_package(who: str) -> None:
+    if find_spec("onnx") is None:
+        raise misfit(
+            ArgumentError,
+            who,
+            got="no package onnx",
+            needed="it, for the format",
+            do="pip install 'ostinato[onnx]'",
+        )
+
+
+@door
+def from_onnx(model: str | os.PathLike[str] | bytes | Any, /) -> OnnxModel:
+    """The function that an ONNX model is: of a file's path, its bytes, or an `onnx.ModelProto`.
+
+    Called, it computes results with its own `parameters`; `apply(parameters, ...)` takes others, to train
+    them. Shapes, and what is computed of them, are folded while it is traced. Opsets 9 to 28, and
+    older ones by ONNX's converter.
+
+    >>> from onnx import parser
+    >>> model = ost.from_onnx(parser.parse_model('<ir_version: 8, opset_import: ["": 17]> '
+    ...     'f (float[N] x) => (float[N] y) { y = Relu(x) }'))
+    >>> model(np.array([-1.0, 2.0], "float32"))
+    Array([0., 2.], dtype=float32)
+    """
+    _check_package("from_onnx")
+    from .imported import imported
+
+    return imported(model)
