@@ -105,6 +105,7 @@ from .mapping import apply_along_axis as apply_along_axis
 from .mapping import vectorize as vectorize
 from .mapping import vmap as vmap
 from .onnx import from_onnx as from_onnx
+from .onnx import to_onnx as to_onnx
 from .planning import plan as plan
 from .planning import spec as spec
 from .profiling import Profile as Profile

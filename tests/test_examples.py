@@ -64,6 +64,13 @@ def test_fit_digits(tmp_path: Path, workers: int) -> None:
     assert (tmp_path / "curves.png").stat().st_size > 5000
 
 
+def test_onnx_resnet() -> None:
+    pytest.importorskip("onnx")
+    error, losses = example("onnx_resnet").main(1)
+    assert error < 1e-5
+    assert losses[-1] < 0.1 * losses[0]
+
+
 def test_volumes() -> None:
     """Slabs of one worker and of two are the same volumes."""
     ends = [example("volumes").main(4, 32, 4, workers) for workers in (1, 2)]

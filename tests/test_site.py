@@ -34,6 +34,7 @@ NEEDS = {
     "from_dask": "dask",
     "coming_from/dask": "dask",
     "from_onnx": "onnx",
+    "to_onnx": "onnx",
     "reference/pipes": "PIL",
 }
 

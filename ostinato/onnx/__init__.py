@@ -1,11 +1,13 @@
-"""Models of ONNX files as functions.
+"""Models of ONNX files as functions, and functions as ONNX models.
 
 A file becomes plain data (`model_file`), of which an evaluation (`evaluation`) calls one function per
-node (`operators`, by name, from the files of nodes) while a function is traced."""
+node (`operators`, by name, from the files of nodes) while a function is traced. The other way the
+graph of a function is written (`exported`) by one function per operation (`export_nodes`)."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +18,7 @@ from ostinato.ops.core.user_line import misfit
 if TYPE_CHECKING:
     from .imported import OnnxModel
 
-__all__ = ["from_onnx"]
+__all__ = ["from_onnx", "to_onnx"]
 
 
 def _check_package(who: str) -> None:
@@ -48,3 +50,21 @@ def from_onnx(model: str | os.PathLike[str] | bytes | Any, /) -> OnnxModel:
     from .imported import imported
 
     return imported(model)
+
+
+@door
+def to_onnx(function: Callable[..., Any], /, *args: Any, opset: int = 20, **kwargs: Any) -> Any:
+    """An `onnx.ModelProto` of a function, for arguments as in `ost.plan`.
+
+    An argument `ost.spec(shape, dtype)` is an input of the model; arrays, alone or in pytrees, and what the
+    function takes from around it are its weights. Names are those of parameters, such as "x" or
+    "parameters['w']". An operation that ONNX does not have is an error that names the line.
+
+    >>> model = ost.to_onnx(lambda x, w: ost.tanh(x @ w), ost.spec((1, 2)), np.eye(2, dtype="float32"))
+    >>> [node.op_type for node in model.graph.node], model.graph.initializer[0].name
+    (['MatMul', 'Tanh', 'Identity'], 'w')
+    """
+    _check_package("to_onnx")
+    from .exported import exported
+
+    return exported(function, args, kwargs, opset)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from ostinato.ops.core.user_line import misfit
 
 from .evaluation import Evaluation, knows, reads_values
 from .model_file import LIMITS, ModelFile, ModelInput, read_model, unknown_operators
-from .operators import READS, is_ours
+from .operators import READS, TABLE, NodeCall, is_ours
 
 
 class OnnxModel:
@@ -34,9 +35,9 @@ class OnnxModel:
     dtype), of which extents may be names, or None. `outputs`: the names of what it gives."""
 
     def __init__(self, file: ModelFile) -> None:
-        graph = file.graph
-        self._file = file
         self._read = reads_values(file, READS)
+        self._file = file = _with_weights(file, self._read)
+        graph = file.graph
         self.parameters: dict[str, Any] = {
             name: asarray(value)
             for name, value in graph.constants.items()
@@ -164,6 +165,23 @@ class OnnxModel:
         results = Evaluation(self._file).graph(bare, [values.get(n) for n in names], values)
         arrays = tuple([_array(x) for x in results])
         return arrays[0] if len(arrays) == 1 else arrays
+
+
+def _with_weights(file: ModelFile, read: Container[str]) -> ModelFile:
+    """The model with weights of equal numbers, which nodes make, among its constants."""
+    graph, found, left = file.graph, dict[str, Any](), []
+    for node in graph.nodes:
+        shape = graph.constants.get(node.inputs[0]) if len(node.inputs) == 1 else None
+        if node.op == "ConstantOfShape" and shape is not None and node.outputs[0] not in read:
+            found[node.outputs[0]] = TABLE["", node.op](NodeCall(node, True, _no_graph), shape)
+        else:
+            left.append(node)
+    made = replace(graph, nodes=tuple(left), constants={**graph.constants, **found})
+    return replace(file, graph=made)
+
+
+def _no_graph(*_: Any) -> list[Any]:
+    raise ValueError("a graph in a node that has none")
 
 
 def _is_host(x: Any) -> bool:
