@@ -15,8 +15,8 @@ from .operators import (
     NodeCall,
     Value,
     axes_of,
+    bounded,
     cast,
-    filled,
     known,
     operator,
     ours,
@@ -318,131 +318,43 @@ def local_response_norm(at: NodeCall, x: Value) -> Value:
 
 
 # -- resizing --------------------------------------------------------------------------------
-def _coordinates(
-    mode: str, m: int, n: int, scale: float, region: tuple[float, float]
-) -> np.ndarray[Any, Any]:
-    """Where in `n` places those of `m` are."""
-    i = np.arange(m, dtype=np.float64)
-    begin, end = region
-    match mode:
-        case "align_corners":
-            return i * (n - 1) / (scale * n - 1) if m > 1 else np.zeros(m)
-        case "asymmetric":
-            return i / scale
-        case "half_pixel":
-            return (i + 0.5) / scale - 0.5
-        case "pytorch_half_pixel":
-            return (i + 0.5) / scale - 0.5 if m > 1 else np.zeros(m)
-        case "tf_half_pixel_for_nn":
-            return (i + 0.5) / scale
-        case "half_pixel_symmetric":
-            return n / 2 * (1 - m / (scale * n)) + (i + 0.5) / scale - 0.5
-        case "tf_crop_and_resize":
-            if m > 1:
-                return begin * (n - 1) + i * (end - begin) * (n - 1) / (m - 1)
-            return np.full(m, 0.5 * (begin + end) * (n - 1))
-    raise ValueError(f"coordinates {mode!r}")
-
-
-def _nearest(x: np.ndarray[Any, Any], mode: str) -> np.ndarray[Any, Any]:
-    match mode:
-        case "round_prefer_floor":
-            return np.ceil(x - 0.5)
-        case "round_prefer_ceil":
-            return np.floor(x + 0.5)
-        case "floor":
-            return np.floor(x)
-        case "ceil":
-            return np.ceil(x)
-    raise ValueError(f"nearest_mode {mode!r}")
-
-
-def _taps(
-    at: NodeCall, x: np.ndarray[Any, Any], n: int, scale: float
-) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """For each place which others it is made of, and their shares."""
-    mode = at["mode"]
-    if mode == "nearest":
-        found = _nearest(x, at.get("nearest_mode", "floor"))
-        return found[:, None].astype(np.int64), np.ones((len(x), 1))
-    stretch = min(scale, 1.0) if at.get("antialias", 0) else 1.0
-    reach = 2 if mode == "cubic" else 1
-    count = 2 * math.ceil(reach / stretch)
-    first = np.floor(x) - count // 2 + 1
-    places = first[:, None] + np.arange(count)
-    d = np.abs(x[:, None] - places) * stretch
-    if mode == "cubic":
-        a = at.get("cubic_coeff_a", -0.75)
-        near = ((a + 2) * d - (a + 3)) * d * d + 1
-        far = ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
-        shares = np.where(d <= 1, near, np.where(d < 2, far, 0))
-    else:
-        shares = np.maximum(1 - d, 0)
-    if at.get("exclude_outside", 0) or stretch < 1:
-        outside = (places < 0) | (places >= n) if at.get("exclude_outside", 0) else False
-        shares = np.where(outside, 0, shares)
-        shares = shares / shares.sum(1, keepdims=True)
-    return places.astype(np.int64), shares
-
-
-def _resized(x: Any, d: int, places: np.ndarray[Any, Any], shares: np.ndarray[Any, Any]) -> Any:
-    """Sums of shares of places along an axis."""
-    n, (m, count) = x.shape[d], places.shape
-    near = np.clip(places, 0, n - 1)
-    if count == 1:
-        return ost.take(x, near[:, 0], axis=d)
-    if count * 4 >= n:  # a product with few rows does it at once
-        matrix = np.zeros((m, n))
-        np.add.at(matrix, (np.arange(m)[:, None], near), shares)
-        return ost.moveaxis(ost.tensordot(x, matrix.astype(x.dtype), ((d,), (1,))), -1, d)
-    each = [-1 if e == d else 1 for e in range(x.ndim)]
-    parts = [
-        ost.take(x, near[:, k], axis=d) * shares[:, k].astype(x.dtype).reshape(each)
-        for k in range(count)
-        if shares[:, k].any()
-    ]
-    return sum(parts[1:], parts[0])
-
-
 @operator("Resize", "Upsample", reads=[1, 2, 3])
 def resize(at: NodeCall, x: Value, *given: Value) -> Value:
-    """Each axis by itself."""
     given = (None, *given) if at.version < 11 else given  # scales came first
     region, scales, sizes = [*given, None, None, None][:3]
-    asked = at.get("scales") if scales is None or not scales.size else known(scales).reshape(-1)
     axes = axes_of(at.get("axes") or range(x.ndim), x.ndim)
     extents = [x.shape[d] for d in axes]
+    how: dict[str, Any] = {"scale": at.get("scales")}  # up to opset 8
     if sizes is not None and sizes.size:
         made = whole_numbers(sizes)
-        ratios = [m / n for m, n in zip(made, extents, strict=True)]
         policy = at.get("keep_aspect_ratio_policy", "stretch")
         if policy != "stretch":
+            ratios = [m / n for m, n in zip(made, extents, strict=True)]
             one = min(ratios) if policy == "not_larger" else max(ratios)
-            ratios = [one] * len(ratios)
             made = [math.floor(n * one + 0.5) for n in extents]
+        how = {"size": made}
     else:
-        ratios = [float(r) for r in asked]
-        made = [math.floor(n * r) for n, r in zip(extents, ratios, strict=True)]
-    how = at.get("coordinate_transformation_mode", "asymmetric")
-    regions = [(0.0, 1.0)] * len(axes)
-    if how == "tf_crop_and_resize":
+        if scales is not None:
+            how = {"scale": known(scales).reshape(-1).tolist()}
+        made = [int(n * s) for n, s in zip(extents, how["scale"], strict=True)]
+    if max(bounded(made, x.dtype)) > 1 << 24:
+        raise ValueError(f"extents {made}")
+    where, nearest = at.get("coordinate_transformation_mode", "asymmetric"), at.get("nearest_mode")
+    if where == "tf_half_pixel_for_nn":  # of opset 11, as it is with "floor"
+        where, nearest = "half_pixel", "round_prefer_ceil"
+    if where == "tf_crop_and_resize":
         ends = known(region).reshape(-1).tolist()
-        regions = list(zip(ends[: len(axes)], ends[len(axes) :], strict=True))
-    y = ours(x)
-    y = y if y.dtype.kind == "f" or at["mode"] == "nearest" else cast(y, np.dtype(np.float32))
-    outside: Any = False
-    for d, n, m, ratio, each in zip(axes, extents, made, ratios, regions, strict=True):
-        if m == n and ratio == 1 and how != "tf_crop_and_resize":
-            continue
-        filled((m,), 0, x.dtype)
-        at_ = _coordinates(how, m, n, ratio, each)
-        y = _resized(y, d, *_taps(at, at_, n, ratio))
-        if how == "tf_crop_and_resize":
-            beyond = (at_ < 0) | (at_ > n - 1)
-            outside = outside | beyond.reshape([-1 if e == d else 1 for e in range(x.ndim)])
-    if how == "tf_crop_and_resize":
-        y = ost.where(outside, at["extrapolation_value"], y)
-    return cast(y, x.dtype)
+        how["roi"] = list(zip(ends[: len(axes)], ends[len(axes) :], strict=True))
+    names = ("antialias", "cubic_coeff_a", "exclude_outside", "extrapolation_value")
+    how |= {name: at[name] for name in names if at.get(name) is not None}
+    return nn.resize(
+        ours(x),
+        mode=at["mode"],
+        coordinate_transformation_mode=where,
+        nearest_mode=nearest or "floor",
+        axes=axes,
+        **how,
+    )
 
 
 # -- recurrent layers ------------------------------------------------------------------------
