@@ -592,14 +592,14 @@ def _einsum(body: Body, node: Node, outs: range) -> str:
 def _around(
     body: Body, x: str, space: Sequence[int], sizes: Sequence[int], p: Mapping[str, Any]
 ) -> tuple[str, list[int]]:
-    """An image with channels first, of which places that no window sees are cut off, and its padding."""
+    """An image with channels first, without places that would make more windows, and its padding."""
     pads, cuts = list[tuple[int, int]](), list[tuple[int, int]]()
     rows = (space, sizes, p["strides"], p["dilation"], p["offsets"], p["extents"])
     for n, m, stride, step, offset, count in zip(*rows, strict=True):
         before = -offset
         after = (count - 1) * stride + step * (m - 1) + 1 - n - before
         pads.append((max(before, 0), max(after, 0)))
-        cuts.append((max(-before, 0), n - max(-after, 0)))
+        cuts.append((max(-before, 0), n if -after < stride else n + after))
     if any(cut != (0, n) for cut, n in zip(cuts, space, strict=True)):
         ints = body.writer.ints
         ends = ints([b for b, _ in cuts]), ints([e for _, e in cuts])

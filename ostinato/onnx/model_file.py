@@ -296,7 +296,7 @@ def tensor(t: Any, folder: str) -> Known:
     if any(n < 0 for n in dims):
         raise damaged(f"a tensor {t.name!r:.60} of dims {dims}", "dims of 0 or more")
     if external_data_helper.uses_external_data(t):
-        _load_beside(t, folder)
+        t = _loaded(t, folder)
     try:
         found = numpy_helper.to_array(t)
     except Exception as error:
@@ -307,8 +307,8 @@ def tensor(t: Any, folder: str) -> Known:
     return found.astype(object) if found.dtype.kind in "US" else found
 
 
-def _load_beside(t: Any, folder: str) -> None:
-    """Data in a file of its own, which lies in the model's folder."""
+def _loaded(t: Any, folder: str) -> Any:
+    """A tensor with its data, which are in a file of their own in the model's folder."""
     entries = {e.key: e.value for e in t.external_data}
     location = entries.get("location", "")
     path = Path(folder, location) if folder else None
@@ -330,7 +330,12 @@ def _load_beside(t: Any, folder: str) -> None:
             f"{location!r:.80}, which has {max(size, 0)}",
             "as many bytes as its dims say",
         )
-    external_data_helper.load_external_data_for_tensor(t, folder)
+    made = onnx.TensorProto()
+    made.CopyFrom(t)
+    external_data_helper.load_external_data_for_tensor(made, folder)
+    made.data_location = onnx.TensorProto.DEFAULT
+    del made.external_data[:]
+    return made
 
 
 def _bits(kind: int) -> int:

@@ -133,6 +133,9 @@ def test_functions_of_a_model() -> None:
     leaky <slope: float = 0.25> (v) => (w) { w = LeakyRelu<alpha: float = @slope>(v) }"""
     f = ost.from_onnx(model(text))
     np.testing.assert_array_equal(f(np.array([-8, 2], "float32")), [-1, 2])
+    bare = text.replace("slope: float = 0.25", "slope")  # then the operator's own, 0.01
+    f = ost.from_onnx(model(bare))
+    np.testing.assert_allclose(f(np.array([-8, 2], "float32")), [-0.04, 2], rtol=1e-6)
 
 
 # -- control flow ----------------------------------------------------------------------------
