@@ -21,12 +21,14 @@ def is_excluded(name: str) -> bool:
     return any(re.match(pattern, name) for pattern in EXCLUDED)
 
 
+@pytest.mark.slow
 def test_nodes() -> None:
     names = [n for n in cases() if n not in REAL and not is_excluded(n)]
     assert len(names) > 1900
     assert failures(names if THOROUGH else names[::ONE_IN]) == {}
 
 
+@pytest.mark.slow
 def test_what_is_left_out_fails() -> None:
     """And each pattern is of some tests."""
     names = [n for n in cases() if is_excluded(n)]
