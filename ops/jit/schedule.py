@@ -4,15 +4,17 @@ made once and kept than made again."""
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Collection, Mapping
 
-from ostinato.ops.core.graph import Graph
+from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.registry import OPS, Reduce
 
 from .random_bits import numbers_in
 from .stages import Stages
 
+MAX_THREAD_TERMS = (
+    8  # terms that one thread combines, and sooner again than it keeps what they make
+)
 MAX_FIXED_EXTENT = 64  # an index of at most so many turns is written for their number
 
 
@@ -53,46 +55,68 @@ def is_swept(body: Graph, v: int) -> bool:
 
 
 # -- what is made once -----------------------------------------------------------------------
-def kept(stages: Stages, at_once: Collection[int]) -> set[int]:
+def kept(stages: Stages, at_once: Collection[int], short: Collection[int] = ()) -> set[int]:
     """The values that are made once and kept: what is reduced, and what is dear and read again and again,
-    beside along labels of which many elements are made `at_once`."""
+    beside along labels of which many elements are made `at_once`. Reductions that are `short` are made
+    where they are read, if that is little work."""
     body = stages.body
-    readers: list[Counter[frozenset[int]]] = [Counter() for _ in body.specs]  # by their loops
+    # whose loops they are, and what these run over
+    readers: list[set[tuple[int, frozenset[int]]]] = [set() for _ in body.specs]
     for v in body.outputs:
-        readers[v][frozenset(stages.labels(v))] += 1
+        readers[v].add((~v, frozenset(stages.labels(v))))
     found: set[int] = set()
     for k in reversed(range(len(body.nodes))):
         node, first = body.nodes[k], body.starts[k]
         op = OPS[node.op]
         if op.reduce:
-            found |= {v for v in body.outs(k) if not stages.gathers(v)}
-            loops = Counter([stages.iterates(k)])
+            loops = {(first, stages.iterates(k))}
+            if first in short and _is_as_short_again(stages, node, first, readers[first], at_once):
+                loops = {(by, labels | stages.iterates(k)) for by, labels in readers[first]}
+            else:
+                found |= {v for v in body.outs(k) if not stages.gathers(v)}
         elif first in stages.running:
             found.add(first)
-            loops = Counter([stages.iterates(k)])
+            loops = {(first, stages.iterates(k))}
         elif op.moves.places == "read":  # of what it picks from, the elements are made once more
             found.add(first)
-            readers[node.inputs[1]][stages.iterates(k)] += 1
+            readers[node.inputs[1]].add((first, stages.iterates(k)))
             continue
-        elif op.computes and _is_worth_keeping(stages, first, readers[first], at_once):
+        elif (
+            op.computes
+            and _again(stages, first, readers[first], at_once) > 1
+            and not is_cheap(body, first)
+        ):
             found.add(first)
-            loops = Counter([stages.iterates(k)])
+            loops = {(first, stages.iterates(k))}
         else:
             loops = readers[first]
         for v in node.inputs:
-            for labels, n in loops.items():
-                readers[v][labels] = min(readers[v][labels] + n, 2)
+            readers[v] |= loops
     return found
 
 
-def _is_worth_keeping(
-    stages: Stages, v: int, readers: Counter[frozenset[int]], at_once: Collection[int]
-) -> bool:
+def _again(
+    stages: Stages,
+    v: int,
+    readers: Collection[tuple[int, frozenset[int]]],
+    at_once: Collection[int],
+) -> int:
+    """How often an element would be made where it is read."""
     own = {*stages.labels(v), *at_once}
-    again = sum(
-        n * math.prod(stages.extents[x] for x in labels - own) for labels, n in readers.items()
-    )
-    return again > 1 and not is_cheap(stages.body, v)
+    return sum(math.prod(stages.extents[x] for x in labels - own) for _, labels in readers)
+
+
+def _is_as_short_again(
+    stages: Stages,
+    node: Node,
+    v: int,
+    readers: Collection[tuple[int, frozenset[int]]],
+    at_once: Collection[int],
+) -> bool:
+    times = _again(stages, v, readers, at_once)
+    terms = math.prod(stages.extents[x] for x in stages.reductions[v].over)
+    cheap = all(is_cheap(stages.body, u) for u in node.inputs)
+    return times <= 1 or (cheap and times * terms <= MAX_THREAD_TERMS)
 
 
 def is_cheap(body: Graph, v: int, depth: int = 2) -> bool:

@@ -405,13 +405,14 @@ def _try(graph: Graph, k: int, group: Nested, units: Units, wait: bool = False) 
     node = graph.nodes[k]
     if len(group.members) >= NODES:
         return NEVER
-    views: list[int] = []
-    labels = Labels(list(group.labels.extents), dict(group.labels.dims))
-    for v in node.inputs:
-        labels, found = _labelled(
-            graph, [p for p in _views(graph, v, group) if p not in views], labels
-        )
-        views += found
+    views, labels = _seen(graph, node, group)
+    fixed = {x for v in group.operands for x in group.labels.dims[v]}
+    fit = _fit(graph, k, labels, fixed)  # new ones, and those of numbers, may turn out to be others
+    if fit is None or (labels.joined and labels.repeats):
+        views, labels = _seen(graph, node, group, through=False)
+        fit = _fit(graph, k, labels, fixed)
+    if fit is None or (labels.joined and labels.repeats):
+        return NEVER
     made = group.made | {v for p in views for v in graph.outs(p)}
     outside = [
         v
@@ -422,10 +423,6 @@ def _try(graph: Graph, k: int, group: Nested, units: Units, wait: bool = False) 
     joins = units.joins(group, outside)
     if joins == NEVER or (joins == LATER and not wait):
         return joins
-    fixed = {x for v in group.operands for x in group.labels.dims[v]}
-    fit = _fit(graph, k, labels, fixed)  # new ones, and those of numbers, may turn out to be others
-    if fit is None or (labels.joined and labels.repeats):
-        return NEVER
     if OPS[node.op].moves.places and not _is_inside(graph, node, group):
         return NEVER
     if len({*group.operands, *outside}) > OPERANDS:
@@ -468,6 +465,21 @@ def _try(graph: Graph, k: int, group: Nested, units: Units, wait: bool = False) 
     for p in views:
         group.lost |= dict.fromkeys(graph.outs(p), lost)
     return NOW
+
+
+def _seen(
+    graph: Graph, node: Node, group: Nested, through: bool = True
+) -> tuple[list[int], Labels]:
+    """The views that a node reads, and a group's labels with theirs. Not `through` them, what they give is
+    read as it is: of one value along two indices, as all pairs of its rows are, only so."""
+    views: list[int] = []
+    labels = Labels(list(group.labels.extents), dict(group.labels.dims))
+    for v in node.inputs if through else ():
+        labels, found = _labelled(
+            graph, [p for p in _views(graph, v, group) if p not in views], labels
+        )
+        views += found
+    return views, labels
 
 
 def _views(graph: Graph, v: int, group: Nested) -> list[int]:

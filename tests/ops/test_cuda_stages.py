@@ -90,6 +90,18 @@ def nearest(x: Any, c: Any) -> Any:
     return ((x[:, None] - c) ** 2).sum(-1).min(1)
 
 
+def forces(x: Any, mass: Any) -> Any:
+    apart = x[None, :, :] - x[:, None, :]
+    squares = (apart * apart).sum(2) + 0.01
+    weights = mass[None, :] / (squares * ost.sqrt(squares))
+    return (weights[:, :, None] * apart).sum(1)
+
+
+def furthest(x: Any, mass: Any) -> Any:
+    d = abs(x[:, None, :] - x[None, :, :]).sum(2)
+    return d.max(1), (ost.exp(-d) * mass).sum(1), d.argmin(0)
+
+
 def lloyd(x: Any, c: Any) -> Any:
     d = ((x[:, None] - c) ** 2).sum(-1)
     near = ost.nn.one_hot(d.argmin(1), c.shape[0])
@@ -256,6 +268,37 @@ def test_rows_with_centres(rows: int, count: int) -> None:
         np.testing.assert_allclose(y, z, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize(("rows", "columns"), [(40, 3), (1030, 3), (300, 8), (1100, 2)])
+@pytest.mark.parametrize("function", [forces, furthest], ids=lambda f: f.__name__)
+def test_all_pairs_of_rows_are_never_in_memory(
+    function: Callable[..., Any], rows: int, columns: int
+) -> None:
+    """One value along two indices; what is summed over a short one is in registers, and threads make what
+    results along a short one share once."""
+    r = random.Random(rows)
+    x, mass = rng.normal(size=(rows, columns)), rng.random(rows)
+    graph = graph_of(function, x, mass)
+    assert all(s.size <= x.size for n in graph.nodes for s in n.specs)
+    for node in graph.nodes:
+        if node.op != "fused_nest":
+            continue
+        given = [lies_somehow(r, y) for y in pairs_of(node, x, mass)]
+        made = [lies_somehow(r, y) for y in results(node)]
+        tiles = run_on_host(node, [*given, *made])
+        assert len(tiles.inlined) == 1 or function is furthest
+        assert any(map(tiles.abreast, tiles.reductions)) == (
+            function is forces and rows > schedule.SOME
+        )
+        for y, z in zip(made, by_ops(node, *given), strict=True):
+            np.testing.assert_allclose(y, z, rtol=1e-11, atol=1e-11)
+
+
+def pairs_of(node: Node, x: Any, mass: Any) -> list[Any]:
+    """What a kernel of pairs is given."""
+    shapes = [s.shape for s in node.kw["body"].inputs]
+    return [mass.reshape(s) if len(s) < 2 or x.size != np.prod(s) else x.reshape(s) for s in shapes]
+
+
 def test_nan_and_infinities() -> None:
     x = rng.normal(size=(40, 200)).astype(np.float32)
     x[1, 7], x[2, 150], x[3, 0], x[4, 20:] = np.nan, np.inf, -np.inf, 0.0
@@ -367,8 +410,11 @@ def test_what_does_not_fit_is_made_again() -> None:
     made = {v for v in short.held if v not in short.reductions}
     assert made
     assert {v for v in long.held if v not in long.reductions} == set()
-    d = (np.ones((64, 4)), np.ones((20_000, 4)))
-    assert "fused_nest" not in [n.op for n in graph_of(nearest, *d).nodes]
+    few, many = ((np.ones((64, n)), np.ones((20_000, n))) for n in (4, 12))
+    tiles = tiles_in_order(nest_of(nearest, *few))  # sums of few terms are kept nowhere
+    assert len(tiles.inlined) == 1
+    assert tiles.room(next(iter(tiles.held))) == 64
+    assert "fused_nest" not in [n.op for n in graph_of(nearest, *many).nodes]
 
 
 def test_threads_that_wait_for_nobody_are_found() -> None:

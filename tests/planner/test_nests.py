@@ -234,6 +234,22 @@ def test_an_array_beside_its_own_transpose_is_two_indices() -> None:
     np.testing.assert_allclose(made, (a + a.T * 2).sum(0), rtol=1e-12)
 
 
+def test_all_pairs_of_rows_are_one_kernel() -> None:
+    """One array along two indices, of which nothing that has both is in memory."""
+
+    def forces(xp: Any, x: Any, mass: Any) -> Any:
+        apart = x[None, :, :] - x[:, None, :]
+        squares = (apart * apart).sum(2) + 0.01
+        return ((mass[None, :] / (squares * xp.sqrt(squares)))[:, :, None] * apart).sum(1)
+
+    x, mass = X[:900, :3], abs(X[:900, 3])
+    graph = program_of(lambda x, mass: forces(ost, x, mass), x, mass)
+    assert large(graph, x.nbytes) == []
+    with sessions.use():
+        made = np.asarray(ost.compile(lambda x, mass: forces(ost, x, mass))(x, mass))
+    np.testing.assert_allclose(made, forces(np, x, mass), rtol=1e-9)
+
+
 # -- exactness -----------------------------------------------------------------------------
 def test_threads_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     x = np.random.default_rng(3).standard_normal((40_000, 16)).astype(np.float32)

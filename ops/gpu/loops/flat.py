@@ -21,10 +21,11 @@ from ostinato.ops.jit.loops import Loops
 from ostinato.ops.jit.moves import has_moves
 from ostinato.ops.jit.random_bits import numbers_in
 from ostinato.ops.jit.scalar import numbers
+from ostinato.ops.jit.schedule import MAX_THREAD_TERMS
 from ostinato.ops.jit.values import Value, cast
 
 from ..jit.lines import CudaLines, c_type, memory_type
-from .schedule import MAX_THREAD_TERMS, SOME, THREADS, VECTOR, WARP
+from .schedule import SOME, THREADS, VECTOR, WARP
 from .text import Kernel, known_numbers, whole
 from .totals import Total, reduce_block, reduce_warp
 

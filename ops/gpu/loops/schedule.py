@@ -21,13 +21,20 @@ from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Shape
 from ostinato.ops.jit.loops import Loops
 from ostinato.ops.jit.random_bits import numbers_in
-from ostinato.ops.jit.schedule import MAX_FIXED_EXTENT, is_apart, is_near, is_swept, kept, step
+from ostinato.ops.jit.schedule import (
+    MAX_FIXED_EXTENT,
+    MAX_THREAD_TERMS,
+    is_apart,
+    is_near,
+    is_swept,
+    kept,
+    step,
+)
 from ostinato.ops.jit.stages import Stages, stages_of, strides_in_order
 
 THREADS = 256  # of a block
 WARP = 32
 VECTOR = 16  # bytes that a thread reads at once
-MAX_THREAD_TERMS = 8  # terms that one thread combines
 SOME = 1024  # terms that a warp combines
 SHARED = 36 << 10  # bytes of a block's values; there are 48 KiB without asking for more
 ITEMS = 4096  # elements of a unit
@@ -49,6 +56,9 @@ class Tiles(Stages):
     )  # row labels of which a unit has some: how many
     near: int = -1  # the label along which threads are neighbours
     held: set[int] = field(default_factory=set)  # values in shared memory
+    inlined: set[int] = field(
+        default_factory=set
+    )  # reductions of few terms, made where they are read
 
     @property
     def across(self) -> bool:
@@ -95,6 +105,8 @@ class Tiles(Stages):
     def team(self, first: int) -> int:
         """Threads that make one result of a reduction."""
         outputs, terms = self.volume(first), self.all_terms(first)
+        if self.abreast(first):
+            return THREADS
         along = self.near in self.over(first)
         if terms <= MAX_THREAD_TERMS or (
             not along and outputs >= WARP and not self.is_by_columns(first)
@@ -108,8 +120,21 @@ class Tiles(Stages):
             else WARP
         )
 
+    def abreast(self, first: int) -> tuple[int, ...]:
+        """The labels along which each thread combines all results of a long reduction at once, so that what
+        they share is made once."""
+        over = self.reductions[first].over
+        if over & {*self.rows} or MONOIDS[self.reductions[first].kind].width > 1:
+            return ()
+        if math.prod(self.extents[x] for x in over) <= SOME:
+            return ()
+        some = [x for x in self.labels(first) if x not in self.rows]
+        return tuple(some) if math.prod(self.extents[x] for x in some) <= MAX_THREAD_TERMS else ()
+
     def is_by_columns(self, first: int) -> bool:
         """Whether neighbouring threads make neighbouring results, and warps share their terms."""
+        if self.abreast(first):
+            return False
         columns = self.near not in self.over(first) and self.volume(first) >= WARP
         return columns and self.all_terms(first) > MAX_FIXED_EXTENT
 
@@ -235,9 +260,12 @@ def _arrange(tiles: Tiles) -> bool:
     wanted = max(THREADS if tiles.across and others else 1, ITEMS // each)
     wanted = min(1 << (wanted.bit_length() - 1), most)
     wanted = max(least, min(wanted, 1 << (tiles.extents[tile] - 1).bit_length()))
-    needed = {v for v in kept(tiles, {tiles.near}) if _is_reduced(tiles, v) or v in tiles.running}
-    for held in (kept(tiles, {tiles.near}) | _turned(tiles), needed):
-        tiles.held, tiles.cut[tile] = held, wanted
+    at_once = {tiles.near, *(x for v in tiles.reductions for x in tiles.abreast(v))}
+    short = {v for v in tiles.reductions if _is_short(tiles, v)}
+    made = kept(tiles, at_once, short)
+    needed = {v for v in made if _is_reduced(tiles, v) or v in tiles.running}
+    for held in (made | _turned(tiles), needed, needed - short):
+        tiles.held, tiles.inlined, tiles.cut[tile] = held, short - held, wanted
         while tiles.cut[tile] > least and (not _fits(tiles) or tiles.units < BLOCKS):
             tiles.cut[tile] //= 2
         if _fits(tiles):
@@ -249,6 +277,13 @@ def _fits(tiles: Tiles) -> bool:
     """Whether there is room for what is held, and each thread of a warp has something to carry along."""
     lines = [tiles.volume(v) // tiles.extents[x] for v, x in tiles.running.items()]
     return sum(map(tiles.room, tiles.held)) <= SHARED and all(n >= WARP for n in lines)
+
+
+def _is_short(tiles: Tiles, v: int) -> bool:
+    """Whether a thread combines all terms of a reduction where it needs the result."""
+    r = tiles.reductions[v]
+    alone = r.kind != "moments" and MONOIDS[r.kind].width == 1 and r.over.isdisjoint(tiles.rows)
+    return alone and math.prod(tiles.extents[x] for x in r.over) <= MAX_THREAD_TERMS
 
 
 def _is_reduced(tiles: Tiles, v: int) -> bool:

@@ -9,6 +9,7 @@ on each GPU. There are no atomic operations."""
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -186,6 +187,8 @@ class Writer(Elements):
         return self.memo[key]
 
     def _value(self, v: int, env: Env) -> Value:
+        if v in self.nest.inlined:
+            return self.few(v, env)
         if v not in self.held:
             return self.made(v, env)
         return self.read(*self.held_near(v, env), self.body.specs[v].dtype)
@@ -380,8 +383,24 @@ class Writer(Elements):
                 self.write(self.held_at(v, here), False, before)
         self.add("__syncthreads();")
 
+    def few(self, first: int, env: Env) -> Value:
+        """A result of few terms, where it is needed."""
+        total = self.total(first, False, self.name("few"))
+        self.add(*total.declared())
+        for spot in self.spots(self.nest.over(first)):
+            self.accumulate(self.nest.reductions[first], total, env | spot)
+        (found,) = total.found(self.code)
+        return self.shared(first, found)
+
+    def spots(self, labels: Sequence[int]) -> list[Env]:
+        """All indices along short labels, as numbers."""
+        every = itertools.product(*(range(self.nest.extents[x]) for x in labels))
+        return [dict(zip(labels, map(str, at), strict=True)) for at in every]
+
     def reduce(self, first: int) -> None:
         nest, r = self.nest, self.nest.reductions[first]
+        if first in nest.inlined:
+            return
         if nest.gathers(first) and (groups := grouped(nest, first, self.held, GROUPS)) is not None:
             self.sum_groups(first, *groups)
             return
@@ -390,23 +409,30 @@ class Writer(Elements):
         if nest.is_by_columns(first):
             self.reduce_columns(first, r, total)
             return
-        with self.spread(nest.inner(first), team) as env:
-            self.add(*total.declared())
+        abreast = nest.abreast(first)
+        spots = self.spots(abreast)
+        totals = [total] if len(spots) == 1 else [
+            self.total(first, total.keeps, f"{first}_{n}") for n in range(len(spots))
+        ]  # fmt: skip
+        with self.spread([x for x in nest.inner(first) if x not in abreast], team) as env:
+            self.add(*(line for one in totals for line in one.declared()))
 
             def more(here: Env) -> None:
-                self.accumulate(r, total, here)
+                for one, spot in zip(totals, spots, strict=True):
+                    self.accumulate(r, one, here | spot)
 
             if team == 1:
                 with self.loops(over, env) as here:
                     more(here)
             else:
                 self.loop_groups(over, team, env, more)
-                self.add(*reduce_warp(self.code, [total]))
+                self.add(*reduce_warp(self.code, totals))
             if team == THREADS:
-                self.add("__syncthreads();", *reduce_block(self.code, [total]))
+                self.add("__syncthreads();", *reduce_block(self.code, totals))
             lane = "threadIdx.x" if team == THREADS else f"threadIdx.x % {team}"
             with self.block(f"if ({lane} == 0)"):
-                self.keep(first, total, env)
+                for one, spot in zip(totals, spots, strict=True):
+                    self.keep(first, one, env | spot)
         if not nest.gathers(first):
             self.add("__syncthreads();")
 
