@@ -15,13 +15,14 @@ group might be sent meanwhile. Random numbers may wait for anything, rather than
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
 
 from ostinato.ops.core.graph import Graph, Node
+from ostinato.ops.core.layout import Layout
 from ostinato.ops.core.registry import OPS
-from ostinato.ops.core.spec import Spec
+from ostinato.ops.core.spec import Shape, Spec
 from ostinato.planner.passes.order import meetings
 
 NEGLIGIBLE_BYTES = 1 << 16  # bytes that matter to nobody
@@ -37,6 +38,20 @@ class Unit:
     members: list[int] = field(default_factory=list)
     operands: dict[int, None] = field(default_factory=dict)  # in order
     start: int = -1  # its first node
+
+
+Space = tuple[Shape, Layout | None]  # the elements that an operation works on
+
+
+@dataclass(eq=False, slots=True)
+class Group(Unit):
+    space: Space
+    rows: int = 0  # how many of the last axes are reduced
+    product: bool = False  # whether it begins with a product
+    behind: Container[int] | None = None  # what may follow a product; None: all that is elementwise
+    work: int = 0  # operations
+    cuts: frozenset[tuple[int, int]] = frozenset()  # where joins in it are cut, along which axes
+    numbered: bool = False  # whether it asks for elements' numbers
 
 
 class Units:

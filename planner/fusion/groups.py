@@ -7,43 +7,31 @@ behind it. Kernels stand where their first operation stood, or as soon as their 
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph, Node
-from ostinato.ops.core.layout import Layout
 from ostinato.ops.core.registry import OPS, op_of
-from ostinato.ops.core.spec import DType, Shape, is_float
+from ostinato.ops.core.spec import DType, is_float
 from ostinato.ops.jit.labels import combines
 from ostinato.ops.jit.loops import COUNTED
+from ostinato.ops.jit.registers import order_for_registers
 from ostinato.ops.jit.values import can_combine
 from ostinato.planner.passes.order import meetings, schedule
 from ostinato.planner.plan import Target
 from ostinato.planner.rewrite import inline, reading, reorder
 
-from .convex import LATER, NOW, Unit, Units
+from .convex import LATER, NOW, Group, Space, Unit, Units
 from .joins import BOXES, JOINED, boxes, cuts_of, work_in
+from .sinking import sink
 
 NODES, OPERANDS = 128, 16  # of one kernel at the most
 G = TypeVar("G", bound=Unit)
 Lowers = Callable[
     [str, tuple[DType, ...], DType], bool
 ]  # an op's name and dtypes, and its result's
-
-Space = tuple[Shape, Layout | None]  # the elements that an operation works on
-
-
-@dataclass(eq=False, slots=True)
-class Group(Unit):
-    space: Space
-    rows: int = 0  # how many of the last axes are reduced
-    product: bool = False  # whether it begins with a product
-    behind: Container[int] | None = None  # what may follow a product; None: all that is elementwise
-    work: int = 0  # operations
-    cuts: frozenset[tuple[int, int]] = frozenset()  # where joins in it are cut, along which axes
-    numbered: bool = False  # whether it asks for elements' numbers
 
 
 def groups_of(
@@ -53,10 +41,12 @@ def groups_of(
     lowers: Lowers,
     products: Mapping[int, Container[int] | None] = MappingProxyType({}),
     late: Container[int] = (),
+    most: int = NODES,
 ) -> list[Group]:
     """`alone`: operations that stay by themselves. `products` begin kernels, with what may follow in
     these, if that is not all; the casts of their right matrices that are `late` are a part of them.
-    Numbers of elements that only such operations read are made by each of their kernels."""
+    Numbers of elements that only such operations read are made by each of their kernels. `most`: how
+    many a kernel may have, if registers are enough."""
 
     def joins(k: int) -> bool:
         return fits(graph, k, lowers) and k not in late and k not in alone
@@ -92,6 +82,7 @@ def groups_of(
         own.numbered = _is_numbered(graph, node)
         near = [g for g in near if _suit(graph, target, (node,), own, g)]
         near.sort(key=lambda g: g.behind is None)
+        near = [g for g in near if len(g.members) < most]
         group = _joined(read, near, {} if moves else home, units)
         if group is None:
             group = own
@@ -116,11 +107,12 @@ def groups_of(
         else:
             home[graph.starts[k]] = group
         for other in dict.fromkeys(home[v] for v in node.inputs if v in home):
-            if other in found and _absorbs(graph, target, group, other, home, units):
+            fits_both = len(other.members) + len(group.members) <= most
+            if other in found and fits_both and _absorbs(graph, target, group, other, home, units):
                 del found[other]
                 if latest[space] is other:
                     latest[space] = group
-    return [*found]
+    return [part for g in sink(graph, [*found]) for part in divided(graph, g)]
 
 
 def _joined(
@@ -130,7 +122,7 @@ def _joined(
     later: list[Group] = []
     for group in near:
         outside = [v for v in operands if home.get(v) is not group]
-        if len(group.members) >= NODES or len({*group.operands, *outside}) > OPERANDS:
+        if len({*group.operands, *outside}) > OPERANDS:
             continue
         joins = units.joins(group, outside)
         if joins == NOW:
@@ -155,7 +147,7 @@ def _absorbs(
         return False
     members = [*other.members, *group.members]
     operands = [v for v in (*other.operands, *group.operands) if home.get(v) is not other]
-    if len(members) > NODES or len({*operands}) > OPERANDS:
+    if len({*operands}) > OPERANDS:
         return False
     if 0 < min(group.rows, other.rows) != max(group.rows, other.rows):
         return False
@@ -171,6 +163,31 @@ def _absorbs(
     group.cuts, group.numbered = group.cuts | other.cuts, group.numbered or other.numbered
     units.merge(group, group, other)
     return True
+
+
+def divided(graph: Graph, group: Group, registers: int = 128) -> list[Group]:
+    """A long kernel as several where its values do not fit into registers of 4 bytes: cut where few of these
+    wait."""
+    if len(group.members) <= NODES:
+        return [group]
+    group.members, taken = order_for_registers(graph, group.members)
+    if max(taken) <= registers:
+        return [group]
+    parts, first = [], 0
+    while first < len(group.members):
+        begin, end = first + NODES // 2, first + NODES
+        rest = len(group.members) <= end
+        cut = len(group.members) if rest else min(range(begin, end), key=taken.__getitem__) + 1
+        parts.append(replace(group, members=group.members[first:cut]))
+        first = cut
+    for part in parts:
+        made = {v for k in part.members for v in graph.outs(k)}
+        read = [v if graph.nodes[k].op == JOINED else _behind_count(graph, v)
+                for k in part.members for v in graph.nodes[k].inputs]  # fmt: skip
+        part.operands = {v: None for v in read if v not in made and not _is_constant(graph, v)}
+        part.start = min(part.members)
+        part.rows = group.rows * any(op_of(graph.nodes[k].op).reduce for k in part.members)
+    return parts
 
 
 def _suit(graph: Graph, target: Target, nodes: Sequence[Node], one: Group, other: Group) -> bool:

@@ -119,7 +119,7 @@ class _Found:
         works = [self.work[u] for u in before] or [0]  # of a join each element has one of them
         work = self.work[v] = max(works) if is_join(node) else sum(works)
         if k not in self.moves:
-            work = self.work[v] = work + _work(node)
+            work = self.work[v] = work + work_of(node)
         if k not in self.moves or is_join(node) or not self.joins.isdisjoint(before):
             self.joins.add(v)
         if not self.mixed.isdisjoint(before) or (is_join(node) and work and self._differs(node)):
@@ -229,7 +229,8 @@ class _Found:
         return (operands, body) if _is_in_few_boxes(body) else None
 
 
-def _work(node: Node) -> int:
+def work_of(node: Node) -> int:
+    """Simple operations on an element that it is as dear as."""
     simple, functions = OPS[node.op].work
     return 0 if OPS[node.op].element.source == "value" else math.ceil(simple + DEAR * functions)
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ostinato.planner.fusion import stages
+from ostinato.ops.jit.registers import order_for_registers
+from ostinato.planner.fusion import groups, stages
 
 import ostinato as ost
 from ostinato import settings
@@ -45,6 +46,91 @@ def test_random_programs_in_stages(seed: int, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(stages, "ROWS", 1)
     workers, dtype = (1, 2, 3, 1)[seed], (np.float64, np.float32)[seed % 2]
     assert test_nests.check(seed, workers, dtype, device=KERNELS) > 0
+
+
+def test_a_loop_of_equal_steps_is_one_kernel() -> None:
+    def escape(xp: Any, a: Any) -> Any:
+        x, y, count = a * 0, a * 0, a * 0
+        for _ in range(40):
+            inside = x * x + y * y < 4
+            count = xp.where(inside, count + 1, count)
+            x, y = xp.where(inside, x * x - y * y + a, x), xp.where(inside, 2 * x * y + a / 3, y)
+        return count
+
+    with use(device=KERNELS):
+        run = ost.compile(lambda a: escape(ost, a))
+        made = np.asarray(run(ost.asarray(X)))
+        assert kinds(run) == ["fused"]
+    np.testing.assert_array_equal(made, escape(np, X))
+
+
+def test_a_long_kernel_has_its_values_in_registers() -> None:
+    def many(x: Any) -> Any:
+        """All have to be there until the last one is."""
+        made = [ost.exp(x * k) for k in range(90)]
+        top = made[0]
+        for y in made[1:]:
+            top = ost.maximum(top, y)
+        return sum((top - y) * y for y in made)
+
+    with use(device=KERNELS):
+        graph = ost.compile(many).plan_for(X).program.graph
+    bodies = [n.kw["body"] for n in graph.nodes]
+    assert len(bodies) > 1
+    for body in bodies:
+        _, taken = order_for_registers(body, range(len(body.nodes)))
+        assert len(body.nodes) <= 2 * groups.NODES or max(taken) <= 128
+
+
+@pytest.mark.parametrize("shape", [(40, 30), (17, 33)])
+def test_a_turn_of_rolls_reads_and_writes_one_array(shape: tuple[int, int]) -> None:
+    """What is cheaply made of the state again is no second array between turns."""
+
+    def life(xp: Any, cells: Any) -> Any:
+        for _ in range(3):
+            rows = cells + xp.roll(cells, 1, 0) + xp.roll(cells, -1, 0)
+            near = rows + xp.roll(rows, 1, 1) + xp.roll(rows, -1, 1) - cells
+            alive = (near == 3) | ((cells == 1) & (near == 2))
+            cells = xp.where(alive, cells * 0 + 1, cells * 0)
+        return cells
+
+    cells = (np.random.default_rng(shape[0]).random(shape) < 0.4).astype(np.int32)
+    with use(device=KERNELS):
+        run = ost.compile(lambda x: life(ost, x))
+        made = np.asarray(run(ost.asarray(cells)))
+        nodes = run.plan.program.graph.nodes
+    assert [(n.op, len(n.inputs), len(n.specs)) for n in nodes] == [("fused_joins", 1, 1)] * 3
+    np.testing.assert_array_equal(made, life(np, cells))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_goes_to_its_reader_is_the_same(seed: int) -> None:
+    """Functions of elements between rolls, sums of rows and sorts, some of which are results, too."""
+    r = random.Random(seed)
+    steps = [(r.randrange(6), r.random(), r.random()) for _ in range(25)]
+    chosen = [r.randrange(25) for _ in range(3)]
+
+    def program(xp: Any, x: Any) -> Any:
+        made = [x]
+        for kind, i, j in steps:
+            a, b = made[int(i * len(made))], made[int(j * len(made))]
+            b = a if kind > 2 else b
+            own = (
+                a + b,
+                a * b / 8,
+                xp.where(a > b, a, 1 - b),
+                xp.roll(a, 3, 0) - a / 2,
+                xp.tanh(a),
+            )
+            made.append(own[kind] if kind < 5 else a - a.max(1, keepdims=True))
+        return [made[k + 1] for k in chosen]
+
+    x = np.random.default_rng(seed).normal(size=(9, 21))
+    with use(device=KERNELS):
+        found = ost.compile(lambda x: program(ost, x))(ost.asarray(x))
+        found = [np.asarray(y) for y in found]
+    for a, b in zip(found, program(np, x), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12)
 
 
 def test_bits_are_those_of_the_cpus_kernels() -> None:

@@ -20,6 +20,7 @@ from ostinato.ops.jit.combining import Reduction, element
 from ostinato.ops.jit.loops import Loops
 from ostinato.ops.jit.moves import has_moves
 from ostinato.ops.jit.random_bits import numbers_in
+from ostinato.ops.jit.registers import order_for_registers
 from ostinato.ops.jit.scalar import numbers
 from ostinato.ops.jit.schedule import MAX_THREAD_TERMS
 from ostinato.ops.jit.values import Value, cast
@@ -200,6 +201,8 @@ def _beside(writer: ElementWriter) -> int:
     ]
     if any(step not in (0, size) for step, size in lies):
         return 1
+    if max(order_for_registers(writer.body, range(len(writer.body.nodes)))[1], default=0) > WARP:
+        return 1  # or its values and those of its neighbours were more than a thread's registers
     if not all(writer.steps[len(writer.body.inputs) :]):  # there is but one
         return 1
     return max(1, VECTOR // max(size for _, size in lies))
