@@ -47,14 +47,17 @@ static inline unsigned short float_to_half(float x) {
   if (x != x) return (__float_as_uint(x) >> 16 & 0x8000) | 0x7e00;
   _Float16 h = (_Float16)x; unsigned short y; memcpy(&y, &h, 2); return y;
 }
-template <typename T> static T from_lane(T x, int far) {  // of the same warp; its own where there is none
+template <typename T> static T of_lane_(T x, unsigned lane) {  // of the same warp; its own where there is none
   memcpy(&slot_[turn_], &x, sizeof(T));
   wait_(WAITS_FOR_WARP);
   T y = x;
-  if (turn_ % 32 + far < 32) memcpy(&y, &slot_[turn_ + far], sizeof(T));
+  if (lane < 32) memcpy(&y, &slot_[turn_ / 32 * 32 + lane], sizeof(T));
   wait_(WAITS_FOR_WARP);
   return y;
 }
+template <typename T> static T from_lane(T x, int far) { return of_lane_(x, turn_ % 32 + far); }
+template <typename T> static T from_lane_before(T x, int far) { return of_lane_(x, turn_ % 32 - far); }
+template <typename T> static T from_last_lane(T x) { return of_lane_(x, 31); }
 typedef void (*Run_)(void**);
 static Run_ run_;
 static void** given_;

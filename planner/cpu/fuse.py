@@ -28,9 +28,9 @@ from ostinato.ops.cpu.kernels.gemm_tiles import gemm_key
 from ostinato.ops.cpu.limits import LIMITS
 from ostinato.ops.cpu.loops.schedule import analyse_in_order
 from ostinato.ops.jit.scalar import differs
+from ostinato.planner.fusion.convex import Group
 from ostinato.planner.fusion.counting import count_in_kernels, differs_by_part
 from ostinato.planner.fusion.groups import (
-    Group,
     Made,
     fits,
     groups_of,

@@ -25,6 +25,7 @@ from ostinato.ops.gpu.loops.schedule import (
 from ostinato.ops.gpu.loops.stages import kernel_of
 from ostinato.ops.gpu.loops.text import OPTIONS, Kernel
 from ostinato.ops.jit.loops import loops_over
+from ostinato.planner.fusion import stages as nests
 
 import ostinato as ost
 from tests import nvrtc
@@ -250,8 +251,33 @@ def test_running_sums(shape: tuple[int, int], dtype: str) -> None:
         np.testing.assert_allclose(y, z, rtol=1e-4, atol=1e-4)
 
 
+def paths(x: Any) -> Any:
+    prices = ost.cumulative_sum(x * 2, axis=1)
+    return (prices * x).mean(1), ost.cumulative_max(prices, axis=1)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "int64", "uint8"])
+@pytest.mark.parametrize("length", [65, 333, 1500])
+def test_running_sums_of_lines_of_a_warp(
+    length: int, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its threads combine neighbours in pairs, 32 at a time."""
+    monkeypatch.setattr(nests, "LINES", 16)
+    x = (9 * rng.random(size=(21, length))).astype(dtype)
+    if x.dtype.kind == "f":
+        x[::3, length // 2] = np.nan
+        x[5] = -0.0
+    node = nest_of(paths if x.dtype.kind == "f" else walks, x)
+    made = results(node)
+    tiles = run_on_host(node, [x, *made])
+    assert {*tiles.running.values()} == {tiles.near}
+    near = 1e-3 if dtype == "float32" else 1e-11
+    for y, z in zip(made, by_ops(node, x), strict=True):
+        np.testing.assert_allclose(y, z, rtol=near, atol=near)
+
+
 def test_running_sums_of_long_lines_stay_with_the_library() -> None:
-    ops = [n.op for n in graph_of(walks, np.ones((1100, 900))).nodes]
+    ops = [n.op for n in graph_of(walks, np.ones((1100, 20_000))).nodes]
     assert ops.count("cumulative_sum") == 1
 
 

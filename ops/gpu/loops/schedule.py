@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.monoid import MONOIDS
@@ -182,7 +183,13 @@ def analyse(
     if found is None:
         return None
     tiles = Tiles(**vars(found))
-    return tiles if _can_be(tiles) and _arrange(tiles) else None
+    if not _can_be(tiles):
+        return None
+    long = [x for x in tiles.running.values() if tiles.extents[x] > MAX_FIXED_EXTENT]
+    along = max(
+        filter(partial(is_near, tiles), long), default=-1
+    )  # of whose lines warps have neighbours
+    return tiles if (along >= 0 and _arrange(tiles, along)) or _arrange(tiles) else None
 
 
 def analyse_in_order(
@@ -242,8 +249,9 @@ def _can_be(tiles: Tiles) -> bool:
     )
 
 
-def _arrange(tiles: Tiles) -> bool:
-    """Choose the tile, along what threads are neighbours, and what is held, if it fits."""
+def _arrange(tiles: Tiles, along: int = -1) -> bool:
+    """Choose the tile, along what threads are neighbours (if that is not known), and what is held, if it
+    fits."""
     body = tiles.body
     worked = [k for k, n in enumerate(body.nodes) if OPS[n.op].computes]
     loops = [tiles.iterates(k) - {*tiles.rows} for k in worked]
@@ -256,16 +264,17 @@ def _arrange(tiles: Tiles) -> bool:
         tiles.extents[x] <= (ACROSS if is_near(tiles, x) else MAX_FIXED_EXTENT) for x in others
     )
     tiles.near = tile if short or is_near(tiles, tile) else inner
+    tiles.near = along if along >= 0 else tiles.near
     least, most = (LEAST_ACROSS, MOST_ACROSS) if tiles.across else (1, MOST_ALONG)
     wanted = max(THREADS if tiles.across and others else 1, ITEMS // each)
     wanted = min(1 << (wanted.bit_length() - 1), most)
     wanted = max(least, min(wanted, 1 << (tiles.extents[tile] - 1).bit_length()))
     at_once = {tiles.near, *(x for v in tiles.reductions for x in tiles.abreast(v))}
-    short = {v for v in tiles.reductions if _is_short(tiles, v)}
-    made = kept(tiles, at_once, short)
+    few = {v for v in tiles.reductions if _is_short(tiles, v)}
+    made = kept(tiles, at_once, few)
     needed = {v for v in made if _is_reduced(tiles, v) or v in tiles.running}
-    for held in (made | _turned(tiles), needed, needed - short):
-        tiles.held, tiles.inlined, tiles.cut[tile] = held, short - held, wanted
+    for held in (made | _turned(tiles), needed, needed - few):
+        tiles.held, tiles.inlined, tiles.cut[tile] = held, few - held, wanted
         while tiles.cut[tile] > least and (not _fits(tiles) or tiles.units < BLOCKS):
             tiles.cut[tile] //= 2
         if _fits(tiles):
@@ -275,7 +284,9 @@ def _arrange(tiles: Tiles) -> bool:
 
 def _fits(tiles: Tiles) -> bool:
     """Whether there is room for what is held, and each thread of a warp has something to carry along."""
-    lines = [tiles.volume(v) // tiles.extents[x] for v, x in tiles.running.items()]
+    lines = [
+        tiles.volume(v) // tiles.extents[x] for v, x in tiles.running.items() if x != tiles.near
+    ]
     return sum(map(tiles.room, tiles.held)) <= SHARED and all(n >= WARP for n in lines)
 
 

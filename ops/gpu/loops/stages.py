@@ -370,6 +370,9 @@ class Writer(Elements):
 
     def run(self, v: int) -> None:
         """What is carried along an index, which is a thread's, combined with one element after the other."""
+        if self.nest.running[v] == self.nest.near:
+            self.scan(v)
+            return
         label, dtype = self.nest.running[v], self.body.specs[v].dtype
         node, name = self.body.nodes[self.body.producers[v]], self.name("carried")
         with self.spread([x for x in self.nest.inner(v) if x != label]) as env:
@@ -396,6 +399,35 @@ class Writer(Elements):
         """All indices along short labels, as numbers."""
         every = itertools.product(*(range(self.nest.extents[x]) for x in labels))
         return [dict(zip(labels, map(str, at), strict=True)) for at in every]
+
+    def scan(self, v: int) -> None:
+        """Combine what is carried along an index, of which a warp has 32 neighbours at a time: in pairs."""
+        label, dtype = self.nest.running[v], self.body.specs[v].dtype
+        node, lines = self.body.nodes[self.body.producers[v]], self.nest.inner(v)[:-1]
+        kind, carry, sum_, i = c_type(dtype), *map(self.name, ("carried", "sum", "i"))
+
+        def both(before: str) -> str:
+            x, y = (Value(self.code, name, dtype) for name in (before, sum_))
+            return carried(OPS[node.op].element.running, x, y).name
+
+        with self.spread(lines, WARP) as env:
+            self.add(f"{kind} {carry} = {literal(0, dtype)};")
+            end = f"(u32){self.extent(label)}"
+            with self.block(f"for (u32 begin = 0; begin < {end}; begin += {WARP})"):
+                self.add(f"const u32 lane = threadIdx.x % {WARP}, {i} = begin + lane;")
+                self.add(f"{kind} {sum_} = {literal(0, dtype)};")
+                here = {**env, label: i}
+                with self.block(f"if ({i} < {end})"):
+                    self.add(f"{sum_} = {cast(self.value(node.inputs[0], here), dtype).name};")
+                with self.block(f"#pragma unroll\nfor (u32 far = 1; far < {WARP}; far *= 2)"):
+                    self.add(f"const {kind} before = from_lane_before({sum_}, far);")
+                    self.add(f"if (lane >= far) {sum_} = {both('before')};")
+                self.add(
+                    f"if (begin) {sum_} = {both(carry)};", f"{carry} = from_last_lane({sum_});"
+                )
+                with self.block(f"if ({i} < {end})"):
+                    self.write(self.held_at(v, here), False, Value(self.code, sum_, dtype))
+        self.add("__syncthreads();")
 
     def reduce(self, first: int) -> None:
         nest, r = self.nest, self.nest.reductions[first]

@@ -77,5 +77,11 @@ __device__ inline u16 float_to_half(float x) {
 template <typename T> __device__ inline T from_lane(T x, int far) {
   return __shfl_down_sync(0xffffffffu, x, far);
 }
+template <typename T> __device__ inline T from_lane_before(T x, int far) {
+  return __shfl_up_sync(0xffffffffu, x, far);
+}
+template <typename T> __device__ inline T from_last_lane(T x) {
+  return __shfl_sync(0xffffffffu, x, 31);
+}
 #endif
 """
