@@ -20,7 +20,7 @@ from functools import partial
 from ostinato.ops.core.device import described
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.registry import OPS
-from ostinato.ops.gpu.jit.lines import can_lower
+from ostinato.ops.gpu.jit.lines import can_lower, can_lower_real
 from ostinato.ops.gpu.loops.schedule import analyse_in_order
 from ostinato.ops.jit.scalar import has_own_bits
 from ostinato.planner.fusion.counting import count_in_kernels, differs_by_part
@@ -50,19 +50,19 @@ def fuse(graph: Graph, target: Target, larger: bool = True) -> Graph:
     larger = larger and target.numerics != "any-workers"
     if larger:
         graph = keep_bits(graph, target) if _is_fast(target) else graph
-        graph = count_apart(graph, can_lower)
+        graph = count_apart(graph, can_lower_real)
         taken = {k for behind in _products(graph, target).values() for k in behind}
         staged = worthy_nests(
             graph,
             target,
-            can_lower,
+            can_lower_real,
             _alone(graph, target) | taken,
             partial(_is_worth, graph),
             _fits,
         )
         graph = with_kernels(graph, target, staged, nest_of) if staged else graph
     graph = count_in_kernels(graph, can_lower)
-    graph = gather_joins(graph, partial(fits, graph, lowers=can_lower))
+    graph = gather_joins(graph, partial(fits, graph, lowers=can_lower_real))
     products = _products(graph, target) if larger else {}
     groups = groups_of(graph, target, _alone(graph, target), can_lower, products, most=1024)
     groups = [g for g in groups if not g.product or len(g.members) > 1]
@@ -98,7 +98,7 @@ def _alone(graph: Graph, target: Target) -> set[int]:
 
 
 def _is_worth(graph: Graph, group: Nested) -> bool:
-    return does_more(graph, group, can_lower) and not is_single(graph, group)
+    return does_more(graph, group, can_lower_real) and not is_single(graph, group)
 
 
 _fits = fits_by(analyse_in_order)

@@ -12,7 +12,7 @@ import pytest
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.registry import OPS
-from ostinato.ops.core.spec import DTYPES, DType, Spec, is_inexact
+from ostinato.ops.core.spec import DTYPES, DType, Spec, is_inexact, real_of
 from ostinato.ops.cpu.jit.lines import can_lower
 from ostinato.ops.cpu.loops.flat import native_kernel
 from ostinato.ops.gpu.loops.flat import (
@@ -87,6 +87,8 @@ def run_both(body: Graph, shape: Sequence[int], ins: Sequence[Any], outs: Sequen
 
 
 def same_bits(a: Any, b: Any, said: str) -> None:
+    if a.dtype.kind == "c":
+        a, b = (np.ascontiguousarray(x).view(real_of(x.dtype)) for x in (a, b))
     if is_inexact(a.dtype):
         nan = np.isnan(a.astype(np.float64))
         np.testing.assert_array_equal(nan, np.isnan(b.astype(np.float64)), said)
@@ -139,6 +141,22 @@ def test_each_operation(dtype: DType) -> None:
         same_bits(a, b, f"{name} of {dtype.name}")
 
 
+@pytest.mark.parametrize("dtype", [np.dtype(np.complex64), np.dtype(np.complex128)], ids=str)
+def test_complex_numbers_are_pairs(dtype: DType) -> None:
+    count = 601
+    body, names = everything(dtype, count)
+    assert len(names) > 20
+    parts = [edges(real_of(dtype), count, seed) for seed in range(6)]
+    ins = [np.empty(count, dtype) for _ in range(3)]
+    for x, real, imag in zip(ins, parts[::2], parts[1::2], strict=True):
+        x.real, x.imag = real, imag
+    outs = [np.empty(count, s.dtype) for s in body.out_specs]
+    with np.errstate(all="ignore"):
+        theirs, ours = run_both(body, (count,), ins, outs)
+    for name, a, b in zip(names, theirs, ours, strict=True):
+        same_bits(a, b, f"{name} of {dtype}")
+
+
 # -- however arrays lie --------------------------------------------------------------------------
 def chain(specs: Sequence[Spec], out: Spec) -> Graph:
     body = Builder(list(specs))
@@ -176,7 +194,7 @@ def test_any_strides(seed: int) -> None:
     r = random.Random(seed)
     shape = tuple(r.choice((1, 2, 3, 5, 64, 200, 300)) for _ in range(r.randrange(1, 4)))
     shape = shape if math.prod(shape) < 200_000 else shape[:2]
-    dtype = np.dtype(r.choice(("float32", "float64", "float16")))
+    dtype = np.dtype(r.choice(("float32", "float64", "float16", "complex64", "complex128")))
     spec = Spec(shape, dtype)
     body = chain([spec] * 3, spec)
     ins = [lies_somehow(r, shape, dtype, False) for _ in range(3)]

@@ -133,6 +133,26 @@ def test_what_goes_to_its_reader_is_the_same(seed: int) -> None:
         np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("dtype", [np.complex64, np.complex128])
+def test_complex_numbers_are_in_kernels(dtype: Any) -> None:
+    """Sums of rows, too; what is in stages or joined is done without."""
+
+    def program(xp: Any, z: Any) -> Any:
+        y = (z * z + 2j) * xp.exp(-z) / (1 + z)
+        rows = xp.concatenate([y[:1], y[2:]], 0)
+        return y.real * y.imag, y.sum(1), abs(rows) + rows.T.conj().T.sum(0).real, y.mean(), y.T * 2
+
+    x = np.random.default_rng(2).normal(size=(70, 40, 2)).astype(np.zeros(1, dtype).real.dtype)
+    z = x.view(dtype)[..., 0]
+    with use(device=KERNELS):
+        run = ost.compile(lambda z: program(ost, z))
+        found = [np.asarray(y) for y in run(ost.asarray(z))]
+        assert {"multiply", "exp", "divide"}.isdisjoint(kinds(run))
+    for a, b in zip(found, program(np, z), strict=True):
+        near = 1e-4 if dtype is np.complex64 else 1e-11
+        np.testing.assert_allclose(a, b, rtol=near, atol=near)
+
+
 def test_bits_are_those_of_the_cpus_kernels() -> None:
     def f(x: Any) -> tuple[Any, Any]:
         y = ost.exp(-x * x) * ost.sin(3.0 * x) / (1.0 + ost.abs(x)) ** 0.7

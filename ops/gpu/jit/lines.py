@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from ostinato.ops.core.spec import DType, float16, float32, float64
+from ostinato.ops.core.spec import DType, bool_, float16, float32, float64, real_of
 from ostinato.ops.jit import scalar
+from ostinato.ops.jit.pairs import Pair, pair_of
 from ostinato.ops.jit.values import HALVES, Lines, Step, Unsupported, Value
 
 ARITHMETIC = {
@@ -107,7 +108,27 @@ class CudaLines(Lines):
         return self.write(f"{full}({', '.join(x.name for x in args)})", dtype)
 
     def constant(self, value: Any, dtype: DType) -> Value:
+        if dtype.kind == "c":
+            return pair_of(self, complex(value), dtype)
         return Value(self, literal(value, dtype), dtype, value)
+
+    def pair(self, real: Value, imag: Value) -> Value:
+        return Pair(real, imag)
+
+    def load(self, address: str, dtype: DType) -> Value:
+        """What is in memory there; a complex number's parts are neighbours."""
+        if dtype.kind == "c":
+            part = real_of(dtype)
+            return Pair(self.load(address, part), self.load(f"{address} + {part.itemsize}", part))
+        read = f"*(const {memory_type(dtype)}*)({address})"
+        return self.write(f"{read} != 0" if dtype == bool_ else read, dtype)
+
+    def store(self, address: str, value: Value) -> None:
+        if isinstance(value, Pair):
+            self.store(address, value.real)
+            self.store(f"{address} + {value.real.dtype.itemsize}", value.imag)
+        else:
+            self.text.append(f"*({memory_type(value.dtype)}*)({address}) = {value.name};")
 
     def entry(self, table: str, numbers: Sequence[float], index: Value) -> Value:
         text = ", ".join(literal(v, float64) for v in numbers)
@@ -148,6 +169,11 @@ class CudaLines(Lines):
 def can_lower(name: str, dtypes: tuple[DType, ...], out: DType) -> bool:
     """Whether a GPU's kernels can have an operation on these dtypes."""
     return scalar.can_lower(name, dtypes, out, CudaLines)
+
+
+def can_lower_real(name: str, dtypes: tuple[DType, ...], out: DType) -> bool:
+    """Whether kernels can that have no complex numbers: those in stages, and those with joins."""
+    return all(d.kind != "c" for d in (*dtypes, out)) and can_lower(name, dtypes, out)
 
 
 def literal(value: Any, dtype: DType) -> str:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.registry import OPS
-from ostinato.ops.core.spec import bool_, int64
+from ostinato.ops.core.spec import DType, int64, real_of
 from ostinato.ops.jit.combining import Reduction, element
 from ostinato.ops.jit.loops import Loops
 from ostinato.ops.jit.moves import has_moves
@@ -86,8 +86,7 @@ class ElementWriter:
         dtype = self.dtypes[k]
         if k in self.counted:
             return self.number(lines, k, "i")
-        read = f"*(const {memory_type(dtype)}*)({self.address(k)})"
-        return lines.write(f"{read} != 0" if dtype == bool_ else read, dtype)
+        return lines.load(self.address(k), dtype)
 
     def number(self, lines: CudaLines, k: int, i: str) -> Value:
         """An element's number: how far it is from the first, whose own stands in memory."""
@@ -95,8 +94,7 @@ class ElementWriter:
         return lines.write(f"*(const s64*)q{k} + (p{k} - q{k}){further}", int64)
 
     def store(self, lines: CudaLines, k: int, value: Value) -> None:
-        kind = memory_type(self.dtypes[k])
-        lines.text.append(f"*({kind}*)({self.address(k)}) = {value.name};")
+        lines.store(self.address(k), value)
 
     def address(self, k: int) -> str:
         size = self.dtypes[k].itemsize
@@ -212,15 +210,14 @@ def _vectors(writer: ElementWriter, lines: CudaLines, each: int) -> None:
     """All of a few neighbours."""
     many = len(writer.body.inputs)
     for k in range(many):
-        kind = memory_type(writer.dtypes[k])
+        kind = _beside_of(writer.dtypes[k], each)
         if writer.steps[k] and k not in writer.counted:
             lines.text.append(
-                f"const Beside<{kind}, {each}> v{k} = *(const Beside<{kind}, {each}>*)"
-                f"(p{k} + {writer.dtypes[k].itemsize} * first);"
+                f"const {kind} v{k} = *(const {kind}*)(p{k} + {writer.dtypes[k].itemsize} * first);"
             )
     outs = range(many, len(writer.dtypes))
     for k in outs:
-        lines.text.append(f"Beside<{memory_type(writer.dtypes[k])}, {each}> v{k};")
+        lines.text.append(f"{_beside_of(writer.dtypes[k], each)} v{k};")
     lines.text.append("#pragma unroll")
     lines.text.append(f"for (int j = 0; j < {each}; ++j) {{")
     loads = {}
@@ -231,15 +228,19 @@ def _vectors(writer: ElementWriter, lines: CudaLines, each: int) -> None:
         elif not writer.steps[k]:
             loads[k] = writer.load(lines, k)
         else:
-            tail = " != 0" if dtype == bool_ else ""
-            loads[k] = lines.write(f"v{k}.at[j]{tail}", dtype)
+            loads[k] = lines.load(f"(u8*)&v{k}.at[{1 + (dtype.kind == 'c')} * j]", dtype)
     made, _ = writer.element(lines, loads)
-    lines.text += [f"v{k}.at[j] = {value.name};" for k, value in made]
+    for k, value in made:
+        lines.store(f"(u8*)&v{k}.at[{1 + (value.dtype.kind == 'c')} * j]", value)
     lines.text.append("}")
     for k in outs:
-        kind = memory_type(writer.dtypes[k])
-        at = f"p{k} + {writer.dtypes[k].itemsize} * first"
-        lines.text.append(f"*(Beside<{kind}, {each}>*)({at}) = v{k};")
+        kind, size = _beside_of(writer.dtypes[k], each), writer.dtypes[k].itemsize
+        lines.text.append(f"*({kind}*)(p{k} + {size} * first) = v{k};")
+
+
+def _beside_of(dtype: DType, each: int) -> str:
+    """The type of some neighbours; of complex numbers, of twice as many parts."""
+    return f"Beside<{memory_type(real_of(dtype))}, {each * (1 + (dtype.kind == 'c'))}>"
 
 
 # -- with reductions -----------------------------------------------------------------------------
@@ -351,8 +352,8 @@ def _results(
         (found,) = total.found(made)
         if s.divisor:
             found = found / Value(made, s.divisor, s.dtype)
-        found = cast(found, writer.dtypes[s.out])
-        made.text.append(f"*({memory_type(writer.dtypes[s.out])}*)p{s.out} = {found.name};")
+        part = real_of(writer.dtypes[s.out])
+        made.store(f"p{s.out} + {s.part * part.itemsize}", cast(found, part))
     lines.count = made.count
     lines.declared |= made.declared
     return made.text

@@ -114,7 +114,7 @@ class MovedWriter(ElementWriter):
         stored, sums = results(body, made, self.known)
         for k, value in stored:
             at = self.address_of(k, whole, env_)
-            lines.text.append(f"*({memory_type(self.dtypes[k])}*)({at}) = {value.name};")
+            lines.store(at, value)
         return sums
 
     def address_of(self, k: int, look: Look, env: _Env) -> str:
@@ -135,8 +135,7 @@ class MovedWriter(ElementWriter):
     def loaded(self, lines: CudaLines, found: Value | _Address, dtype: DType) -> Value:
         if isinstance(found, Value):
             return found
-        read = f"*(const {memory_type(dtype)}*)({found.text})"
-        return lines.write(f"{read} != 0" if dtype == bool_ else read, dtype)
+        return lines.load(found.text, dtype)
 
     def found(self, lines: CudaLines, v: int, look: Look, env: _Env) -> Value | _Address:
         """Where a value's element lies, or what it is."""

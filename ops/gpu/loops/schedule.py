@@ -215,7 +215,8 @@ def square_tiles(body: Graph, loops: Loops) -> Tiles | None:
     tiles = Tiles(body, [*dims], [*loops.extents], tuple(labels), {}, lies, len(body.inputs))
     tiles.near = labels[-1]
     apart = [a for a in range(len(lies)) if _is_across(tiles, a)]
-    if not apart or any(v in body.outputs for v in range(len(body.inputs))):
+    pairs = any(s.dtype.kind == "c" for s in body.specs)
+    if not apart or pairs or any(v in body.outputs for v in range(len(body.inputs))):
         return None
     size = min(body.specs[tiles.value_of(a)].dtype.itemsize for a in apart)
     side = SIDE if size >= 4 else 2 * SIDE

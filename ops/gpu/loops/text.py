@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from ostinato.ops.core.graph import Graph
+from ostinato.ops.core.spec import real_of
 from ostinato.ops.jit.scalar import Part
 
 from ..jit.lines import c_type
@@ -33,7 +34,7 @@ def known_numbers(body: Graph, known: Mapping[Part, str]) -> list[str]:
     """The numbers that are data, by their bits: known0 has bits0, and so on."""
     found = []
     for (v, _), name in known.items():
-        kind, bits = c_type(body.specs[v].dtype), f"bits{name[5:]}"
+        kind, bits = c_type(real_of(body.specs[v].dtype)), f"bits{name[5:]}"
         made = {
             "float": f"__uint_as_float((u32){bits})",
             "double": f"__longlong_as_double({bits})",
