@@ -325,6 +325,40 @@ def pairs_of(node: Node, x: Any, mass: Any) -> list[Any]:
     return [mass.reshape(s) if len(s) < 2 or x.size != np.prod(s) else x.reshape(s) for s in shapes]
 
 
+def bags(x: Any, places: Any) -> Any:
+    found = x[places]
+    return found.mean(1) + found.max(1)
+
+
+def picked(x: Any, places: Any) -> Any:
+    rows = ost.take_along_axis(x, places, axis=1)
+    return (rows * x[:, : places.shape[1]]).sum(1), rows.max(1)
+
+
+@pytest.mark.parametrize("columns", [64, 7, 6])
+@pytest.mark.parametrize("function", [bags, picked], ids=lambda f: f.__name__)
+def test_gathered_rows_are_read_at_once(function: Callable[..., Any], columns: int) -> None:
+    """Where neighbours have one place, that is known before they are read."""
+    x = rng.normal(size=(500, columns)).astype(np.float32)
+    places = rng.integers(0, 500 if function is bags else columns, (500, 4))
+    with use(device=KERNELS):
+        run = ost.compile(function)
+        made = run(ost.asarray(x), ost.asarray(places))
+        found = [np.asarray(y) for y in (made if isinstance(made, tuple) else (made,))]
+        nodes = [n for n in run.plan.program.graph.nodes if n.op == "fused_nest"]
+    (node,) = nodes
+    rows = x[places] if function is bags else np.take_along_axis(x, places, 1)
+    if function is bags:
+        wanted: tuple[Any, ...] = (rows.mean(1) + rows.max(1),)
+    else:
+        wanted = (rows * x[:, :4]).sum(1), rows.max(1)
+    for y, z in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(y, z, rtol=1e-4, atol=1e-5)
+    if nvrtc.is_here() and columns == 64:
+        for kernel in kernels(kernel_of(tiles_in_order(node))):
+            nvrtc.compiled(kernel.text, OPTIONS)
+
+
 def test_nan_and_infinities() -> None:
     x = rng.normal(size=(40, 200)).astype(np.float32)
     x[1, 7], x[2, 150], x[3, 0], x[4, 20:] = np.nan, np.inf, -np.inf, 0.0

@@ -49,6 +49,9 @@ class Group:
     vectors: dict[tuple[str, bool], str] = field(
         default_factory=dict
     )  # how those at an address are called
+    memo: dict[tuple[int, tuple[str, ...]], Value] = field(
+        default_factory=dict
+    )  # what is known there
 
 
 class Writer(Elements):
@@ -63,6 +66,7 @@ class Writer(Elements):
         self.code = CudaLines()
         self.memo: dict[tuple[int, tuple[str, ...]], Value] = {}
         self.group: Group | None = None
+        self.found_late: set[str] = set()  # places that each neighbour finds for itself
         self.given: dict[str, int] = {}  # what the kernel is told: whole numbers
         self.each = nest.beside
         self.names = 0
@@ -114,10 +118,19 @@ class Writer(Elements):
 
     # -- memory
     def place_along(self, label: int, places: int, env: Env) -> Value:
-        """Whether it is inside is looked at later: until then it is anywhere inside."""
+        """Whether it is inside is looked at later: until then it is anywhere inside. Neighbours that have
+        one place find it before they are read at once."""
+        text, memo, group = self.code.text, self.memo, self.group
+        ahead = group is not None and self.nest.near not in self.nest.labels(places)
+        if group is not None and ahead:
+            self.code.text, self.memo, self.group = group.begins, group.memo, None
         index = super().place_along(label, places, env)
         size = Value(self.lines, self.extent(label), int64)
-        return where(index < 0, index.like(0), where(index < size, index, index.like(0)))
+        found = where(index < 0, index.like(0), where(index < size, index, index.like(0)))
+        self.code.text, self.memo, self.group = text, memo, group
+        if not ahead:
+            self.found_late.add(found.name)
+        return found
 
     def place(self, a: int, env: Env) -> str:
         """The address of an operand's or result's element."""
@@ -176,6 +189,8 @@ class Writer(Elements):
         """Where the group begins in which an element is, if there are groups now."""
         near = self.nest.near
         if self.group is None or env.get(near) != NEIGHBOUR:
+            return None
+        if not self.found_late.isdisjoint(env.values()):
             return None
         return {**env, near: self.group.first}
 
