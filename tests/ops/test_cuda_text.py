@@ -59,7 +59,10 @@ def run_on_host(kernel: Kernel, arrays: Sequence[Any]) -> None:
     more = (*map(np.int64, kernel.facts), *((room,) if kernel.room else ()))
     run = HostKernel(kernel.text, kernel.name, OPTIONS)
     run(kernel.grid, (THREADS,), (*arrays, *more))
-    assert not room[:16].any(), "the count of blocks is left as it was"
+    each = kernel.room // kernel.grid[1] if kernel.room else 16
+    assert not any(room[at : at + 16].any() for at in range(0, kernel.room, each)), (
+        "a count is left"
+    )
 
 
 def strides_of(body: Graph, shape: Sequence[int], arrays: Sequence[Any], axes: int) -> Any:
@@ -211,6 +214,7 @@ def test_any_strides(seed: int) -> None:
 
 # -- reductions ----------------------------------------------------------------------------------
 ROWS = [(1, 3), (500, 5), (3, 40), (41, 1000), (5, 1025), (3, 70_000), (1, 4096), (1, 200_001)]
+ROWS += [(16, 9000), (90, 8200)]  # several blocks a row
 
 
 def reduced(shape: Sequence[int], dtype: DType) -> Graph:
@@ -273,7 +277,8 @@ def test_who_shares_a_row() -> None:
     """By its length alone, so that a sum's bits do not depend on the GPU."""
     assert [team_of(n) for n in (1, 8, 9, 1024, 1025)] == [1, 1, 32, 32, THREADS]
     assert blocks_of(10**9, 1) == MOST_BLOCKS
-    assert blocks_of(10**9, 2) == blocks_of(1000, 1) == 1
+    assert blocks_of(10**6, 16) == blocks_of(10**9, 16) == MOST_BLOCKS // 16
+    assert blocks_of(10**9, MOST_BLOCKS) == blocks_of(1000, 1) == 1
 
 
 # -- NVIDIA's compiler ---------------------------------------------------------------------------

@@ -2,8 +2,8 @@
 
     without reductions    a thread makes a few neighbours, which it reads and writes as one vector where they
                           lie so; the rows of other layouts are blocks' second index
-    with reductions       a row belongs to a thread, to a warp, or to a block, by its length; a single long
-                          row to many blocks, of which the last one to end combines what the others left
+    with reductions       a row belongs to a thread, to a warp, or to a block, by its length; one of few long
+                          rows to many blocks, of which the last one to end combines what the others left
 
 Who adds what depends on extents only, and what rounding loses is kept (Neumaier), so a sum has the same bits
 in each run. A kernel's text has neither extents nor strides, so that few kernels serve many shapes."""
@@ -252,10 +252,10 @@ def team_of(terms: int) -> int:
 
 
 def blocks_of(terms: int, rows: int) -> int:
-    """Blocks that share a row, where there is only one."""
-    if rows > 1 or team_of(terms) < THREADS:
+    """Blocks that share a row, where there are so few that else some multiprocessors had none."""
+    if team_of(terms) < THREADS:
         return 1
-    return max(1, min(MOST_BLOCKS, terms // (THREADS * EACH)))
+    return max(1, min(MOST_BLOCKS // rows, terms // (THREADS * EACH)))
 
 
 def _reducing(writer: ElementWriter) -> Kernel:
@@ -273,7 +273,7 @@ def _reducing(writer: ElementWriter) -> Kernel:
     if team < THREADS:
         row = f"((s64)blockIdx.x * blockDim.x + threadIdx.x) / {team}"
     else:
-        row = "blockIdx.x" if blocks == 1 else "0"
+        row = "blockIdx.x" if blocks == 1 else "blockIdx.y"
     code = [f"const s64 o = {row};", f"const int lane = {lane};"]
     # all threads of a block go on to the end, as they wait for each other there
     code += [f"const bool is_row = o < {count};", *writer.rows()]
@@ -281,7 +281,8 @@ def _reducing(writer: ElementWriter) -> Kernel:
     first = f"lane + (s64)blockIdx.x * {THREADS}" if blocks > 1 else "lane"
     step = f"{THREADS} * (s64)gridDim.x" if blocks > 1 else str(team)
     code += [
-        f"if (is_row) for (s64 i = {first}; i < {end}; i += {step}) {{",
+        "#pragma unroll 4",  # so that several reads are on their way
+        f"for (s64 i = is_row ? {first} : {end}; i < {end}; i += {step}) {{",
         *lines.text,
         *added.text,
         "}",
@@ -294,28 +295,29 @@ def _reducing(writer: ElementWriter) -> Kernel:
     declared |= added.declared
     if blocks > 1:
         code += _shared_by_blocks(added, totals)
-        room = 16 + 16 * blocks * len(totals)
+        room = rows * (16 + 16 * blocks * len(totals))
         code += _finished(added, writer, totals, sums)
-        return _kernel(writer, code, declared, grid=(blocks, 1), room=room)
+        return _kernel(writer, code, declared, grid=(blocks, rows), room=room)
     code += ["if (is_row && lane == 0) {", *_results(added, writer, totals, sums), "}"]
     per_block = THREADS // team
     return _kernel(writer, code, declared, grid=(-(-rows // per_block), 1))
 
 
 def _shared_by_blocks(lines: CudaLines, totals: Sequence[Total]) -> list[str]:
-    """The block that ends last has them all, in their order. `room`: a count of those that have ended, and
-    what each left."""
+    """The block of a row that ends last has them all, in their order. `room`, of each row: a count of those
+    that have ended, and what each left."""
 
     def left(n: int, k: int, block: str) -> str:
-        return f"room + {16 + 8 * k} + 16 * ({n} * gridDim.x + {block})"
+        return f"mine + {16 + 8 * k} + 16 * ({n} * gridDim.x + {block})"
 
-    code = ["__shared__ bool is_last;", "if (threadIdx.x == 0) {"]
+    code = [f"u8* const mine = room + (s64)o * (16 + {16 * len(totals)} * gridDim.x);"]
+    code += ["__shared__ bool is_last;", "if (threadIdx.x == 0) {"]
     for n, total in enumerate(totals):
         for k, (name, dtype, _) in enumerate(total.registers):
             code.append(f"*({c_type(dtype)}*)({left(n, k, 'blockIdx.x')}) = {name};")
     code += [
         "__threadfence();",
-        "is_last = atomicAdd((u32*)room, 1u) + 1 == gridDim.x;",
+        "is_last = atomicAdd((u32*)mine, 1u) + 1 == gridDim.x;",
         "}",
         "__syncthreads();",
         "if (!is_last) return;",
@@ -341,7 +343,7 @@ def _finished(
     """The last block's total; its memory is as it was."""
     code = reduce_warp(lines, totals) + reduce_block(lines, totals, again=True)
     results = _results(lines, writer, totals, sums)
-    return [*code, "if (threadIdx.x == 0) {", "*(u32*)room = 0;", *results, "}"]
+    return [*code, "if (threadIdx.x == 0) {", "*(u32*)mine = 0;", *results, "}"]
 
 
 def _results(
