@@ -144,6 +144,10 @@ def prepend_axes(builder: Builder, v: int, count: int) -> int:
     return builder.add("expand_dims", (v,), {"axes": tuple(range(count))}, (spec,))[0]
 
 
+def reshaped(builder: Builder, v: int, spec: Spec, line: str = "") -> int:
+    return builder.add("reshape", (v,), {"shape": spec.shape}, (spec,), line)[0]
+
+
 def sliced(builder: Builder, v: int, starts: Sequence[int], spec: Spec, line: str = "") -> int:
     """Elements that follow each other from there on."""
     params = {"starts": tuple(starts), "sizes": spec.shape, "steps": (1,) * spec.ndim}

@@ -28,7 +28,7 @@ from ostinato.ops.core.spec import Spec
 from ostinato.ops.cpu.fused import FUSED, WITH_PRODUCT
 from ostinato.ops.flow.control import ONE_KERNEL
 from ostinato.planner.lowering import rules
-from ostinato.planner.machine import NOMINAL
+from ostinato.planner.machine import unmeasured
 from ostinato.planner.passes.memory import assign_memory
 from ostinato.planner.plan import ONE_THREAD, Program, Target, Tuned, largest_part
 from ostinato.planner.rewrite import inline, is_kernel, map_bodies
@@ -107,7 +107,7 @@ def _is_site(graph: Graph, node: Node, target: Target) -> bool:
         return False
     specs = [*(graph.specs[v] for v in node.inputs), *node.specs]
     here = all(s.layout is not None and not s.layout.stored for s in specs)
-    return here and _seconds(graph, node) >= WORTH
+    return here and _seconds(graph, node, target) >= WORTH
 
 
 def _parts(graph: Graph, node: Node) -> tuple[tuple[Spec, ...], tuple[Spec, ...]]:
@@ -115,9 +115,11 @@ def _parts(graph: Graph, node: Node) -> tuple[tuple[Spec, ...], tuple[Spec, ...]
     return ins, tuple(map(largest_part, node.specs))
 
 
-def _seconds(graph: Graph, node: Node) -> float:
-    op = OPS[node.op]
-    return NOMINAL.kernel_seconds(*op.cost(*_parts(graph, node), node.kw), op.run.dense)
+def _seconds(graph: Graph, node: Node, target: Target) -> float:
+    """By the rates that are assumed of such a device, whoever measured it."""
+    op, machine = OPS[node.op], unmeasured(target.device)
+    flops, moved = op.cost(*_parts(graph, node), node.kw)
+    return machine.kernel_seconds(flops, moved, op.run.dense, node.specs[0].dtype.name)
 
 
 def _site(graph: Graph, k: int, target: Target, threads: int) -> Site:
@@ -132,7 +134,7 @@ def _site(graph: Graph, k: int, target: Target, threads: int) -> Site:
     if free and node.op in LARGER:
         ways.append(APART)
     alike = native is None or not native.by_threads
-    if threads > 1 and (free or alike) and _seconds(graph, node) < SHORT_RUN_SECONDS:
+    if threads > 1 and (free or alike) and _seconds(graph, node, target) < SHORT_RUN_SECONDS:
         ways.append(ONE_THREAD)
     graphs = (alone, *(with_ways(alone, target, [way]) for way in ways[1:]))
     digest = hashlib.blake2b(repr(_kind(alone)).encode(), digest_size=12).hexdigest()

@@ -281,6 +281,16 @@ def test_who_shares_a_row() -> None:
     assert blocks_of(10**9, MOST_BLOCKS) == blocks_of(1000, 1) == 1
 
 
+def test_few_elements_are_spread_over_more_blocks() -> None:
+    blocks = []
+    for n in (1 << 14, 1 << 17, 1 << 20):
+        spec = Spec((n,), np.dtype(np.float32))
+        body = Builder([spec])
+        made = body.graph(body.add("exp", (0,), (), (spec,)))
+        blocks.append(kernel_of(made, loops_over((n,), [(4,)] * 2)).grid[0])
+    assert blocks == [64, 512, 1024]
+
+
 # -- NVIDIA's compiler ---------------------------------------------------------------------------
 @pytest.mark.skipif(not nvrtc.is_here(), reason="needs NVRTC: pip install nvidia-cuda-nvrtc-cu12")
 @pytest.mark.parametrize("name", ["bool", "int8", "uint32", "float16", "bfloat16", "float32"])
@@ -299,11 +309,11 @@ def test_nvrtc_compiles_each_operation(name: str) -> None:
 
 @pytest.mark.skipif(not nvrtc.is_here(), reason="needs NVRTC: pip install nvidia-cuda-nvrtc-cu12")
 def test_four_floats_are_read_and_written_at_once_and_products_stay_alone() -> None:
-    spec = Spec((4096,), np.dtype(np.float32))
+    spec = Spec((1 << 20,), np.dtype(np.float32))
     body = Builder([spec] * 2)
     y = body.add("multiply", (0, 1), (), (spec,))[0]
     kernel = kernel_of(
-        body.graph(body.add("add", (y, 0), (), (spec,))), loops_over((4096,), [(4,)] * 3)
+        body.graph(body.add("add", (y, 0), (), (spec,))), loops_over((1 << 20,), [(4,)] * 3)
     )
     made = nvrtc.compiled(kernel.text, OPTIONS).replace(".nc", "")
     assert made.count("ld.global.v4.f32") == 2

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from ostinato.planner import machine
 from ostinato.planner.machine import NOMINAL, resolve, unmeasured
+from ostinato.planner.tuning.sites import sites
 
 import ostinato as ost
 from benchmarks import kernels
@@ -75,6 +76,15 @@ def test_explain_says_whose_rates_they_are() -> None:
         run(ost.ones((8,)))
         told = run.plan.explain()
     assert "of NVIDIA H100 SXM, as a GPU that is not there has no preset" in told
+
+
+@pytest.mark.parametrize(("side", "timed"), [(512, False), (2048, True)])
+def test_ways_are_timed_of_what_takes_long_on_a_gpu(side: int, timed: bool) -> None:
+    """And not of what a nominal CPU would take long for."""
+    spec = ost.spec((side, side), "bfloat16")
+    plan = ost.plan(lambda a, b: a @ b, spec, spec, machine="h100", device=KERNELS)
+    found = sites(plan.program.graph, plan.target, 1)
+    assert bool(found) == timed
 
 
 def test_a_kernel_that_occupies_few_multiprocessors_takes_longer_an_element() -> None:

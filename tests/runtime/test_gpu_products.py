@@ -421,3 +421,34 @@ def test_why_there_is_no_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "nvmath", None)
     monkeypatch.delitem(sys.modules, "nvmath.bindings", raising=False)
     assert cublaslt.found(None) == MISSING
+
+
+def test_products_of_parts_with_one_matrix_are_one_product() -> None:
+    """Of all rows, that is: where half of these were nobody's, each is its own."""
+
+    def recurrence(xp: Any, x: Any, w: Any, u: Any) -> Any:
+        h = x[0][:, :6] * 0
+        for k in range(5):
+            h = xp.tanh(x[k] @ w + h @ u)
+        return h
+
+    def rows(xp: Any, x: Any, w: Any, u: Any) -> Any:
+        return x[:3] @ w, x[3:9] @ w - 1, x[9:] @ u, x[:1] @ u
+
+    r = np.random.default_rng(4)
+    x, w, u = r.normal(size=(5, 12, 8)), r.normal(size=(8, 6)), r.normal(size=(6, 6))
+    both = r.normal(size=(8, 6))
+    with use(device=KERNELS):
+        run = ost.compile(lambda *given: recurrence(ost, *given))
+        found = np.asarray(run(*map(ost.asarray, (x, w, u))))
+        assert products(run) == 1 + 5
+        parts = ost.compile(lambda *given: rows(ost, *given))
+        made = [np.asarray(y) for y in parts(*map(ost.asarray, (x[0], w, both)))]
+        assert products(parts) == 3
+    np.testing.assert_allclose(found, recurrence(np, x, w, u), rtol=1e-12)
+    for a, b in zip(made, rows(np, x[0], w, both), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-12)
+
+
+def products(run: Any) -> int:
+    return sum("matmul" in n.op for n in run.plan.program.graph.nodes)

@@ -26,7 +26,7 @@ from ostinato.ops.jit.schedule import MAX_THREAD_TERMS
 from ostinato.ops.jit.values import Value, cast
 
 from ..jit.lines import CudaLines, c_type, memory_type
-from .schedule import SOME, THREADS, VECTOR, WARP
+from .schedule import BLOCKS, SOME, THREADS, VECTOR, WARP
 from .text import Kernel, known_numbers, whole
 from .totals import Total, reduce_block, reduce_warp
 
@@ -203,7 +203,10 @@ def _beside(writer: ElementWriter) -> int:
         return 1  # or its values and those of its neighbours were more than a thread's registers
     if not all(writer.steps[len(writer.body.inputs) :]):  # there is but one
         return 1
-    return max(1, VECTOR // max(size for _, size in lies))
+    each = max(1, VECTOR // max(size for _, size in lies))
+    while each > 1 and math.prod(writer.loops.extents) < BLOCKS * THREADS * each:
+        each //= 2  # of few elements, so that more multiprocessors have some
+    return each
 
 
 def _vectors(writer: ElementWriter, lines: CudaLines, each: int) -> None:
