@@ -72,14 +72,23 @@ class Nested(Unit):
     looped: set[int] = field(default_factory=set)  # what its loops run over
     slid: set[int] = field(default_factory=set)  # labels of operands that are windows
     consumed: bool = False  # whether a member reads what another one reduced
+    blocks: int = (
+        0  # units that keep a device busy whose blocks share long reductions, of places too
+    )
 
     def rows(self) -> tuple[int, ...]:
         """The labels to cut, the larger steps first."""
         extents, common = self.labels.extents, self.common or frozenset()
         parallel = [x for x in common if x not in self.reduced]
-        if not parallel or math.prod(extents[x] for x in parallel) < ROWS:
-            return (max(common, key=lambda x: extents[x]),)
-        if outer := _outer(self.labels, common.difference(parallel), frozenset(parallel)):
+        longest, rows = (
+            max(common, key=lambda x: extents[x]),
+            math.prod(extents[x] for x in parallel),
+        )
+        shared = rows < self.blocks and extents[longest] > ROWS * self.blocks
+        if not parallel or rows < ROWS or shared:
+            return (longest,)
+        least = rows // 4 if self.blocks else rows  # of fewer columns some blocks would have none
+        if outer := _outer(self.labels, common.difference(parallel), frozenset(parallel), least):
             return (max(outer, key=lambda x: extents[x]),)
         if windows := [x for x in parallel if x in self.slid]:
             return tuple(sorted(windows))
@@ -89,7 +98,9 @@ class Nested(Unit):
         return (largest,)
 
 
-def nests(graph: Graph, workers: int, lowers: Lowers, alone: Collection[int] = ()) -> list[Nested]:
+def nests(
+    graph: Graph, workers: int, lowers: Lowers, alone: Collection[int] = (), blocks: int = 0
+) -> list[Nested]:
     """The groups, in the order in which they begin; `alone` are in none."""
     near = _region(graph, lowers, alone)
     if not near:
@@ -101,7 +112,7 @@ def nests(graph: Graph, workers: int, lowers: Lowers, alone: Collection[int] = (
     for k, node in enumerate(graph.nodes):
         group = _join(graph, k, home, readers, units) if k in near else None
         if group is None:
-            group = Nested()
+            group = Nested(blocks=blocks)
             if k not in near or _try(graph, k, group, units) != NOW:
                 units.alone(k)
                 continue
@@ -129,9 +140,10 @@ def worthy_nests(
     alone: set[int],
     is_worth: Callable[[Nested], bool],
     fits: Fits,
+    blocks: int = 0,
 ) -> list[Nested]:
     """Those that pay and can be. Running sums of which a unit has no room stay by themselves."""
-    paying = [g for g in nests(graph, target.workers, lowers, alone) if is_worth(g)]
+    paying = [g for g in nests(graph, target.workers, lowers, alone, blocks) if is_worth(g)]
     found = [g for g in paying if can_be(graph, g, fits)]
     freed = {
         k
@@ -139,7 +151,9 @@ def worthy_nests(
         for k in g.members
         if g not in found and op_of(graph.nodes[k].op).element.running
     }
-    return worthy_nests(graph, target, lowers, alone | freed, is_worth, fits) if freed else found
+    if not freed:
+        return found
+    return worthy_nests(graph, target, lowers, alone | freed, is_worth, fits, blocks)
 
 
 def count_apart(graph: Graph, lowers: Lowers) -> Graph:
@@ -355,7 +369,8 @@ def _both(graph: Graph, one: Nested, other: Nested, units: Units) -> Nested | No
     labels = _labels_of_both(one.labels, other.labels)
     if labels is None or not units.merges(one, other):
         return None
-    made = Nested(bits=one.bits | other.bits, place=len(graph.nodes), labels=labels)
+    bits, place = one.bits | other.bits, len(graph.nodes)
+    made = Nested(bits=bits, place=place, labels=labels, blocks=one.blocks)
     for k in sorted({*one.members, *other.members}):
         node = graph.nodes[k]
         if not op_of(node.op).rearranges:
@@ -433,7 +448,7 @@ def _try(graph: Graph, k: int, group: Nested, units: Units, wait: bool = False) 
     common = fit.labels - lost
     common = common if group.common is None else common & labels.now(group.common)
     positions = gives_places(graph, node)
-    if positions or OPS[node.op].moves.places == "read":
+    if (positions and not group.blocks) or OPS[node.op].moves.places == "read":
         common -= fit.reduced
     if OPS[node.op].element.running:
         common -= {fit.outs[0][node.kw["axis"]]}
@@ -444,7 +459,9 @@ def _try(graph: Graph, k: int, group: Nested, units: Units, wait: bool = False) 
     if OPS[node.op].element.running:
         lost_here -= {fit.outs[0][node.kw["axis"]]}
     labels.take(fit, graph.outs(k))
-    if not _is_worthwhile(graph, node, fit, common, labels) or _outer(labels, lost_here, common):
+    rows = math.prod(labels.extents[x] for x in common)
+    apart = _outer(labels, lost_here, common, rows)
+    if not _is_worthwhile(graph, node, fit, common, labels) or apart:
         return NEVER
     group.labels, group.common = labels, common
     group.members += [p for p in views if p not in group.members]
@@ -580,7 +597,7 @@ def _is_split(iota: Node) -> bool:
     return layout is None or iota.kw["axis"] in layout.splits
 
 
-def _outer(labels: Labels, some: frozenset[int], inner: frozenset[int]) -> set[int]:
+def _outer(labels: Labels, some: frozenset[int], inner: frozenset[int], least: int) -> set[int]:
     """Which of some indices are long, and outside of others, of which there are few: to cut those
     instead would make rows that lie across all of memory, and long sums in one go.
     """
@@ -589,7 +606,7 @@ def _outer(labels: Labels, some: frozenset[int], inner: frozenset[int]) -> set[i
     for dims in labels.dims.values() if some and rows < MIN_CUT_ROWS else ():
         known = [x for x in dims if x is not None]
         if known and known[-1] in inner:
-            found |= {x for x in known[:-1] if x in some and extents[x] > rows}
+            found |= {x for x in known[:-1] if x in some and extents[x] > least}
     return found
 
 

@@ -21,7 +21,7 @@ from ostinato.ops.core.device import described
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.gpu.jit.lines import can_lower, can_lower_real
-from ostinato.ops.gpu.loops.schedule import analyse_in_order
+from ostinato.ops.gpu.loops.schedule import BLOCKS, analyse_in_order
 from ostinato.ops.jit.scalar import has_own_bits
 from ostinato.planner.fusion.counting import count_in_kernels, differs_by_part
 from ostinato.planner.fusion.groups import fits, groups_of, is_gemm, kernel_of, with_kernels
@@ -59,6 +59,7 @@ def fuse(graph: Graph, target: Target, larger: bool = True) -> Graph:
             _alone(graph, target) | taken,
             partial(_is_worth, graph),
             _fits,
+            BLOCKS,
         )
         graph = with_kernels(graph, target, staged, nest_of) if staged else graph
     graph = count_in_kernels(graph, can_lower)

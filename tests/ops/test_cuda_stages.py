@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,7 +14,7 @@ from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.spec import Spec
 from ostinato.ops.gpu import device
-from ostinato.ops.gpu.loops import schedule
+from ostinato.ops.gpu.loops import flat, schedule
 from ostinato.ops.gpu.loops.schedule import (
     THREADS,
     WARP,
@@ -323,6 +324,39 @@ def pairs_of(node: Node, x: Any, mass: Any) -> list[Any]:
     """What a kernel of pairs is given."""
     shapes = [s.shape for s in node.kw["body"].inputs]
     return [mass.reshape(s) if len(s) < 2 or x.size != np.prod(s) else x.reshape(s) for s in shapes]
+
+
+def best(x: Any) -> Any:
+    return x.argmin(1), x.argmax(0), abs(x).argmax(1)
+
+
+@pytest.mark.parametrize("shape", [(20, 9000), (9000, 20), (17, 40), (1, 30_000), (3000, 3)])
+def test_places_of_the_best_are_found_by_all_blocks(shape: tuple[int, int]) -> None:
+    """Of equals the first, NaN before all, however many share a line."""
+    x = rng.integers(-400, 400, shape).astype(np.float32)
+    x[0, -5:] = np.nan
+    with use(device=KERNELS):
+        run = ost.compile(best)
+        made = [np.asarray(y) for y in run(ost.asarray(x))]
+    for y, z in zip(made, (x.argmin(1), x.argmax(0), abs(x).argmax(1)), strict=True):
+        np.testing.assert_array_equal(y, z)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("shape", [(16, 1_000_000), (1_000_000, 16), (4096, 4096), (50_000, 200)])
+@pytest.mark.parametrize("name", ["sum", "max", "argmin"])
+def test_reductions_have_blocks_for_all_multiprocessors(
+    name: str, shape: tuple[int, int], axis: int
+) -> None:
+    """Those of the largest GPU here, 132."""
+    spec = ost.spec(shape, "float32")
+    plan = ost.plan(lambda x: getattr(x, name)(axis), spec, device=KERNELS)
+    (node,) = [n for n in plan.program.graph.nodes if n.op in ("fused_nest", "fused_rows")]
+    if node.op == "fused_nest":
+        assert kernel_of(tiles_in_order(node)).grid[0] > 132
+    else:
+        rows = node.specs[0].size
+        assert rows * flat.blocks_of(math.prod(shape) // rows, rows) > 132
 
 
 def bags(x: Any, places: Any) -> Any:

@@ -729,6 +729,8 @@ class Finish(Writer):
         made = {first: self.shared(first, found[0])}
         if total.kind == "moments":
             made |= {first + 1: found[1], first - 1: found[2]}
+        elif len(found) == 2:
+            made[first + 1] = found[1]  # where the best stands
         for a, v in enumerate(self.body.outputs, self.nest.operands):
             if v in made:
                 dtype = self.body.specs[v].dtype
