@@ -461,7 +461,8 @@ def _try(graph: Graph, k: int, group: Nested, units: Units, wait: bool = False) 
     labels.take(fit, graph.outs(k))
     rows = math.prod(labels.extents[x] for x in common)
     apart = _outer(labels, lost_here, common, rows)
-    if not _is_worthwhile(graph, node, fit, common, labels) or apart:
+    lines = min(LINES, group.blocks // 4) if group.blocks else LINES
+    if not _is_worthwhile(graph, node, fit, common, labels, lines) or apart:
         return NEVER
     group.labels, group.common = labels, common
     group.members += [p for p in views if p not in group.members]
@@ -611,7 +612,7 @@ def _outer(labels: Labels, some: frozenset[int], inner: frozenset[int], least: i
 
 
 def _is_worthwhile(
-    graph: Graph, node: Node, fit: Fit, common: frozenset[int], labels: Labels
+    graph: Graph, node: Node, fit: Fit, common: frozenset[int], labels: Labels, lines: int
 ) -> bool:
     """Whether enough rows are left, of which each fits into cache."""
     extents = labels.extents
@@ -625,7 +626,7 @@ def _is_worthwhile(
     if OPS[node.op].product and libraries and not _slides(graph, node):
         return False
     parallel = [extents[x] for x in common - fit.reduced]
-    if OPS[node.op].element.running and math.prod(parallel) < LINES:
+    if OPS[node.op].element.running and math.prod(parallel) < lines:
         return False
     row = math.prod(extents[x] for x in looped) // max(rows, math.prod(parallel))
     return row * node.specs[0].dtype.itemsize <= MAX_ROW_BYTES

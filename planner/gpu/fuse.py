@@ -19,7 +19,7 @@ from functools import partial
 
 from ostinato.ops.core.device import described
 from ostinato.ops.core.graph import Graph, Node
-from ostinato.ops.core.registry import OPS
+from ostinato.ops.core.registry import OPS, op_of
 from ostinato.ops.gpu.jit.lines import can_lower, can_lower_real
 from ostinato.ops.gpu.loops.schedule import BLOCKS, analyse_in_order
 from ostinato.ops.jit.scalar import has_own_bits
@@ -99,7 +99,8 @@ def _alone(graph: Graph, target: Target) -> set[int]:
 
 
 def _is_worth(graph: Graph, group: Nested) -> bool:
-    return does_more(graph, group, can_lower_real) and not is_single(graph, group)
+    runs = any(op_of(graph.nodes[k].op).element.running for k in group.members)
+    return does_more(graph, group, can_lower_real) and (runs or not is_single(graph, group))
 
 
 _fits = fits_by(analyse_in_order)

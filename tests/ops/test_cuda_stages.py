@@ -277,6 +277,18 @@ def test_running_sums_of_lines_of_a_warp(
         np.testing.assert_allclose(y, z, rtol=near, atol=near)
 
 
+@pytest.mark.parametrize("shape", [(200, 300), (130, 1025), (40, 2, 80)])
+def test_running_sums_alone_are_kernels(shape: tuple[int, ...]) -> None:
+    """Of fewer lines than a CPU needs, too."""
+    x = rng.normal(size=shape)
+    with use(device=KERNELS):
+        run = ost.compile(lambda x: ost.cumulative_sum(x, axis=-1))
+        made = np.asarray(run(ost.asarray(x)))
+        kinds = [n.op for n in run.plan.program.graph.nodes]
+    assert ("fused_nest" in kinds) == (shape[0] >= 128)
+    np.testing.assert_allclose(made, np.cumsum(x, -1), rtol=1e-9, atol=1e-11)
+
+
 def test_running_sums_of_long_lines_stay_with_the_library() -> None:
     ops = [n.op for n in graph_of(walks, np.ones((1100, 20_000))).nodes]
     assert ops.count("cumulative_sum") == 1
