@@ -69,8 +69,10 @@ from ostinato.ops.array.whole_numbers import *
 from ostinato.ops.array.window_functions import *
 from ostinato.ops.core.array import Array as Array
 from ostinato.ops.core.tree import tree_map as tree_map
+from ostinato.ops.flow.branches import *
 from ostinato.ops.flow.composed import *
-from ostinato.ops.flow.control import *
+from ostinato.ops.flow.repeat_scan import *
+from ostinato.ops.flow.while_loops import *
 from ostinato.ops.random import random as random
 from ostinato.ops.special import special as special
 from ostinato.planner.plan import Plan as Plan

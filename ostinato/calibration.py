@@ -28,7 +28,7 @@ from ostinato.ops.array.transcendental import exp, log, sin, tanh
 from ostinato.ops.core.array import Array, as_array
 from ostinato.ops.core.layout import Mesh
 from ostinato.ops.core.spec import bfloat16, float16, float32, float64
-from ostinato.ops.flow.control import repeat
+from ostinato.ops.flow.repeat_scan import repeat
 from ostinato.ops.linalg import cholesky
 from ostinato.ops.planned.collective import REDUCING
 from ostinato.planner.machine import NOMINAL, Link, Machine, Rate, Seen, keep, memory

@@ -20,7 +20,7 @@ from ..core.registry import Params, Place, Scratch, Specs, op, stream_cost
 from ..core.spec import DType, DTypeLike, Shape, Spec, int64, is_inexact
 from ..core.trace import graph_of
 from ..core.user_line import misfit
-from ..flow.control import scan
+from ..flow.repeat_scan import scan
 from .casts import astype
 from .comparisons import equal, not_equal
 from .concatenation import concat

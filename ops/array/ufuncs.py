@@ -22,7 +22,7 @@ from ..core import array
 from ..core.array import Array, Axis, Operandish, as_array
 from ..core.spec import bool_, int64
 from ..core.user_line import misfit
-from ..flow.control import repeat, scan
+from ..flow.repeat_scan import repeat, scan
 from . import arithmetic, comparisons, segments, transcendental
 from . import elementwise as e
 from .casts import astype

@@ -22,7 +22,8 @@ from ..core.spec import is_integer
 from ..core.tracebacks import door
 from ..core.tree import flatten, unflatten
 from ..core.user_line import misfit
-from .control import cond, scan
+from .branches import cond
+from .repeat_scan import scan
 
 __all__ = ["associative_scan", "map", "switch"]
 

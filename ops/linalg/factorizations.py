@@ -415,7 +415,7 @@ def _column(x: Array) -> Array:
 
 def _det_grad(g: Array, y: Array, x: Array) -> Sequence[Array | None]:
     """The cofactors: by the inverse, or, where that is none or a poor one, by singular values."""
-    from ostinato.ops.flow.control import cond
+    from ..flow.branches import cond
 
     def inverse_slope(x: Array) -> Array:
         turned = _inverse_transposed(x)

@@ -28,7 +28,8 @@ from ..core.spec import int64, is_inexact, real_of
 from ..core.trace import inline
 from ..core.tree import flatten, unflatten
 from ..core.user_line import misfit
-from ..flow.control import repeat, while_loop
+from ..flow.repeat_scan import repeat
+from ..flow.while_loops import while_loop
 from ..linalg import lstsq
 from ..linalg import solve as solve_whole
 from .implicit import kind, solution

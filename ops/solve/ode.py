@@ -25,7 +25,8 @@ from ..core.graph import Graph
 from ..core.spec import int64, is_inexact, promote, real_of
 from ..core.trace import inline
 from ..core.user_line import misfit
-from ..flow.control import scan, while_loop
+from ..flow.repeat_scan import scan
+from ..flow.while_loops import while_loop
 from .implicit import forward, kind, solution
 from .linear import Raveled, square
 

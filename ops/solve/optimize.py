@@ -27,7 +27,7 @@ from ..core.array import Array, apply, as_array, from_term, term_of
 from ..core.spec import int64
 from ..core.tree import flatten
 from ..core.user_line import misfit
-from ..flow.control import while_loop
+from ..flow.while_loops import while_loop
 from ..linalg import solve as solve_whole
 from .implicit import solution
 from .linear import DENSE, Raveled, Solution, dot, flat, ratio, square
