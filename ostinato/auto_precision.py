@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ostinato.errors import ArgumentError
-from ostinato.ops.core.array import Operand
 from ostinato.ops.core.device import described
+from ostinato.ops.core.operand import Operand
 from ostinato.ops.core.spec import DType, float32
 from ostinato.ops.core.user_line import misfit
 from ostinato.planner.passes.narrow_sums import Sum

@@ -25,7 +25,8 @@ from ostinato.ops.array.arithmetic import maximum
 from ostinato.ops.array.creation import full, zeros
 from ostinato.ops.array.cumulative import cumulative_sum
 from ostinato.ops.array.transcendental import exp, log, sin, tanh
-from ostinato.ops.core.array import Array, as_array
+from ostinato.ops.core.apply import as_array
+from ostinato.ops.core.array import Array
 from ostinato.ops.core.layout import Mesh
 from ostinato.ops.core.spec import bfloat16, float16, float32, float64
 from ostinato.ops.flow.repeat_scan import repeat

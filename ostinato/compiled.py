@@ -30,11 +30,13 @@ from ostinato.errors import (
     StaleWarning,
     TracedValueError,
 )
-from ostinato.ops.core import activity, array
-from ostinato.ops.core.array import FREE, Array, Host, Operand, from_operand
+from ostinato.ops.core import activity
+from ostinato.ops.core.apply import as_array
+from ostinato.ops.core.array import Array, from_operand
 from ostinato.ops.core.exact import exact
 from ostinato.ops.core.garbage import seldom_collected
 from ostinato.ops.core.graph import Graph
+from ostinato.ops.core.operand import FREE, Host, Operand
 from ostinato.ops.core.spec import copied
 from ostinato.ops.core.tracebacks import shorten
 from ostinato.ops.core.tree import (
@@ -967,7 +969,7 @@ def run(plan: Plan, *arrays: Any) -> Any:
             needed=f"{len(wanted)}: {', '.join(wanted)}",
         )
     check_limit(plan)
-    xs = [array.as_array(x) for x in arrays]
+    xs = [as_array(x) for x in arrays]
     _Reader().settle([x for x in xs if x._operand is None])
     operands: list[Any] = [session.hold_array(x) for x in xs]
     for k, spec in enumerate(plan.traced.inputs):

@@ -11,8 +11,9 @@ import numpy as np
 
 from ostinato.errors import ArgumentError, SessionError
 from ostinato.ops.array.creation import asarray
-from ostinato.ops.core.array import Array, Split, from_operand
+from ostinato.ops.core.array import Array, from_operand
 from ostinato.ops.core.layout import Box, volume
+from ostinato.ops.core.operand import Split
 from ostinato.ops.core.spec import DTYPES
 from ostinato.ops.core.user_line import misfit
 from ostinato.planner.passes.layouts import resolve

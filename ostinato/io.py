@@ -27,8 +27,9 @@ from ostinato.io_pipeline.feed.volume_files import volume_files
 from ostinato.io_pipeline.files import NpzSource, members_of
 from ostinato.io_pipeline.source import Source
 from ostinato.ops.array.creation import asarray
-from ostinato.ops.core.array import Array, File, Split, from_operand
+from ostinato.ops.core.array import Array, from_operand
 from ostinato.ops.core.device import described
+from ostinato.ops.core.operand import File, Split
 from ostinato.ops.core.spelling import missing
 from ostinato.ops.core.tree import tree_map
 from ostinato.ops.core.user_line import misfit

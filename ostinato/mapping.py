@@ -24,7 +24,8 @@ from ostinato.ops.array.casts import as_dtype, astype
 from ostinato.ops.array.creation import iota
 from ostinato.ops.array.shape import broadcast_shapes, broadcast_to, moveaxis, reshape
 from ostinato.ops.autodiff.batching import Batch, given_axis
-from ostinato.ops.core.array import Array, Trace, as_array, have_values
+from ostinato.ops.core.apply import as_array
+from ostinato.ops.core.array import Array, Trace, have_values
 from ostinato.ops.core.refusals import end_refusals
 from ostinato.ops.core.spec import Spec, int64
 from ostinato.ops.core.trace import check_ended

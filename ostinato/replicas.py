@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ostinato.ops.core.array import Operand
+from ostinato.ops.core.operand import Operand
 from ostinato.planner.gathered import Gather, gather_of, given
 from ostinato.planner.plan import Key, Plan
 from ostinato.planner.seeing.explain import amount

@@ -22,10 +22,11 @@ import numpy as np
 from ostinato import settings
 from ostinato.errors import ArgumentError, LayoutError, OstinatoError
 from ostinato.ops.core import activity
-from ostinato.ops.core.array import Array, File, Host, Operand, Split, Term, changing, settled
+from ostinato.ops.core.array import Array, Term, changing, settled
 from ostinato.ops.core.device import DEVICES, LATER, Absent, Device, find
 from ostinato.ops.core.helpers import check_thread, helper
 from ostinato.ops.core.layout import Layout
+from ostinato.ops.core.operand import File, Host, Operand, Split
 from ostinato.ops.core.signals import Living
 from ostinato.ops.core.trace import Collected
 from ostinato.ops.core.tracebacks import door

@@ -20,9 +20,10 @@ from typing import Any
 import numpy as np
 
 from ostinato.errors import AssignmentError
-from ostinato.ops.core.array import Array, Operand, placeholder
+from ostinato.ops.core.array import Array, placeholder
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.layout import Layout
+from ostinato.ops.core.operand import Operand
 from ostinato.ops.core.registry import lookup
 from ostinato.ops.core.spec import Spec
 from ostinato.ops.core.tree import LEAF, MADE, Structure, flatten, paths, unflatten

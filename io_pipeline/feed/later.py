@@ -12,7 +12,10 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from ostinato.ops.core.array import Array, Operand, called, functions, later
+from ostinato.ops.core.apply import called, later
+from ostinato.ops.core.array import Array
+from ostinato.ops.core.array_methods import functions
+from ostinato.ops.core.operand import Operand
 from ostinato.ops.core.spec import Spec
 
 from .chain import Placed

@@ -16,7 +16,9 @@ import numpy as np
 from ostinato.errors import ArgumentError, ShapeError
 
 from ..autodiff.batching import Mapped, given_axis
-from ..core.array import Array, Operandish, apply, as_array, export
+from ..core.apply import apply, as_array
+from ..core.array import Array
+from ..core.array_methods import Operandish, export
 from ..core.bounds import BOUNDS, first_of, inside
 from ..core.device import device_of
 from ..core.index import LETTERS, Dim, Indices, Window

@@ -12,25 +12,12 @@ import numpy as np
 from ostinato.errors import ArgumentError, DTypeError
 
 from ..core import array
-from ..core.array import (
-    DEFAULTS,
-    FREE,
-    Array,
-    Host,
-    Operandish,
-    Split,
-    another,
-    apply,
-    as_array,
-    constant,
-    export,
-    from_operand,
-    unify,
-    unmasked,
-    weak_kind,
-)
+from ..core.apply import apply, as_array, constant, unify, unmasked
+from ..core.array import DEFAULTS, Array, another, from_operand, weak_kind
+from ..core.array_methods import Operandish, export
 from ..core.dlpack import as_numpy, lies_on_gpu
 from ..core.index import LETTERS, Indices
+from ..core.operand import FREE, Host, Split
 from ..core.parameters import DTYPE, NUMBER, SHAPE, check_value, unfit
 from ..core.parameters import whole as whole_from
 from ..core.registry import Params, Place, Specs, op, stream_cost

@@ -10,7 +10,9 @@ import numpy as np
 
 from ostinato.errors import ArgumentError, DTypeError
 
-from ..core.array import Array, Operandish, apply, as_array, export
+from ..core.apply import apply, as_array
+from ..core.array import Array
+from ..core.array_methods import Operandish, export
 from ..core.graph import Graph
 from ..core.index import Indices, along
 from ..core.monoid import MONOIDS, identity

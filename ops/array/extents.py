@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..core.array import Array, Host, Term, term_of
+from ..core.array import Array, Term, term_of
+from ..core.operand import Host
 from ..core.spec import DType, is_integer
 
 _MAX_OPERATIONS = 200  # operations that are looked at

@@ -14,7 +14,9 @@ import numpy as np
 from ostinato.errors import ArgumentError, BoundsError, DTypeError, ShapeError
 
 from ..autodiff.batching import Mapped, given_axis
-from ..core.array import Array, Operandish, apply, as_array, export, unify, unmasked
+from ..core.apply import apply, as_array, unify, unmasked
+from ..core.array import Array
+from ..core.array_methods import Operandish, export
 from ..core.bounds import outside
 from ..core.device import device_of
 from ..core.index import LETTERS, Indices, along, pointwise

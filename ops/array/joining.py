@@ -12,7 +12,9 @@ import numpy as np
 from ostinato.errors import ArgumentError, BoundsError
 
 from .. import linalg
-from ..core.array import Array, Operandish, as_array, export, unify
+from ..core.apply import as_array, unify
+from ..core.array import Array
+from ..core.array_methods import Operandish, export
 from ..core.spec import DTypeLike, bool_
 from ..core.user_line import misfit
 from .arithmetic import conj, multiply

@@ -12,7 +12,9 @@ import numpy as np
 from ostinato.errors import ArgumentError
 
 from .. import linalg
-from ..core.array import Array, Operandish, apply, as_array, unify
+from ..core.apply import apply, as_array, unify
+from ..core.array import Array
+from ..core.array_methods import Operandish
 from ..core.spec import DTypeLike, int64, is_inexact, promote
 from ..core.user_line import misfit
 from .arithmetic import atan2, clip, imag, maximum, minimum, real, sqrt

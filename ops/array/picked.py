@@ -21,7 +21,9 @@ from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, cast
 from ostinato.errors import DataDependentShapeError
 
 from ..core import array
-from ..core.array import Array, Axis, Operandish, Term, apply, apply_all, as_array, export, in_dtype
+from ..core.apply import apply, apply_all, as_array, in_dtype
+from ..core.array import Array, Term
+from ..core.array_methods import Axis, Operandish, export, functions
 from ..core.exact import exact_items
 from ..core.registry import Op
 from ..core.spec import DType, Shape, int64, is_inexact
@@ -88,7 +90,7 @@ class Picked(Array):
     @property
     def _count(self) -> int:
         """A number for the user's computations; the library's own would decide by it."""
-        count = array.functions["sum"](self.mask)
+        count = functions["sum"](self.mask)
         count.weak = int
         return cast(int, count)
 
@@ -145,10 +147,10 @@ class Picked(Array):
     def place(self, find: Callable[[Array], Array], worst: Any) -> Array:
         """The place, among what is picked, of an element that is found in a row: how many are before it."""
         all_of = reshape(where(self.places, self.whole, astype(worst, self.dtype)), (-1,))
-        picked = array.functions["broadcast_to"](self.places, self.whole.shape)
+        picked = functions["broadcast_to"](self.places, self.whole.shape)
         numbers = apply("iota", shape=all_of.shape, axis=0, dtype=int64)
         before = reshape(picked, (-1,)) & (numbers < find(all_of))
-        return array.functions["sum"](before)
+        return functions["sum"](before)
 
     def flattened_picks(self) -> Array:
         """Return what is picked among zeros, the axes of the mask as one."""
@@ -202,8 +204,8 @@ class Picked(Array):
         whole_axes = (*spread, *its)
         made = function(self.whole, whole_axes, where=mask, **how)
         if fallback and is_inexact(self.dtype):
-            counted = array.functions["broadcast_to"](mask, self.whole.shape)
-            count = array.functions["sum"](counted, whole_axes, keepdims=keepdims)
+            counted = functions["broadcast_to"](mask, self.whole.shape)
+            count = functions["sum"](counted, whole_axes, keepdims=keepdims)
             made = where(count > 0, made, astype(math.nan, self.dtype))
         if keepdims and width > 1:
             shape = made.shape

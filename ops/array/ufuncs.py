@@ -19,7 +19,9 @@ import numpy as np
 from ostinato.errors import ArgumentError, BoundsError, DTypeError, ShapeError
 
 from ..core import array
-from ..core.array import Array, Axis, Operandish, as_array
+from ..core.apply import apply, as_array
+from ..core.array import Array
+from ..core.array_methods import Axis, Operandish, functions
 from ..core.spec import bool_, int64
 from ..core.user_line import misfit
 from ..flow.repeat_scan import repeat, scan
@@ -218,16 +220,16 @@ def at(function: Binary, a: Array, indices: Any, b: Operandish, /) -> None:
             ArgumentError, name, got=f"a {type(a).__name__}", needed="an array of ostinato's"
         )
     if function in _MODES:
-        made = array.functions["updated"](a, indices, b, _MODES[function])
+        made = functions["updated"](a, indices, b, _MODES[function])
     elif function is arithmetic.subtract:
-        made = array.functions["updated"](a, indices, arithmetic.negative(b), "add")
+        made = functions["updated"](a, indices, arithmetic.negative(b), "add")
     elif _once(indices, a.shape):
-        cast = array.functions["cast_in_place"]
+        cast = functions["cast_in_place"]
         made = a.copy()
         made[indices] = cast(function(a[indices], b), a.dtype, name)
     else:
         made = _in_turn(function, a, indices, b, name)
-    array.functions["written"](a, made, name)
+    functions["written"](a, made, name)
 
 
 # -- what they are made of -----------------------------------------------------------------
@@ -348,13 +350,13 @@ def _once(indices: Any, shape: Sequence[int]) -> bool:
 
 def _in_turn(function: Binary, a: Array, indices: Any, b: Operandish, name: str) -> Array:
     """One place after the other, since a place may come again."""
-    numbers = reshape(array.apply("iota", shape=(a.size,), axis=0, dtype=int64), a.shape)[indices]
+    numbers = reshape(apply("iota", shape=(a.size,), axis=0, dtype=int64), a.shape)[indices]
     values = broadcast_to(b, numbers.shape).ravel()
     numbers = numbers.ravel()
 
     def step(k: Array, x: Array) -> Array:
         here = numbers[k]
-        made = array.functions["cast_in_place"](function(x[here], values[k]), x.dtype, name)
+        made = functions["cast_in_place"](function(x[here], values[k]), x.dtype, name)
         return x.at[here].set(made)
 
     counted = (as_array(0), a.ravel())

@@ -6,7 +6,9 @@ import numpy as np
 
 from ostinato.errors import DTypeError
 
-from ..core.array import Array, Operandish, as_array
+from ..core.apply import as_array
+from ..core.array import Array
+from ..core.array_methods import Operandish
 from ..core.spec import DType, float32, int32, promote, uint8, uint64
 from ..core.user_line import misfit
 from ..flow.while_loops import while_loop

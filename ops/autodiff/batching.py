@@ -20,7 +20,9 @@ from typing import Any
 from ostinato.errors import OstinatoError
 
 from ..array.shape import broadcast_to, reshape
-from ..core.array import Array, Term, Trace, act, apply_all, functions, placeholder, term_of
+from ..core.apply import act, apply_all
+from ..core.array import Array, Term, Trace, placeholder, term_of
+from ..core.array_methods import functions
 from ..core.graph import Graph
 from ..core.registry import Op, lookup
 from ..core.spec import Shape, Spec

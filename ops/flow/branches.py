@@ -10,7 +10,9 @@ from ostinato.errors import ShapeError
 from ..autodiff.batching import Mapped, batched_graph, flags_of, given_axis, spread_axis
 from ..autodiff.gradient import vjp
 from ..autodiff.tangents import Tangents, pushed, solid
-from ..core.array import Array, Operandish, apply_all, constant, export, weak_kind
+from ..core.apply import apply_all, constant
+from ..core.array import Array, weak_kind
+from ..core.array_methods import Operandish, export
 from ..core.graph import Graph
 from ..core.parameters import GRAPH, joined, unfit
 from ..core.registry import Specs, op

@@ -17,7 +17,8 @@ from ..array.elementwise import where
 from ..array.shape import reshape
 from ..autodiff.batching import Mapped, flags_of
 from ..autodiff.tangents import Tangents, solid
-from ..core.array import DEFAULTS, Array, act, as_array, in_dtype, weak_dtype, weak_kind
+from ..core.apply import act, as_array, in_dtype, weak_dtype
+from ..core.array import DEFAULTS, Array, weak_kind
 from ..core.build import Builder
 from ..core.graph import Graph, Node
 from ..core.index import Indices

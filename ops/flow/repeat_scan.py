@@ -15,7 +15,9 @@ from ..array.shape import moveaxis, whole_number, zero_of
 from ..autodiff.batching import Mapped, batched_graph, spread_axis
 from ..autodiff.gradient import added, vjp
 from ..autodiff.tangents import Tangents, pushed, solid
-from ..core.array import Array, Operandish, apply_all, as_array, constant, export
+from ..core.apply import apply_all, as_array, constant
+from ..core.array import Array
+from ..core.array_methods import Operandish, export
 from ..core.graph import Graph
 from ..core.parameters import FLAG, GRAPH, PLACES, joined, unfit, whole
 from ..core.registry import Params, Specs, op

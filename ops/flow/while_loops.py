@@ -11,7 +11,9 @@ from ostinato.errors import GradientError
 from ..array.shape import whole_number
 from ..autodiff.batching import Mapped, batched_graph, flags_of, spread_axis
 from ..autodiff.tangents import Tangents, pushed, solid
-from ..core.array import Array, apply, apply_all, export
+from ..core.apply import apply, apply_all
+from ..core.array import Array
+from ..core.array_methods import export
 from ..core.graph import Graph
 from ..core.parameters import GRAPH, PLACES, joined, unfit, whole
 from ..core.registry import Specs, op

@@ -20,7 +20,6 @@ from ostinato.ops.array.creation import iota
 from ostinato.ops.array.cumulative import running
 from ostinato.ops.array.elementwise import broadcast, floating, where
 from ostinato.ops.array.shape import axis_of, broadcast_to, expand_dims, reshape, squeeze, zero_of
-from ostinato.ops.core.array import Array, Operandish, apply, as_array, unify
 from ostinato.ops.core.device import device_of
 from ostinato.ops.core.parameters import AXIS, FLAG, whole
 from ostinato.ops.core.registry import Params, Specs, op
@@ -29,6 +28,9 @@ from ostinato.ops.core.user_line import misfit
 
 from ostinato.errors import ArgumentError, DTypeError, ShapeError
 
+from ..core.apply import apply, as_array, unify
+from ..core.array import Array
+from ..core.array_methods import Operandish
 from .matrices import WHOLE, sum_bytes
 
 __all__ = ["solve_banded", "solve_tridiagonal"]

@@ -26,12 +26,16 @@ from ostinato.ops.array.shape import (
 )
 from ostinato.ops.array.slicing import slice_axes
 from ostinato.ops.array.transcendental import erf, exp, expm1, log, sigmoid, softplus, tanh
-from ostinato.ops.core.array import Array, Axis, Host, Operandish, as_array
 from ostinato.ops.core.spec import bool_, float32, is_inexact, is_integer
 from ostinato.ops.core.user_line import misfit
 from ostinato.ops.random.draws import _unit
 
 from ostinato.errors import ArgumentError, BoundsError, DTypeError, ShapeError
+
+from ..core.apply import as_array
+from ..core.array import Array
+from ..core.array_methods import Axis, Operandish
+from ..core.operand import Host
 
 __all__ = [
     "attention",

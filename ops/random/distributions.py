@@ -30,7 +30,10 @@ from ..array.reduction import sum
 from ..array.shape import axis_of, broadcast_to, expand_dims, matrix_transpose, whole_number
 from ..array.sorting import argsort, searchsorted
 from ..array.transcendental import exp, expm1, log, log1p, tan
-from ..core.array import Array, Operandish, Split, apply, as_array, weak_kind
+from ..core.apply import apply, as_array
+from ..core.array import Array, weak_kind
+from ..core.array_methods import Operandish
+from ..core.operand import Split
 from ..core.parameters import unfit, wrong_number
 from ..core.registry import op, stream_cost
 from ..core.spec import (

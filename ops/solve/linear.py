@@ -22,7 +22,8 @@ from ..array.shape import matrix_transpose, reshape, whole_number, zero_of
 from ..autodiff.batching import each
 from ..autodiff.gradient import vjp
 from ..autodiff.tangents import solid
-from ..core.array import Array, apply, as_array
+from ..core.apply import apply, as_array
+from ..core.array import Array
 from ..core.graph import Graph
 from ..core.spec import int64, is_inexact, real_of
 from ..core.trace import inline

@@ -20,7 +20,8 @@ from ..array.elementwise import where
 from ..array.shape import reshape, whole_number, zero_of
 from ..autodiff.gradient import vjp
 from ..autodiff.tangents import Tangents, pushed, solid
-from ..core.array import Array, apply, as_array
+from ..core.apply import apply, as_array
+from ..core.array import Array
 from ..core.graph import Graph
 from ..core.spec import int64, is_inexact, promote, real_of
 from ..core.trace import inline

@@ -23,7 +23,8 @@ from ..array.shape import reshape, whole_number
 from ..autodiff.batching import each
 from ..autodiff.gradient import vjp
 from ..autodiff.tangents import push, solid
-from ..core.array import Array, apply, as_array, from_term, term_of
+from ..core.apply import apply, as_array
+from ..core.array import Array, from_term, term_of
 from ..core.spec import int64
 from ..core.tree import flatten
 from ..core.user_line import misfit

@@ -14,7 +14,8 @@ from ..array.comparisons import equal, greater, isnan, less_equal
 from ..array.elementwise import floating, where
 from ..array.shape import whole_number
 from ..array.transcendental import exp, expm1, log, log1p
-from ..core.array import Array, Operandish
+from ..core.array import Array
+from ..core.array_methods import Operandish
 from ..core.user_line import misfit
 from .functions import beta, gamma, gammaln
 

@@ -23,7 +23,9 @@ from ..array.elementwise import broadcast, floating, where
 from ..array.reduction import logsumexp
 from ..array.shape import whole_number
 from ..array.transcendental import cos, erf, exp, log, log1p, sigmoid, sin
-from ..core.array import Array, Axis, Operandish, apply, unify
+from ..core.apply import apply, unify
+from ..core.array import Array
+from ..core.array_methods import Axis, Operandish
 from ..core.parameters import unfit, wrong_number
 from ..core.registry import ANY, op, stream_cost
 from ..core.spec import Spec, float64, is_float, promote

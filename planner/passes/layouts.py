@@ -41,10 +41,10 @@ from functools import lru_cache
 
 import numpy as np
 from ostinato.ops.array.shape import split_of
-from ostinato.ops.core.array import FREE, Split, Wish
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.layout import Layout, Mesh, Shape
+from ostinato.ops.core.operand import FREE, Split, Wish
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import DType, Spec
 from ostinato.ops.planned.collective import STORED

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 from ostinato.ops.core import activity
-from ostinato.ops.core.array import Operand
 from ostinato.ops.core.device import described, device_of
 from ostinato.ops.core.encode import encode_spec
 from ostinato.ops.core.helpers import check_thread, helper
 from ostinato.ops.core.layout import Layout, Mesh
+from ostinato.ops.core.operand import Operand
 from ostinato.ops.core.spec import DTYPES, Spec, lent
 from ostinato.ops.core.user_line import misfit
 from ostinato.planner.file import encode_plan

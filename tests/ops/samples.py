@@ -17,7 +17,7 @@ import ml_dtypes
 import numpy as np
 import scipy.linalg
 import scipy.special
-from ostinato.ops.core.array import apply, apply_all
+from ostinato.ops.core.apply import apply, apply_all
 from ostinato.ops.core.layout import grid_bounds
 from ostinato.ops.core.monoid import MONOIDS
 from ostinato.ops.jit.arrays import formula_kernel
