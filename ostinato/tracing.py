@@ -33,8 +33,9 @@ from ostinato.ops.core.tree import (
 from ostinato.ops.random.seeds import mix, seeds
 
 from .arguments import NUMBERS, Call, Described, keywords, positional
+from .call_events import reaching
 from .guards import UNSET, Guards, is_alike
-from .reach import Reach, reaching
+from .reach import Reach
 from .reading import CompileTrace, NeedsValue, _Reader, placeholders
 from .sessions import Session
 from .side_effects import (
