@@ -59,7 +59,7 @@ class CompileTrace(Trace):
         self.marks: dict[Trace, dict[Any, tuple[str, Any]]] = {}
 
     def lends(self, x: Array) -> bool:
-        """Take down what an Array stands for, before it is assigned to."""
+        """Record what an Array stands for, before it is assigned to."""
         self.assigned.setdefault(id(x), (x, (x.spec, x._operand, x._term, x._k)))
         return True
 

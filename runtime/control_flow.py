@@ -243,7 +243,7 @@ class ControlFlow(Values):
     ) -> str:
         """A name for who knows whether there is one more turn; what the first one reads is set."""
         assert self.parts is not None
-        loop = self.parts.repeater.loop(test, most)
+        loop = self.parts.capture.loop(test, most)
         self.conditional.append((loop, node))
         name = self.name("l", loop)
         given = ", ".join(f"({''.join(f'{x}, ' for x in names)})" for names in buffers)
@@ -587,7 +587,7 @@ class ControlFlow(Values):
         flag = f"{ins[0]}[()]"
         depth = self.depth
         if self.parts is not None and self.is_repeated:
-            branch, flag = self.parts.repeater.branch(), self.local("b")
+            branch, flag = self.parts.capture.branch(), self.local("b")
             self.conditional.append((branch, node))
             self.write(f"for {flag} in {self.name('l', branch)}.sides({ins[0]}):", row)
             self.depth += 1

@@ -152,7 +152,7 @@ class Cached(Samples):
 
     # -- which stages are kept -------------------------------------------------------------------
     def _look(self, index: int) -> tuple[list[Any], Fields]:
-        """A sample whose costs are taken down; with the last of them, the place is chosen."""
+        """A sample whose costs are recorded; with the last of them, the place is chosen."""
         sample, stages = Sample(_NOTHING), len(self.chain.stages)
         rows = np.zeros((stages + 1, 2))
         begin = time.perf_counter()

@@ -205,7 +205,7 @@ binaries: list[Binary] = []  # all functions of two operands
 
 
 def _of_two(function: Any) -> Binary:
-    """Take down a function of two operands, to be given its methods."""
+    """Register a function of two operands, to be given its methods."""
     binaries.append(function)
     return cast(Binary, function)
 

@@ -270,7 +270,7 @@ class Gpu(Device):
             self.folds[key] = self._flat(body, loops, 0)
         return self.folds[key]
 
-    def repeater(self) -> GraphCapture:
+    def graph_capture(self) -> GraphCapture:
         if self._driver is None:
             self._driver = conditions.found()
         return Captures(self.xp, self._driver)
