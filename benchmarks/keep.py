@@ -52,7 +52,7 @@ def no_epilogue() -> None:
 def nothing_stays() -> None:
     from ostinato.planner.cpu import packed_weights
 
-    _leave_out(packed_weights.mark_staying)
+    _leave_out(packed_weights.mark_prepacked)
 
 
 def _leave_out(one: Any) -> None:

@@ -342,7 +342,7 @@ class Hdf5Source(Source):
             chunk = chunk_box(index, grain)
             common = intersect(chunk, box)
             at = tuple(lo for lo, _ in chunk)
-            found = self.kept.of(index, state, partial(self._chunk, at))
+            found = self.kept.get(index, state, partial(self._chunk, at))
             whole[(*slices(common, box), ...)] = found[slices(common, chunk)]
 
         each_of(read, chunks, out.nbytes)

@@ -337,7 +337,7 @@ class Kept:
         self.chunks: OrderedDict[tuple[int, ...], tuple[Any, np.ndarray[Any, Any]]] = OrderedDict()
         self.bytes = 0
 
-    def of(
+    def get(
         self, index: tuple[int, ...], state: Any, read: Callable[[], np.ndarray[Any, Any]]
     ) -> np.ndarray[Any, Any]:
         """A chunk, read if it is not here as it is now."""

@@ -221,8 +221,8 @@ def tolerated(
     plan = runs.plan(chosen, called)
     report = [
         *_told(found, choice, off),
-        *_told_sums(sums, sent),
-        _told_errors(off, errors_now),
+        *_describe_sums(sums, sent),
+        _describe_errors(off, errors_now),
         runs.compared(plan, as_written),
     ]
     return Tolerated(chosen, letters, report, exact, plan)
@@ -295,7 +295,7 @@ def _told(found: Sequence[Site], choice: Choice, off: Sequence[float]) -> list[s
     return lines
 
 
-def _told_sums(found: Sequence[Sum], choice: Choice) -> list[str]:
+def _describe_sums(found: Sequence[Sum], choice: Choice) -> list[str]:
     """Say why sums that would be faster if they were narrower are not."""
     lines = []
     for each, letter, shares in zip(found, choice.letters, choice.shares, strict=True):
@@ -308,7 +308,7 @@ def _told_sums(found: Sequence[Sum], choice: Choice) -> list[str]:
     return lines
 
 
-def _told_errors(off: Sequence[float], errors: Sequence[float]) -> str:
+def _describe_errors(off: Sequence[float], errors: Sequence[float]) -> str:
     order = sorted(range(len(errors)), key=lambda k: -errors[k])
     told = [f"{errors[k]:.2g} of result {k} (as written {off[k]:.2g})" for k in order if errors[k]]
     if len(told) > MAX_TOLD:

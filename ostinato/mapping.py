@@ -86,7 +86,7 @@ def vmap(function: Callable[P, R], in_axes: Axes = 0, out_axes: Axes = 0) -> Cal
         with trace, seeds.fold_element(number):
             results = function(*own, **given)
         outs, out_structure = flatten(results)
-        found = batch.of([as_array(y) for y in outs])
+        found = batch.compute([as_array(y) for y in outs])
         end_refusals(trace)
         places = _spread(out_axes, out_structure, f"vmap of {name}", "out_axes")
         made = []

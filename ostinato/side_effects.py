@@ -576,7 +576,7 @@ class Numbers:
             for n in graph.nodes
         )
 
-    def of(self, given: Sequence[Any]) -> list[Any]:
+    def evaluate(self, given: Sequence[Any]) -> list[Any]:
         """The numbers, for those that are the plan's inputs."""
         values = list(given)
         for operation, inputs in self.steps:

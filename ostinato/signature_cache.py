@@ -87,7 +87,7 @@ class Entry:
                 effects.check(arguments, name)
             if effects.numbers is not None:
                 more = state[0] if state is not None else ()
-                numbers = effects.numbers.of([*[given[k] for k in self.leaves], *more])
+                numbers = effects.numbers.evaluate([*[given[k] for k in self.leaves], *more])
         for k in self.assigned:
             if sum(x is leaves[k] for x in leaves) > 1:
                 raise misfit(

@@ -31,7 +31,7 @@ from ostinato.planner.passes.memory import (
     carried_in_place,
     going_on,
     is_update,
-    written_behind,
+    written_specs,
 )
 from ostinato.planner.plan import Program
 
@@ -119,7 +119,7 @@ class ControlFlow(Values):
         """Carried values lie in order in their buffers; where they begin elsewhere, nothing is known."""
         for j, (spec, init) in enumerate(zip(specs, inits, strict=True)):
             like = lying(self.shape(spec), spec.dtype)
-            first = self.lies(init)
+            first = self.strided_like(init)
             for which, name in enumerate(n[j] for n in names):
                 known = which > 0 or (first is not None and first.strides == like.strides)
                 self.shown[name] = like if known else None
@@ -180,7 +180,7 @@ class ControlFlow(Values):
             t = self.local("t")
             self.write(f"for {t} in range(0, {trips}, {step}):")
             turns = self.turn_by(t, trips)
-            self.in_turns(made, record, f"{t}, min({t} + {step}, {trips})", row)
+            self.bind_turns(made, record, f"{t}, min({t} + {step}, {trips})", row)
             turns.last = len(self.text)
 
     def all_turns(self, kernel: InTurns, names: Sequence[str], row: Row) -> None:
@@ -259,7 +259,7 @@ class ControlFlow(Values):
 
     def item(self, stack: str, prefix: str, i: str) -> str:
         """A turn's part of an array."""
-        name, whole = self.local(prefix), self.lies(stack)
+        name, whole = self.local(prefix), self.strided_like(stack)
         self.write(f"{name} = {stack}[{i}, ...]")
         if whole is not None:
             self.shown[name] = lying(whole.shape[1:], whole.dtype, whole.strides[1:])
@@ -292,7 +292,7 @@ class ControlFlow(Values):
             del self.stays[record.stays :]
         return found
 
-    def in_turns(self, made: Repeated, record: Recorder, turns: str, row: Row) -> None:
+    def bind_turns(self, made: Repeated, record: Recorder, turns: str, row: Row) -> None:
         """In a loop, some turns of another one."""
         given = ", ".join((turns, *record.outside))
         self.depth += 1
@@ -317,7 +317,7 @@ class ControlFlow(Values):
         ranks = range(rank * turns, (rank + 1) * turns)
         files = [name for name, spec in self.files(program, k, ins) if spec is not None]
         reader, writer = self.local("q"), self.local("q")
-        writes = written_behind(node, body.graph)
+        writes = written_specs(node, body.graph)
         if writes:
             steps = self.name("h", self.buffers(program, k, len(files), writes, ranks, base))
             self.write(f"{writer} = WriteBehind({steps})")
@@ -385,7 +385,7 @@ class ControlFlow(Values):
             node = body.nodes[j]
             needs, _ = self.scratch(body, node)
             own = [self.place(base + next(places), s.shape, s.dtype) for s in needs]
-            specs = [s.at(s.layout.at_once) for s in node.specs if s.layout is not None]
+            specs = [s.at(s.layout.without_last_axis) for s in node.specs if s.layout is not None]
             seen = Node(node.op, (), node.params, tuple(specs), node.line)
             found.append((j, seen, tuple(own)))
         return found
@@ -497,12 +497,12 @@ class ControlFlow(Values):
         layout, whole, (t, ranks) = spec.layout, outer.layout, self.turns
         assert layout is not None
         assert whole is not None
-        if layout.at_once is whole and not isinstance(layout.splits[-1], int):
+        if layout.without_last_axis is whole and not isinstance(layout.splits[-1], int):
             return name
         count = layout.mesh[-1]
         cuts = [slices(layout.box(spec.shape, r), whole.box(spec.shape, r // count)) for r in ranks]
         made = self.local("x")
-        lies = self.lies(name)
+        lies = self.strided_like(name)
         if lies is not None:
             self.shown[made] = lying(self.shape(spec), spec.dtype, lies.strides)
         self.write(f"{made} = {name}[{self.name('c', cuts)}[{t}]]")
@@ -560,7 +560,7 @@ class ControlFlow(Values):
             self.write(f"{turns} = 0")
             self.write("while True:")
             shown = self.turn_by(turns, most)
-            self.in_turns(made, record, f"{turns}, {end}", row)
+            self.bind_turns(made, record, f"{turns}, {end}", row)
             self.write(f"    {turns} = int({state}[0])")
             self.write(f"    if {state}[1]{limit}: break")
             shown.last = len(self.text)

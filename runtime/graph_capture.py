@@ -99,7 +99,7 @@ class Replay:
         """It was bound with these parts."""
         self.bound, self.is_stale, self.is_warm = bound, False, False
         if self.parts is not None and not self.parts.count and not self.why:
-            told = self._told_apart()
+            told = self._explain_apart()
             self._give_up(told or "it asks for nothing")
 
     @property
@@ -113,11 +113,11 @@ class Replay:
         if not forms:
             return f"operation by operation so far{self._unknown()}"
         count = self.parts.count if self.parts is not None else 1
-        apart = f", and operation by operation {self._told_apart()}" if self.apart else ""
+        apart = f", and operation by operation {self._explain_apart()}" if self.apart else ""
         graphs = "one graph" if count == 1 else f"{count} graphs"
         return f"as {graphs}, in {forms} form{'s' if forms > 1 else ''} by where its operands lie{apart}"
 
-    def _told_apart(self) -> str:
+    def _explain_apart(self) -> str:
         graph, slots = self.program.graph, self.program.slots
         found = [
             f"{_told(graph.nodes[k])}: {why}"

@@ -248,7 +248,7 @@ class Work:
                     last = self.open[-1] if self.open else None
                     if last is not None and last.taken < last.count:
                         first = last.taken
-                        chunk = self.chunk * self.maker.at_once
+                        chunk = self.chunk * self.maker.chunks_per_call
                         last.taken = min(first + chunk, last.count)
                         return last, range(first, last.taken)
                     if self.is_at_end:

@@ -103,7 +103,7 @@ class Later:
         for p in self.stages:
             stage, rows = p.stage, None
             if stage.is_random:
-                at, shape = draws.at, empty.shape[1:]
+                at, shape = draws.seek, empty.shape[1:]
                 drawn = [stage.draw(at(place, p.draw), shape) for place in places]
                 found.append(rows := np.asarray(stage.as_rows(drawn)))
             if (method := stage.rows(kind)) is not None:

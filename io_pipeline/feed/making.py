@@ -45,7 +45,7 @@ class Maker:
             assembly.form, self.gathers = (recipe.source.fields, list(forms)), True
 
     @property
-    def at_once(self) -> int:
+    def chunks_per_call(self) -> int:
         """Times as many samples as a chunk's that are worth a call."""
         return GATHERED if self.gathers else AT_ONCE if self.native is not None else 1
 
@@ -186,7 +186,7 @@ class Maker:
                 policy, fault = self._fault(sample, index, error)
                 if policy.do == REPLACE and item is None and attempt + 1 < TRIES:
                     batch.faults.append(fault)
-                    draws = sample.draws.at(place, REPLACED + attempt)
+                    draws = sample.draws.seek(place, REPLACED + attempt)
                     index = draws.integer(0, len(recipe.source))
                     continue
                 raised = None

@@ -271,7 +271,7 @@ class Pipe:
             if isinstance(e.what, OnError) and e.what.policy != Policy(RAISE, e.what.policy.most):
                 wrong = wrong or f"on_error({e.what.policy.do!r}), which workers would do apart"
         known = self._fields()
-        if known is not None and not known.of_kind(VOLUME, MASK):
+        if known is not None and not known.select_kind(VOLUME, MASK):
             wrong = wrong or f"samples of {', '.join(known.kinds)}"
         try:
             if not isinstance(self.source, Stream) and len(self.source):

@@ -15,7 +15,7 @@ from ..core import array
 from ..core.apply import apply, as_array, constant, unify, unmasked
 from ..core.array import DEFAULTS, Array, another, from_operand, weak_kind
 from ..core.array_methods import Operandish, export
-from ..core.dlpack import as_numpy, lies_on_gpu
+from ..core.dlpack import as_numpy, is_on_gpu
 from ..core.index import LETTERS, Indices
 from ..core.operand import FREE, Host, Split
 from ..core.parameters import DTYPE, NUMBER, SHAPE, check_value, unfit
@@ -529,7 +529,7 @@ def asarray(
             return placed(_of_arrays(values, kind), split)
         unmasked(inner, "asarray")
     unmasked(values, "asarray")
-    if lies_on_gpu(values):
+    if is_on_gpu(values):
         found = None if split == FREE else _of_gpu(values, kind, copy, split)
         if found is not None:
             return found
@@ -595,7 +595,7 @@ def _of_gpu(values: Any, kind: DType | None, copy: bool | None, split: Split) ->
 
 def _has_memory(values: Any) -> bool:
     """Whether it is an array, or offers a buffer."""
-    if hasattr(values, "__array__") or hasattr(values, "__dlpack__") or lies_on_gpu(values):
+    if hasattr(values, "__array__") or hasattr(values, "__dlpack__") or is_on_gpu(values):
         return not isinstance(values, np.generic)
     try:
         memoryview(values).release()
@@ -642,7 +642,7 @@ def from_dlpack(x: Any, /, *, device: str | None = None, copy: bool | None = Non
             needed="an array of a library that knows DLPack",
             do="use ost.asarray(values)",
         )
-    foreign = x if isinstance(x, Array) or lies_on_gpu(x) else np.from_dlpack(x)
+    foreign = x if isinstance(x, Array) or is_on_gpu(x) else np.from_dlpack(x)
     return asarray(foreign, copy=copy)
 
 

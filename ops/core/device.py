@@ -257,7 +257,7 @@ class Device:
         """Whose products into float32 are faster than those of float32."""
         return tuple([d for d in (bfloat16, float16) if self.widens(d, d, float32)])
 
-    def behind(self, graph: Graph, k: int, fast: bool) -> Sequence[int]:
+    def epilogue_of(self, graph: Graph, k: int, fast: bool) -> Sequence[int]:
         """The nodes behind a product that are done as it is written, by the library that multiplies.
         `fast`: with other bits, too."""
         return ()
@@ -385,7 +385,7 @@ class Device:
         raise NotImplementedError
 
     # -- time ------------------------------------------------------------------------------
-    def told(self) -> Sequence[str]:
+    def environment(self) -> Sequence[str]:
         """Name all that times depend on here, beside the host: libraries and versions."""
         return ()
 

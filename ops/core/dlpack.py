@@ -65,7 +65,7 @@ def lent(value: Any, on_host: bool, copy: bool | None, **asked: Any) -> Any:
     return capsule if on_host or copy else as_read_only(capsule)
 
 
-def lies_on_gpu(x: Any) -> bool:
+def is_on_gpu(x: Any) -> bool:
     """Whether it is an array of a library that has it in the memory of a GPU."""
     kind = getattr(type(x), "__dlpack_device__", None)
     if kind is not None:

@@ -18,26 +18,33 @@ from ostinato.ops.cpu.limits import LIMITS
 from ostinato.ops.flow.control import ONE_KERNEL, WHOLE
 from ostinato.ops.linalg.factorizations import SINGULAR
 
-from .fused import WITH_PRODUCT, stages, stages_room, stages_ways
+from .fused import WITH_PRODUCT, stages, stages_scratch, stages_ways
 from .jit.llvm import why_not
 from .kernels import fft
 from .kernels.banded import banded_kernel
 from .kernels.distances import pair_distances
-from .kernels.gather_scatter import adding_along, adding_rows, inside, putting, taking, taking_along
+from .kernels.gather_scatter import (
+    adding_along,
+    adding_rows,
+    inside,
+    putting,
+    take_along_kernel,
+    taking,
+)
 from .kernels.gemm import QUICK, any_product, product, ways
-from .kernels.gemm_epilogue import epilogue_native, epilogue_room, epilogue_ways
+from .kernels.gemm_epilogue import epilogue_native, epilogue_scratch, epilogue_ways
 from .kernels.ranks import order_statistics, order_workspace, select
 from .kernels.scan import running_kernel
 from .kernels.search import searching_kernel
-from .kernels.sort.order import sort_function, sort_room
-from .kernels.syrk import gram_native, gram_room, gram_ways
+from .kernels.sort.order import sort_function, sort_scratch
+from .kernels.syrk import gram_native, gram_scratch, gram_ways
 from .kernels.tally import counting_kernel, folding_kernel
 from .kernels.triangular import triangular_kernel
 from .kernels.true_places import true_places
 from .libraries import lapack
 from .libraries.onednn import Unable
 from .libraries.onednn_conv import conv_room, onednn_conv
-from .loops.loop_kernel import all_turns, turns_room
+from .loops.loop_kernel import all_turns, turns_scratch
 
 Made = Callable[..., None] | Prepackable | None
 Arrays = Sequence[Any]
@@ -137,7 +144,7 @@ def _sort(
     return sort_function(x, out, threads, axis, descending, places, scratch)
 
 
-def _sort_room(
+def _sort_scratch(
     places: bool,
     ins: Sequence[Shape],
     outs: Sequence[Shape],
@@ -146,7 +153,7 @@ def _sort_room(
     axis: int,
     **_: Any,
 ) -> Sequence[Scratch]:
-    return sort_room(ins[0], specs[0].dtype, axis, outs[0][axis], places)
+    return sort_scratch(ins[0], specs[0].dtype, axis, outs[0][axis], places)
 
 
 def _search(arrays: Arrays, threads: int, *, side: str, **_: Any) -> Made:
@@ -271,13 +278,13 @@ def register(cpu: Device) -> None:
     for name in ("matmul", "wide_matmul"):
         cpu.runs(name, _product, ways=_product_ways, by_threads=True)
     cpu.runs("einsum", _einsum, ways=_einsum_ways, by_threads=True)
-    cpu.runs("gram", gram_native, ways=gram_ways, scratch=gram_room, by_threads=True)
+    cpu.runs("gram", gram_native, ways=gram_ways, scratch=gram_scratch, by_threads=True)
     for name in WITH_PRODUCT:
-        facts = {"ways": epilogue_ways, "scratch": epilogue_room, "by_threads": True}
+        facts = {"ways": epilogue_ways, "scratch": epilogue_scratch, "by_threads": True}
         cpu.runs(name, epilogue_native, **facts)
-    cpu.runs("fused_nest", stages, ways=stages_ways, scratch=stages_room)
+    cpu.runs("fused_nest", stages, ways=stages_ways, scratch=stages_scratch)
     for name in (*ONE_KERNEL.values(), WHOLE):
-        made, room = partial(all_turns, name), partial(turns_room, name)
+        made, room = partial(all_turns, name), partial(turns_scratch, name)
         cpu.runs(name, made, scratch=room)
     conv = partial(cpu.runs, make=_conv, ways=_conv_ways, scratch=conv_room, placed=True)
     conv("conv")
@@ -289,7 +296,7 @@ def register(cpu: Device) -> None:
     cpu.runs("cumulative_sum", partial(_running, False), least=COMPILED)
     cpu.runs("cumulative_prod", partial(_running, True), least=COMPILED)
     for name, places in (("sort", False), ("argsort", True)):
-        room = partial(_sort_room, places)
+        room = partial(_sort_scratch, places)
         cpu.runs(name, partial(_sort, places), scratch=room, least=COMPILED)
     cpu.runs("fft", _fft)
     cpu.runs("rfft", _rfft)
@@ -297,7 +304,7 @@ def register(cpu: Device) -> None:
     cpu.runs("searchsorted", _search, least=COMPILED)
     cpu.runs("in_bounds", inside, least=COMPILED)
     cpu.runs("take", taking, least=COMPILED)
-    cpu.runs("take_along_axis", taking_along, least=COMPILED)
+    cpu.runs("take_along_axis", take_along_kernel, least=COMPILED)
     cpu.runs("put", putting, least=COMPILED)
     cpu.runs("put_along_axis", adding_along, least=COMPILED)
     cpu.runs("order_statistics", order_statistics, scratch=order_workspace)

@@ -92,7 +92,7 @@ class Gpu(Device):
         wide = left != out and cublaslt.multiplies(left, right, out)
         return wide and not isinstance(self.library, str)
 
-    def behind(self, graph: Graph, k: int, fast: bool) -> Sequence[int]:
+    def epilogue_of(self, graph: Graph, k: int, fast: bool) -> Sequence[int]:
         specs = [*(graph.specs[v] for v in graph.nodes[k].inputs), *graph.nodes[k].specs]
         if not self._is_ours(specs):
             return ()
@@ -358,7 +358,7 @@ class Gpu(Device):
         name: str = runtime.getDeviceProperties(runtime.getDevice())["name"].decode()
         return name
 
-    def told(self) -> Sequence[str]:
+    def environment(self) -> Sequence[str]:
         name = self.model()
         library = self.library
         by = library if isinstance(library, str) else f"cuBLASLt {library.functions.get_version()}"

@@ -71,9 +71,9 @@ class Raveled:
                 needed="arrays of floating numbers",
                 do="convert them with .astype(ost.float64)",
             )
-        self.value = self.of(self.leaves)
+        self.value = self.ravel(self.leaves)
 
-    def of(self, leaves: Sequence[Array]) -> Array:
+    def ravel(self, leaves: Sequence[Array]) -> Array:
         if len(leaves) == 1:
             return leaves[0]
         return concat([reshape(x, (-1,)) for x in leaves])
@@ -91,7 +91,7 @@ class Raveled:
                 got=f"{structure} of {', '.join(str(x.shape) for x in xs)}",
                 needed=f"{self.structure} of {', '.join(str(x.shape) for x in self.leaves)}",
             )
-        return astype(self.of(xs), self.value.dtype)
+        return astype(self.ravel(xs), self.value.dtype)
 
     def _is_row(self, tree: Any, xs: Sequence[Array]) -> bool:
         """Whether it lists the numbers of an array, as functions for SciPy's solvers do."""

@@ -78,7 +78,7 @@ def _turns(graph: Graph, node: Node, called: Sequence[str]) -> Turns:
 
 
 def _at_once(spec: Spec) -> Spec:
-    return largest_part(spec.at(spec.layout.at_once)) if spec.layout is not None else spec
+    return largest_part(spec.at(spec.layout.without_last_axis)) if spec.layout is not None else spec
 
 
 # -- text -----------------------------------------------------------------------------------

@@ -291,4 +291,4 @@ def test_volumes_are_needed() -> None:
         SampleError, match=r"in random_crop3d .*8 x 8 x 8 voxels is smaller than 9 x 9 x 9"
     ):
         list(small.to("numpy").epoch(0))
-    assert Draws(0, 0).at(7, 3).place == 7
+    assert Draws(0, 0).seek(7, 3).place == 7

@@ -258,7 +258,7 @@ def test_the_decision_is_the_policy() -> None:
     text = str(Chosen(1e-3, "bb-h"))
     assert text == "auto tolerance=0.001 products=bb-h"
     assert policy_of(text) == Chosen(1e-3, "bb-h")
-    assert policy_of("f32") == Precision.of("f32")
+    assert policy_of("f32") == Precision.from_text("f32")
     for other in (
         "auto",
         "auto tolerance=1e-3 products=b",

@@ -93,7 +93,7 @@ class Where(NamedTuple):
     words: bytes  # of the error, if one is outside
 
     @classmethod
-    def of(cls, size: int, extent: int, step: int, bounds: str) -> Where:
+    def make(cls, size: int, extent: int, step: int, bounds: str) -> Where:
         back, last = inside(size, extent, bounds)
         return cls(
             size,
@@ -270,7 +270,7 @@ def _turns() -> str:
         which = where(t == 0, zero, 2 - (t & 1))
         with run.given_that(test.address != 0):
             run.leaves_if(~run.does(calls, table, zero, until, which), 0)
-            with run.given_that(test.of(uint8)[0] == 0):
+            with run.given_that(test.view(uint8)[0] == 0):
                 state[1] = 1
                 run.ends_well()
                 run.label()

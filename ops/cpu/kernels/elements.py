@@ -20,7 +20,7 @@ class Elements:
         self.code, self.dtype = code, dtype
         self.item, self.part = dtype.itemsize, real_of(dtype).itemsize
 
-    def over(self, base: str, count: str, step: str) -> str:
+    def advance(self, base: str, count: str, step: str) -> str:
         """An address so many steps of bytes on."""
         return self.code.let(f"getelementptr i8, ptr {base}, i64 {self.code.times(count, step)}")
 

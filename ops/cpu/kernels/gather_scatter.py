@@ -89,7 +89,7 @@ def taking(arrays: Sequence[Any], threads: int, *, axis: int, **_: Any) -> Kerne
     return _nest(TAKES, x, i, out, (axis, i.ndim), threads) if _are_known(x, i, out) else None
 
 
-def taking_along(arrays: Sequence[Any], threads: int, *, axis: int, **_: Any) -> Kernel | None:
+def take_along_kernel(arrays: Sequence[Any], threads: int, *, axis: int, **_: Any) -> Kernel | None:
     x, i, out = arrays
     if not _are_known(x, i, out):
         return None
@@ -370,7 +370,7 @@ class _Nest:
         """A loop over the places that are this part's. Which these are is found out before, without
         branches, so it is known where the next ones lead."""
         code = self.code
-        room, count, zero = code.room(BLOCK), code.cell(int64), code.lines.constant(0, int64)
+        room, count, zero = code.integers(BLOCK), code.cell(int64), code.lines.constant(0, int64)
         mine = self.buckets(part)
         with code.loop("0", loop[0], BLOCK) as begin:
             code.put(count, zero)

@@ -131,14 +131,14 @@ def _room(
         return _lines(4 * width * block), 0, 0
     above, below = form.beyond
     end = _lines(4 * width * (above + block + below))
-    return end + _lines(form.room(panels, k)), 4 * width * above, end
+    return end + _lines(form.panel_bytes(panels, k)), 4 * width * above, end
 
 
 def _lines(n: int) -> int:
     return -(-n // 64) * 64
 
 
-def epilogue_room(
+def epilogue_scratch(
     ins: Sequence[Shape],
     outs: Sequence[Shape],
     specs: Sequence[Spec],

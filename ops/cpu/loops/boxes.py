@@ -64,7 +64,7 @@ def boxed_kernel(
                     _Lies(-1, row.ctypes.data, [row.itemsize * (d == kept[-1]) for d in kept])
                 )
             else:
-                offset, steps = part.lies(n, arrays[what].strides)
+                offset, steps = part.offset_and_strides(n, arrays[what].strides)
                 found.append(_Lies(what, offset, [steps[d] for d in kept]))
         for n, v in enumerate(body.outputs):
             out = terms.get(v, arrays[count + n])

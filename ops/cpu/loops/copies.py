@@ -98,7 +98,7 @@ class Pieces:
                 kernel(*piece.given(xs, out[piece.at]))
 
 
-def in_pieces(
+def copy_of_pieces(
     pieces: Sequence[Piece], arrays: Sequence[Any], threads: int, often: bool = False
 ) -> Copy | None:
     """The function of operands that lie so and the result, if there is much to copy, or it is done
@@ -149,7 +149,7 @@ def _at_places(piece: Piece, xs: Sequence[Any], out: Any, threads: int) -> Copy 
         return None
     kernel = _onto(piece, *((first, out) if piece.picks else (x, first)), threads)
     where = [
-        Where.of(whole.shape[a], n, whole.strides[a], how)
+        Where.make(whole.shape[a], n, whole.strides[a], how)
         for a, n, how in zip(piece.axes, extents, piece.bounds, strict=True)
     ]
     return (

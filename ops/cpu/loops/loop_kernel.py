@@ -103,7 +103,7 @@ class Kernel(Operations):
             i = self.counted(t, kw["trips"], kw["reverse"])
             self.turn(kw["body"], i, consts, carried, items, stacks)
         made = self.left(carried, ends)
-        return [*made, *(self.in_memory(spec, to) for to, spec in stacks)]
+        return [*made, *(self.stored(spec, to) for to, spec in stacks)]
 
     def inner_while(self, frame: Frame, k: int, node: Node, ins: list[Seen]) -> list[Seen]:
         kw, outs = node.kw, list(frame.graph.outs(k))
@@ -225,7 +225,7 @@ class Kernel(Operations):
             for room in (c.room, c.other):
                 room.at = self.code.let(f"load ptr, ptr {room.cell}", "at")
             strides = lying(c.spec.shape, c.spec.dtype).strides
-            states.append(self.in_memory(c.spec, Lies(c.room.at, strides, c.room)))
+            states.append(self.stored(c.spec, Lies(c.room.at, strides, c.room)))
         return states
 
     def turn(
@@ -251,7 +251,7 @@ class Kernel(Operations):
         """A turn's part of what a loop goes through."""
         spec, reads = Spec(x.shape[1:], x.dtype), dict.fromkeys(x.reads, False)
         if x.lies is not None:
-            found = self.in_memory(spec, self.part(x.lies, 0, i), reads)
+            found = self.stored(spec, self.part(x.lies, 0, i), reads)
         else:
 
             def element(rest: Index) -> Value:
@@ -321,7 +321,7 @@ class Kernel(Operations):
                 made.append(self.known(self.code.get(c.cell, c.spec.dtype), c.spec.shape))
                 continue
             self.brought(c, end)
-            made.append(self.in_memory(c.spec, end))
+            made.append(self.stored(c.spec, end))
         return made
 
     def brought(self, c: Carried, end: Lies) -> None:
@@ -330,13 +330,13 @@ class Kernel(Operations):
         assert c.other is not None
         if not c.is_other_used:
             return
-        own = self.room(c.spec)
+        own = self.allocate(c.spec)
         self.code.entry.append(f"  store ptr {own.at}, ptr {c.other.cell}")
         at = self.code.let(f"load ptr, ptr {c.room.cell}", "at")
         apart = self.code.let(f"icmp ne ptr {at}, {end.at}")
         with self.code.when(apart), self.scope():
             strides = lying(c.spec.shape, c.spec.dtype).strides
-            self.bring(self.in_memory(c.spec, Lies(at, strides, c.other)), c.spec, end)
+            self.bring(self.stored(c.spec, Lies(at, strides, c.other)), c.spec, end)
             self.code.add(f"store ptr {own.at}, ptr {c.other.cell}")
 
     def branch(self, frame: Frame, k: int, node: Node, ins: list[Seen]) -> list[Seen]:
@@ -380,7 +380,7 @@ class Kernel(Operations):
             if end is None:
                 made.append(self.known(self.code.get(cell, spec.dtype), spec.shape))
             else:
-                made.append(self.in_memory(spec, end))
+                made.append(self.stored(spec, end))
         return made
 
     def counted(self, turn: str, trips: int, reverse: bool) -> Value:
@@ -408,7 +408,7 @@ class Kernel(Operations):
                 with code.when(code.let(f"icmp ne ptr {first.at}, {out.at}")), self.scope():
                     spec = given[nc + j][0]
                     own = Lies(first.at, first.strides, Room(first.at, spec.size))
-                    self.bring(self.in_memory(spec, own), spec, out)
+                    self.bring(self.stored(spec, own), spec, out)
         self.instructions = self.slow = 0  # of turns, not of what is copied before the first
         if node.op == "fused_loop":
             cut = tiles(node, *(tuple(x) for x in zip(*given, strict=True)))
@@ -440,7 +440,7 @@ class Kernel(Operations):
 
     def place_operand(self, spec: Spec, lies: Lies) -> Seen:
         """An operand, of which a number is read at once."""
-        x = self.in_memory(spec, lies)
+        x = self.stored(spec, lies)
         return self.known(self.number(x), spec.shape) if spec.size == 1 else x
 
     def whole(
@@ -449,7 +449,7 @@ class Kernel(Operations):
         """Constants, the state, and what a loop goes through, of operands and results that lie so."""
         (nc, ns), count, code = node.kw["counts"][:2], len(node.inputs), self.code
         consts = [self.place_operand(given[n][0], lies[n]) for n in range(nc)]
-        items = [self.in_memory(given[n][0], lies[n]) for n in range(nc + ns, count)]
+        items = [self.stored(given[n][0], lies[n]) for n in range(nc + ns, count)]
         carried = []
         for j in range(ns):
             spec, out = given[count + j][0], lies[count + j]
@@ -508,7 +508,7 @@ class Kernel(Operations):
         count, values = len(node.inputs), list[Seen]()
         lies = [Lies(f"%data_{n}", strides) for n, (_, strides) in enumerate(given)]
         for (spec, _), own in zip(given[:count], lies, strict=False):
-            x = self.in_memory(spec, own)
+            x = self.stored(spec, own)
             values.append(self.known(self.number(x), spec.shape) if spec.size == 1 else x)
         ends = [
             Carried(spec, "", Room(own.at, spec.size))
@@ -518,7 +518,7 @@ class Kernel(Operations):
             self.finish(ends, self.body(node.kw["body"], values, ends))
 
     def bring(self, x: Seen, spec: Spec, to: Lies) -> None:
-        with self.over(spec.shape, real_of(spec.dtype).itemsize) as index:
+        with self.loops(spec.shape, real_of(spec.dtype).itemsize) as index:
             self.code.store(self.element(x, index), self.address(to, index))
 
     def fact_at(self, n: int) -> str:
@@ -629,7 +629,7 @@ def loop_text(node: Node, specs: tuple[Spec, ...]) -> str:
     return found.text
 
 
-def in_one_kernel(node: Node, specs: tuple[Spec, ...]) -> bool:
+def fits_one_kernel(node: Node, specs: tuple[Spec, ...]) -> bool:
     """Whether a loop whose operands and results lie in order can be a kernel."""
     return _written_in_order(ONE_KERNEL[node.op], node, specs) is not None
 
@@ -638,7 +638,7 @@ def _params(kw: Mapping[str, Any]) -> Items:
     return tuple(sorted((name, x) for name, x in kw.items() if name != "scratch"))
 
 
-def turns_room(
+def turns_scratch(
     op: str, ins: Sequence[Shape], outs: Sequence[Shape], specs: Sequence[Spec], **kw: Any
 ) -> Sequence[Scratch]:
     """What lies between a turn's operations, and second buffers of what is carried."""

@@ -91,7 +91,7 @@ class Operations(Writer):
             if reads.get(room, True) and not any(room in x.reads for x in later):
                 state.is_other_used |= room is state.other
                 return Lies(room.at, strides, room)
-        return self.room(spec)
+        return self.allocate(spec)
 
     def made(self, frame: Frame, k: int, node: Node, ins: list[Seen]) -> Sequence[Seen]:
         """The results of an operation."""
@@ -123,9 +123,9 @@ class Operations(Writer):
                 seen = whole if node.op == "reshape" else op.view(np, whole, at, **kw)  # type: ignore[misc]
                 return seen if seen.shape == spec.shape else seen.reshape(spec.shape, copy=False)
 
-            found = self.within(x.lies, Spec(x.shape, x.dtype), look)
+            found = self.view_of(x.lies, Spec(x.shape, x.dtype), look)
             if found is not None:
-                return self.in_memory(spec.bare, found[1], reads)
+                return self.stored(spec.bare, found[1], reads)
         change = LOOKS[node.op]
 
         def element(index: Index) -> Value:
@@ -142,7 +142,7 @@ class Operations(Writer):
             self.settle(places)
             place = self.check(self.number(places), size)
             if x.lies is not None and not many:
-                return self.in_memory(spec.bare, self.part(x.lies, axis, place), reads)
+                return self.stored(spec.bare, self.part(x.lies, axis, place), reads)
 
             def here(index: Index) -> Value:
                 return self.element(x, (*index[:axis], place, *index[axis + many :]))
@@ -162,13 +162,13 @@ class Operations(Writer):
 
     def checked(self, places: Seen, size: int) -> Seen:
         """Places counted from the front, in memory."""
-        made = self.room(Spec(places.shape, int64))
+        made = self.allocate(Spec(places.shape, int64))
         self.flush()
-        with self.over(limited(places.shape), parallel=False) as index:
+        with self.loops(limited(places.shape), parallel=False) as index:
             self.before = None
             place = self.check(self.element(places, index), size)
             self.code.store(Value(self.code.lines, place, int64), self.address(made, index))
-        return self.in_memory(Spec(places.shape, int64), made)
+        return self.stored(Spec(places.shape, int64), made)
 
     # -- updates
     def base(self, frame: Frame, v: int, x: Seen, spec: Spec, read: Sequence[Seen]) -> Lies:
@@ -221,14 +221,14 @@ class Operations(Writer):
             rest = (*x.shape[:axis], *x.shape[axis + 1 :])
             at = self.part(to, axis, place)
             near = _near(at, rest, real_of(spec.dtype).itemsize)
-            with self.over(limited(rest), near) as index:
+            with self.loops(limited(rest), near) as index:
                 write(at, (*index[:axis], *("0",) * many, *index[axis:]), index)
         else:
-            with self.over(limited(v.shape), parallel=False) as index:
+            with self.loops(limited(v.shape), parallel=False) as index:
                 self.before = None
                 here = self.element(places, index[axis : axis + many]).name
                 write(to, index, (*index[:axis], here, *index[axis + many :]))
-        return self.in_memory(spec, to)
+        return self.stored(spec, to)
 
     def together(
         self, frame: Frame, k: int, node: Node, ins: Sequence[Seen], pieces: Sequence[Piece]
@@ -271,7 +271,7 @@ class Operations(Writer):
                 )
             else:
                 self.paste(x, spec, (), to, piece.at, piece.combine)
-        return self.in_memory(spec, to)
+        return self.stored(spec, to)
 
     def begins(
         self, piece: Piece, whole: Shape, part: Shape, ins: Sequence[Seen]
@@ -304,7 +304,7 @@ class Operations(Writer):
         reads = dict.fromkeys(x.reads, False)
         begins = self.begins(piece, x.shape, spec.shape, ins)
         if x.lies is not None:
-            return self.in_memory(spec, self.moved(x.lies, begins), reads)
+            return self.stored(spec, self.moved(x.lies, begins), reads)
 
         def element(index: Index) -> Value:
             here = (self.plus(i, begins.get(d, "0")) for d, i in enumerate(index))
@@ -337,7 +337,7 @@ class Operations(Writer):
         combine: str = "",
     ) -> None:
         """A part of a value to where it is in a result."""
-        look = self.within(to, spec, lambda whole: whole[tuple(at)])
+        look = self.view_of(to, spec, lambda whole: whole[tuple(at)])
         assert look is not None
         shape, there = look
         starts = [s.indices(n)[0] for s, n in zip(cut, x.shape, strict=False)]
@@ -348,7 +348,7 @@ class Operations(Writer):
             raise Unsupported("pieces of another shape")
         again = to.room not in x.reads and not combine
         size = real_of(x.dtype).itemsize
-        with self.over(limited(shape), _near(there, shape, size), again=again) as index:
+        with self.loops(limited(shape), _near(there, shape, size), again=again) as index:
             here = tuple(self.plus(i, str(n)) for i, n in zip(index, starts, strict=True))
             value, address = self.element(x, here), self.address(there, index)
             if combine:
@@ -394,7 +394,7 @@ class Operations(Writer):
         if left and left[-1] > max(axes) and x.shape[left[-1]] > 1 and dtype != bool_:
             if kind == "sum" and count > CHUNK_ELEMENTS:
                 raise Unsupported("long sums over rows")
-            self.by_rows(node, kind, specs, targets, over, lambda o, i: more(at(o, i)))
+            self.scatter_rows(node, kind, specs, targets, over, lambda o, i: more(at(o, i)))
         else:
             with self.nest(specs[0].shape) as outer:
                 totals = self.total(
@@ -402,7 +402,7 @@ class Operations(Writer):
                 )
                 for y, to in zip(self.shared(node, totals), targets, strict=True):
                     self.code.store(y, self.address(to, outer))
-        return [self.in_memory(s, to) for s, to in zip(specs, targets, strict=True)]
+        return [self.stored(s, to) for s, to in zip(specs, targets, strict=True)]
 
     @contextlib.contextmanager
     def nest(self, shape: Shape) -> Iterator[Index]:
@@ -474,7 +474,7 @@ class Operations(Writer):
             with self.inner(bounds[1], lanes, bounds[0], shape[0]) as i:
                 add((i,))
         elif not long:
-            with self.over(shape, lanes) as index:
+            with self.loops(shape, lanes) as index:
                 add(index)
         else:
             whole, lost = code.cell(dtype), code.cell(dtype)
@@ -546,7 +546,7 @@ class Operations(Writer):
         count = self.code.lines.constant(float(node.kw[how.divisor]), total[0].dtype)
         return [total[0] / count]
 
-    def by_rows(
+    def scatter_rows(
         self,
         node: Node,
         kind: str,
@@ -562,7 +562,7 @@ class Operations(Writer):
         if by_order:
             kept = [whole_of(kept[0])]
             start = [code.lines.constant(first_of(kind, kept[0]), kept[0])]
-        with self.over(specs[0].shape, size) as index:
+        with self.loops(specs[0].shape, size) as index:
             for x, to in zip(start, targets, strict=True):
                 code.store(x, self.address(to, index))
         *outer, inner = specs[0].shape
@@ -578,7 +578,7 @@ class Operations(Writer):
                 code.store(y, a)
         how = OPS[node.op].reduce
         if by_order or (how is not None and how.divisor):
-            with self.over(specs[0].shape, size) as index:
+            with self.loops(specs[0].shape, size) as index:
                 address = self.address(targets[0], index)
                 y = code.load(address, kept[0])
                 code.store(unordered(y) if by_order else self.shared(node, [y])[0], address)
@@ -638,7 +638,7 @@ class Operations(Writer):
                                     more = joined("sum", more, product(index, term), "contract")
                                 total = joined("sum", total, more, "contract")
                             code.store(total, address)
-            return self.in_memory(spec, to)
+            return self.stored(spec, to)
         *outer, last = spec.shape
         with self.nest(tuple(outer)) as before:
             for begin, end, step in _steps(last, PRODUCT_ROWS):
@@ -652,7 +652,7 @@ class Operations(Writer):
                             code.put(cell, added(code.get(cell, dtype), index, i))
                     for cell, index in zip(cells, places, strict=True):
                         code.store(code.get(cell, dtype), self.address(to, index))
-        return self.in_memory(spec, to)
+        return self.stored(spec, to)
 
     def inner_product(self, a: Seen, b: Seen, spec: Spec) -> Seen:
         code, dtype, n = self.code, spec.dtype, a.shape[-1]

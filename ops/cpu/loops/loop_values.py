@@ -104,7 +104,7 @@ class Frame:
     def __init__(self, graph: Graph, values: Sequence[Seen], homes: Mapping[int, Carried]) -> None:
         self.graph = graph
         self.values = dict(enumerate(values))
-        self.order = in_writing_order(graph)
+        self.order = writing_order(graph)
         place = {k: n for n, k in enumerate(self.order)}
         self.last = [max((place[u] for u in uses), default=-1) for uses in graph.uses]
         for v in graph.outputs:
@@ -137,7 +137,7 @@ def _written(node: Node) -> Sequence[int]:
 
 
 @lru_cache(256)
-def in_writing_order(graph: Graph) -> tuple[int, ...]:
+def writing_order(graph: Graph) -> tuple[int, ...]:
     """The nodes, each behind those that it reads, and those that write over an operand behind all others that
     read it, where that can be."""
     readers: dict[int, set[int]] = {}

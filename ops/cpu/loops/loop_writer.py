@@ -103,7 +103,7 @@ class Writer:
         return Seen(shape, value.dtype, lambda _: value)
 
     # -- memory
-    def room(self, spec: Spec) -> Lies:
+    def allocate(self, spec: Spec) -> Lies:
         """Memory of its own for an array, in order."""
         name = self.code.name("room")
         self.code.entry.append(f"  {name} = getelementptr i8, ptr %room, i64 {self.bytes}")
@@ -120,7 +120,7 @@ class Writer:
             return lies.at
         return self.index(f"getelementptr i8, ptr {lies.at}, i64 {offset}", offset)
 
-    def in_memory(self, spec: Spec, lies: Lies, reads: Mapping[Room, bool] | None = None) -> Seen:
+    def stored(self, spec: Spec, lies: Lies, reads: Mapping[Room, bool] | None = None) -> Seen:
         """An array that is there."""
 
         def element(index: Index) -> Value:
@@ -139,7 +139,7 @@ class Writer:
             at = self.index(f"getelementptr i8, ptr {at}, i64 {offset}", offset)
         return Lies(at, (*x.strides[:axis], *x.strides[axis + 1 :]), x.room)
 
-    def within(self, x: Lies, spec: Spec, look: Callable[[Any], Any]) -> tuple[Shape, Lies] | None:
+    def view_of(self, x: Lies, spec: Spec, look: Callable[[Any], Any]) -> tuple[Shape, Lies] | None:
         """What a look at an array shows; None if that has to be copied."""
         whole = lying(spec.shape, spec.dtype, x.strides)
         try:
@@ -157,7 +157,7 @@ class Writer:
 
     # -- loops over elements
     @contextlib.contextmanager
-    def over(
+    def loops(
         self, shape: Shape, size: int = 0, parallel: bool = True, again: bool = False
     ) -> Iterator[Index]:
         """Loops over an array's elements, the innermost in vectors of elements of so many bytes. `again`:
@@ -263,7 +263,7 @@ class Writer:
         if x.lies is not None:
             own = Lies(x.lies.at, (x.dtype.itemsize,), x.lies.room)
             whole = x.lies.strides == lying(x.shape, x.dtype).strides
-            return self.in_memory(spec, own) if whole else None
+            return self.stored(spec, own) if whole else None
         if x.made is None:
             return None
         node, ins = x.made
@@ -287,10 +287,10 @@ class Writer:
             return
         size = max(real_of(x.dtype).itemsize for x, _, _ in waiting)
         if sum(n > 1 for n in waiting[0][0].shape) > 1:
-            waiting = self.in_rows(waiting)
+            waiting = self.as_rows(waiting)
         rooms = {to.room for _, _, to in waiting}
         again = all(rooms.isdisjoint(x.reads) for x, _, _ in waiting)
-        with self.over(limited(waiting[0][0].shape), size, again=again) as index:
+        with self.loops(limited(waiting[0][0].shape), size, again=again) as index:
             values = []
             for x, read, _ in waiting:
                 values.append(self.element(x, index))
@@ -298,7 +298,7 @@ class Writer:
             for value, (_, _, to) in zip(values, waiting, strict=True):
                 self.code.store(value, self.address(to, index))
 
-    def in_rows(self, waiting: list[tuple[Seen, Seen, Lies]]) -> list[tuple[Seen, Seen, Lies]]:
+    def as_rows(self, waiting: list[tuple[Seen, Seen, Lies]]) -> list[tuple[Seen, Seen, Lies]]:
         """The same as rows of elements, if all of them can be."""
         self.flats = {}
         found = []
@@ -318,7 +318,7 @@ class Writer:
     def put(self, x: Seen, to: Lies, shape: Shape | None = None) -> Seen:
         """A value to memory; its elements as they are read from there. It may wait for others of its shape."""
         assert to.room is not None
-        read = self.in_memory(Spec(x.shape, x.dtype), to)
+        read = self.stored(Spec(x.shape, x.dtype), to)
         if self.pending:
             fits = self.pending[0][0].shape == x.shape
             for old, _, target in self.pending:
@@ -332,7 +332,7 @@ class Writer:
 
     def copied(self, x: Seen) -> Seen:
         """In memory of its own, whatever happens to what it is made of."""
-        return self.put(x, self.room(Spec(x.shape, x.dtype)))
+        return self.put(x, self.allocate(Spec(x.shape, x.dtype)))
 
     def solid(self, x: Seen) -> Seen:
         """As one whose elements are only read."""

@@ -64,7 +64,7 @@ class Nest(Stages):
             return self.tile
         return self.lanes if label == self.lane and self.across else self.extents[label]
 
-    def room(self, v: int) -> int:
+    def held_bytes(self, v: int) -> int:
         """Bytes of a value of a unit, up to whole cache lines."""
         return -(-self.volume(v) * self.body.specs[v].dtype.itemsize // 64) * 64
 
@@ -149,7 +149,7 @@ def _fits(nest: Nest, lane: int, most: Sequence[int]) -> bool:
     for limit in limits if nest.across else (ROW_BYTES,):
         for lanes in most if nest.across else LANES[:1]:
             nest.lanes = lanes
-            if sum(nest.room(v) for v in nest.held) <= limit:
+            if sum(nest.held_bytes(v) for v in nest.held) <= limit:
                 return True
     return False
 

@@ -157,7 +157,7 @@ class MovedWriter(ElementWriter):
             return _Address(self.address_of(v, look, env))
         node, dtype = body.nodes[k], body.specs[v].dtype
         if OPS[node.op].element.source == "value":
-            return number(lines, node, v, lambda u, part: self.told_number(lines, u, part))
+            return number(lines, node, v, lambda u, part: self.known_number(lines, u, part))
         if not is_move(node):
             ins = [self.value(lines, u, look, env) for u in node.inputs]
             return lower(node.op, ins, dtype)
@@ -252,7 +252,7 @@ class MovedWriter(ElementWriter):
         pieces = pieces_of(node, [self.shapes[u] for u in node.inputs]) if is_join(node) else ()
         return pieces is not None and not any(p.combine or p.operand < 0 for p in pieces)
 
-    def told_number(self, lines: CudaLines, v: int, part: int) -> Value | None:
+    def known_number(self, lines: CudaLines, v: int, part: int) -> Value | None:
         name = self.known.get((v, part))
         return None if name is None else Value(lines, name, real_of(self.body.specs[v].dtype))
 

@@ -128,7 +128,7 @@ class Keys:
             code.add(f"store {self.key} {made}, ptr {to}, align {size}")
 
     # -- keys in memory
-    def at(self, code: Code, base: str, index: str) -> list[str]:
+    def addresses(self, code: Code, base: str, index: str) -> list[str]:
         size = self.kind.item
         first = code.let(f"getelementptr i{8 * size}, ptr {base}, i64 {index}")
         return (
@@ -137,11 +137,12 @@ class Keys:
 
     def load(self, code: Code, base: str, index: str) -> list[str]:
         return [
-            code.let(f"load {self.one}, ptr {at}, align 1") for at in self.at(code, base, index)
+            code.let(f"load {self.one}, ptr {at}, align 1")
+            for at in self.addresses(code, base, index)
         ]
 
     def store(self, code: Code, found: Sequence[str], base: str, index: str) -> None:
-        for one, at in zip(found, self.at(code, base, index), strict=True):
+        for one, at in zip(found, self.addresses(code, base, index), strict=True):
             code.add(f"store {self.one} {one}, ptr {at}, align 1")
 
     def digit(self, code: Code, found: Sequence[str], shift: str, most: int = DIGIT) -> str:

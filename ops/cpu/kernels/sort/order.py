@@ -65,7 +65,7 @@ def _way(x: Shape, dtype: DType, axis: int, first: int, places: bool) -> _Way:
     return _Way(turns, threads, parts, inside, lanes, -(-room // 64) * 64)
 
 
-def sort_room(x: Shape, dtype: DType, axis: int, first: int, places: bool) -> list[Scratch]:
+def sort_scratch(x: Shape, dtype: DType, axis: int, first: int, places: bool) -> list[Scratch]:
     """Memory for keys: of a line for each thread, or of one that all share."""
     if not has_keys(dtype) or 0 in x:
         return []

@@ -200,7 +200,7 @@ class _Radix(Keys):
                         self.write(code, self.load(code, "%from", i), out, i)
         return self.function(BODY, code)
 
-    def after(self, name: str) -> str:
+    def finish(self, name: str) -> str:
         """Write what follows a phase."""
         code = self.parts()
         told = [code.let(f"getelementptr i64, ptr %told, i64 {k}") for k in range(3)]
@@ -273,5 +273,5 @@ def lines_text(kind: Kind) -> str:
 @lru_cache(64)
 def part_text(kind: Kind, phase: str) -> str:
     writer = _Radix(kind)
-    functions = [writer.phase(phase), writer.after(phase)]
+    functions = [writer.phase(phase), writer.finish(phase)]
     return "\n".join([*sorted(writer.declared), TABLES, *functions, around(2)])
