@@ -122,7 +122,7 @@ class CompiledFunction(Entries, Generic[P, R]):
         self.hits = 0
 
     def _allow(self, precision: str | Precision | None, tolerance: Tolerance | None) -> None:
-        """What it computes in."""
+        """Set the precision it computes in."""
         self.precision: str | None = None
         self.tolerance: Tolerance | None = None  # of results, where precision is "auto"
         self.widest: dict[Graph, Letters] = {}  # beyond which it was chosen to go no more
@@ -240,7 +240,7 @@ class CompiledFunction(Entries, Generic[P, R]):
     def _entry(
         self, args: Sequence[Any], kwargs: dict[str, Any], session: Session
     ) -> tuple[Any, list[Any], list[Any]]:
-        """What a call leads to, its leaves, and these with operands for Arrays; no entry if the call
+        """Find the entry of a call, its leaves, and these with operands for Arrays; no entry if the call
         belongs to another trace.
         """
         try:

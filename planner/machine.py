@@ -461,7 +461,7 @@ def unmeasured(device: str) -> Machine:
 
 @cache
 def _preset_of(model: str) -> Machine:
-    """Of the longest word that a device's name has; else the first one, which says for what it stands."""
+    """Find the preset of the longest word in a device's name; else the first, which says what it stands for."""
     found = [m for m in map(Machine.load, presets()) if m.models]
     mine = [(len(word), m) for m in found for word in m.models if word in model]
     if mine:

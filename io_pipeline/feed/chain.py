@@ -92,7 +92,7 @@ class Step:
         seconds = self.seconds
         if seconds is None:
             return method
-        return lambda *given: self.hurried.within(seconds, partial(method, *given))
+        return lambda *given: self.hurried.call_within(seconds, partial(method, *given))
 
     def run(self, sample: Sample) -> Step | None:
         """Let a sample through; the next step."""

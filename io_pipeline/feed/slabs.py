@@ -79,7 +79,7 @@ class Slabs:
         self.whole: Shape | None = None  # depth, height and width of all results
 
     def read(self, sample: Sample, index: int, is_stopped: Callable[[], bool]) -> None:
-        """What of a sample is needed here, and what was drawn for it."""
+        """Read the part of a sample that is needed here, and what was drawn for it."""
         leaves, fields = self.source.parts(index)
         deep = [k for k in fields.select_kind(VOLUME, MASK) if np.ndim(leaves[k]) >= 3]
         if not deep:
@@ -122,7 +122,7 @@ class Slabs:
     def _back(
         self, box: Box3, drawn: Sequence[Any], shapes: Sequence[Shape]
     ) -> tuple[Box3, list[Any]]:
-        """Of which part of a sample a part of the result is made, and what was drawn as seen from there."""
+        """Find the part of a sample that makes a part of the result, and what was drawn as seen from there."""
         planned = list(drawn)
         for k in reversed(range(len(self.stages))):
             box, planned[k] = self.stages[k].stage.slab(drawn[k], shapes[k], box)

@@ -29,7 +29,7 @@ from ..core.user_line import misfit
 from .casts import astype
 from .creation import iota
 from .elementwise import where
-from .indexing import in_bounds
+from .indexing import check_bounds
 from .shape import listed, moveaxis, reshape
 from .slicing import COMBINES, MODES, grad_of_update, slice_axes, update_box
 from .subscripts import updated as updated_at
@@ -70,7 +70,7 @@ def _places(
         back, last = inside(shape[a], n, how)
         place = xp.where(i < back, i + shape[a], i)
         if how != "clip":
-            in_bounds(xp.where(place < 0, place - last - 1, place), last + 1)
+            check_bounds(xp.where(place < 0, place - last - 1, place), last + 1)
         found.append(xp.clip(place, 0, last))
     return found
 

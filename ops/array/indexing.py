@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 
-def in_bounds(indices: Any, size: int) -> None:
+def check_bounds(indices: Any, size: int) -> None:
     """NumPy's own check, for kernels that run NumPy without it. Devices note what they see."""
     if noted(indices, size):
         return
@@ -60,12 +60,12 @@ def _from_front(indices: Any, size: int) -> Any:
 
 
 def _in_bounds_kernel(xp: Any, out: Any, i: Any, *, size: int, name: str) -> None:
-    in_bounds(i, size)
+    check_bounds(i, size)
     out[...] = True
 
 
 op(  # before a kernel that gathers: whether all places are inside
-    "in_bounds",
+    "check_bounds",
     infer=lambda i, *, size, name: Spec((), bool_),
     takes={"size": whole(0), "name": TEXT},
     made_by="machine",
@@ -82,7 +82,7 @@ def _take_places_rule(i: Spec, *, size: int, checks: bool) -> Spec:
 
 
 def _take_places_kernel(xp: Any, out: Any, i: Any, *, size: int, checks: bool) -> None:
-    in_bounds(i, size)
+    check_bounds(i, size)
     out[...] = 0 if checks else _from_front(i, size)
 
 
@@ -126,7 +126,7 @@ def _take_indices(ins: Specs, outs: Specs, p: Params) -> Indices:
 
 def _take_kernel(xp: Any, out: Any, x: Any, i: Any, *, axis: int, at: Place) -> None:
     size = at.in_shapes[0][axis]
-    in_bounds(i, size)
+    check_bounds(i, size)
     lo, hi = at.ins[0][axis]
     if hi - lo == size:
         if x.size:
@@ -292,7 +292,7 @@ def _put_kernel(
     if out is not x:
         xp.copyto(out, x)
     size = at.in_shapes[0][axis]
-    in_bounds(i, size)
+    check_bounds(i, size)
     lo, hi = at.outs[0][axis]
     place = _from_front(i.reshape(-1), size)
     values = v.reshape((*v.shape[:axis], place.size, *v.shape[axis + i.ndim :]))
@@ -440,7 +440,7 @@ def _along_rule(x: Spec, i: Spec, *, axis: int) -> Spec:
 
 
 def _take_along_kernel(xp: Any, out: Any, x: Any, i: Any, *, axis: int) -> None:
-    in_bounds(i, x.shape[axis])
+    check_bounds(i, x.shape[axis])
     xp.copyto(out, xp.take_along_axis(x, i, axis=axis))
 
 

@@ -461,7 +461,7 @@ def choose(a: Operandish, choices: Sequence[Operandish], mode: str = "raise") ->
 
 
 def apply_over_axes(func: Callable[..., Any], a: Operandish, axes: int | Sequence[int]) -> Array:
-    """What a function makes along one axis after the other; an axis that it takes away is kept, as one
+    """Apply a function along one axis after the other; an axis that it takes away is kept, as one
     of extent 1.
 
     >>> ost.apply_over_axes(ost.sum, ost.ones((2, 3, 4)), (0, 2)).reshape(-1)

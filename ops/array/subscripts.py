@@ -43,7 +43,7 @@ class _Plain(NamedTuple):
 
     @property
     def shape(self) -> Shape:
-        """Of what it picks."""
+        """The shape of what it picks."""
         sizes = [n for d, (_, n, _) in enumerate(self.parts) if d not in self.drop]
         for d in self.new:
             sizes.insert(d, 1)

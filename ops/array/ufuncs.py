@@ -285,14 +285,14 @@ def _folded(
     shape = (-1, *[x.shape[d] for d in left])
     count = math.prod(x.shape[d] for d in axes)
 
-    def in_rows(y: Array) -> Array:
+    def fold_rows(y: Array) -> Array:
         return reshape(y.transpose([*axes, *left]), (count, *shape[1:]))
 
-    rows = in_rows(x)
+    rows = fold_rows(x)
     first = None if initial is None else broadcast_to(astype(initial, x.dtype), rows.shape[1:])
     neutral = first if nothing is None else astype(nothing, x.dtype)
     if mask is not None and free and neutral is not None:
-        rows, mask = where(in_rows(mask), rows, neutral), None
+        rows, mask = where(fold_rows(mask), rows, neutral), None
     if not count and neutral is not None and free:
         return broadcast_to(neutral if first is None else first, rows.shape[1:])
     if first is None and (mask is not None or not count):
@@ -310,7 +310,7 @@ def _folded(
     assert first is not None
     if not len(rows):
         return first
-    inside = None if mask is None else in_rows(mask)
+    inside = None if mask is None else fold_rows(mask)
 
     def step(state: Array, given: tuple[Array, ...]) -> tuple[Array, tuple[()]]:
         made = astype(function(state, given[0]), x.dtype)

@@ -42,7 +42,7 @@ STEPS = 8  # operations one behind another that tell a place in a loop
 
 
 def later(recipe: Recipe, *given: Array) -> Array:
-    """What a recipe makes, which is something that nobody has yet, in the plan of who takes it (`Late`)."""
+    """Make what a recipe makes, which nobody has yet, in the plan of who takes it (`Late`)."""
     key = tuple([x.spec for x in given])
     spec = recipe.known.get(key)
     if spec is None:
@@ -165,7 +165,7 @@ def act(made: Array) -> None:
 
 
 def acted(x: Array) -> Array:
-    """The same value, when all has happened that was to happen before."""
+    """Return the value, once all has happened that was to happen before."""
     trace = current_thread.trace
     while trace is not None and not trace.acts:
         trace = trace.outer

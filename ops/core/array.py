@@ -216,7 +216,7 @@ class Term:
             self.tell(x, operand)
 
     def tell(self, x: Array, operand: Operand) -> None:
-        """What an Array of this Term came to."""
+        """Give an Array of this Term its value."""
         with changing:
             if x._term is not self:
                 return
@@ -433,7 +433,7 @@ class Array(ArrayMethods["Array"]):
         return reader.to_dask(self)
 
     def __copy__(self) -> Array:
-        """What has its value shares it: values do not change, and what is shared is not given away."""
+        """Share the value, if it is there: values do not change, and shared ones are not given away."""
         if self._operand is None or (self._term is not None and self._term.is_open):
             return call("copy", self)
         self._operand.shared = True
@@ -558,7 +558,7 @@ class Array(ArrayMethods["Array"]):
         return f"Array({text}, {shape}dtype={self.dtype.name}{lies})"
 
     def __str__(self) -> str:
-        """Of an array without axes its number, as NumPy's; else what `repr` gives."""
+        """The number of an array without axes, as NumPy's; else what `repr` gives."""
         if self.spec.shape or self._is_traced or isinstance(self._operand, File):
             return repr(self)
         return str(reader.value(self)[()])
@@ -747,7 +747,7 @@ def have_values(xs: Sequence[Array]) -> bool:
 
 
 def _binary(name: str, x: Any, y: Any) -> Array:
-    """What operators make of Python numbers is a number again; what functions make is an array."""
+    """Apply a function for an operator: of Python numbers it makes a number again, and no array."""
     if not isinstance(x if y.__class__ is Array else y, _READABLE):
         return NotImplemented
     try:
@@ -786,7 +786,7 @@ def from_operand(operand: Operand, weak: type | None = None) -> Array:
 
 
 def another(x: Array) -> Array:
-    """The same value as an Array of its own, which may be assigned to."""
+    """Make another Array of this value, which may be assigned to."""
     return x.__copy__()
 
 
@@ -828,7 +828,7 @@ def hold(term: Term, k: int, x: Array) -> None:
 
 
 def pending() -> list[tuple[Term, int]]:
-    """What this thread's Arrays wait for that somebody holds, in the order in which they began to."""
+    """List what this thread's Arrays that somebody holds wait for, in the order in which they began to."""
     found: dict[tuple[Term, int], weakref.ref[Array]] = {}
     for ref in current_thread.waiting:
         x = ref()

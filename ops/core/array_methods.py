@@ -124,7 +124,7 @@ class ArrayMethods(Generic[A]):
         return call("squeeze", self, axis)
 
     def resplit(self, split: Split = None, *, mesh: tuple[int, ...] | None = None) -> A:
-        """The same values in another layout: split along a dimension (or one per mesh axis), None
+        """Lay the values out in another way: split along a dimension (or one per mesh axis), None
         for replicas.
         """
         return call("resplit", self, split, mesh=mesh)

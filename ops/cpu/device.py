@@ -24,7 +24,7 @@ from .kernels.gemm import make_ordered_product
 from .libraries import lapack
 from .libraries.onednn import can_widen, library
 from .loops.boxes import boxed_kernel
-from .loops.copies import copy_of_pieces, copying, in_rows
+from .loops.copies import copy_by_rows, copy_of_pieces, copying
 from .loops.record import Record
 
 LINE = LIMITS.line
@@ -128,7 +128,7 @@ def _generated(
         return boxed_kernel(body, whole, arrays, threads, axes, share)
     strides = strides_over(body, whole, arrays, axes)
     kernel = native_kernel(body, whole, strides, threads, axes, share)
-    return kernel or in_rows(body, whole, arrays, threads, axes)
+    return kernel or copy_by_rows(body, whole, arrays, threads, axes)
 
 
 CPU = add(Cpu("cpu", np), np.ndarray)

@@ -302,7 +302,7 @@ def register(cpu: Device) -> None:
     cpu.runs("rfft", _rfft)
     cpu.runs("irfft", _irfft)
     cpu.runs("searchsorted", _search, least=COMPILED)
-    cpu.runs("in_bounds", inside, least=COMPILED)
+    cpu.runs("check_bounds", inside, least=COMPILED)
     cpu.runs("take", taking, least=COMPILED)
     cpu.runs("take_along_axis", take_along_kernel, least=COMPILED)
     cpu.runs("put", putting, least=COMPILED)

@@ -93,7 +93,7 @@ def _branch_forward(
 def _branch_batched(
     size: int, test: Mapped, *xs: Mapped, then: Graph, otherwise: Graph
 ) -> Sequence[Mapped]:
-    """Of a condition for each element both sides run, and each takes its own."""
+    """Run both sides of a condition for each element, which takes its own."""
     if test[1]:
         sides = [batched_graph(g, xs, size) for g in (then, otherwise)]
         yes, no = [[given_axis(y, size) for y in made] for made in sides]

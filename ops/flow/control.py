@@ -125,7 +125,7 @@ class CarriedState:
         return unflatten(self.structure, args)
 
     def leave(self, results: Any) -> list[Array]:
-        """What the state is after a turn."""
+        """Leave a turn: check and adapt the state after it."""
         leaves, found = flatten(results)
         if found != self.structure:
             raise misfit(

@@ -82,7 +82,7 @@ class Stages:
         """The value of an operand or a result, by its place among them."""
         return a if a < self.operands else self.body.outputs[a - self.operands]
 
-    def behind(self, v: int, converted: bool = False) -> int:
+    def source_of(self, v: int, converted: bool = False) -> int:
         """Find the value that this one is a view of, or is `converted` from."""
         k = self.body.producers[v]
         while k >= 0 and ((op := OPS[self.body.nodes[k].op]).rearranges or

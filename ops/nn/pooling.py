@@ -191,7 +191,7 @@ def _matching_indices(ins: Specs, outs: Specs, p: Params) -> Indices:
 def _matching_grad(
     g: Array, y: Array, a: Array, b: Array, v: Array, **p: Any
 ) -> Sequence[Array | None]:
-    """Of the values alone; what is compared has none."""
+    """Gradient of the values alone; what is compared has none."""
     k = len(p["extents"])
     return None, None, apply("matching_pool", b, a, g, **backwards(p, b.shape[-k - 1 : -1]))
 

@@ -149,7 +149,7 @@ def huber(delta: Operandish, r: Operandish) -> Array:
 
 
 def pseudo_huber(delta: Operandish, r: Operandish) -> Array:
-    """The same, smoothly: delta**2 (sqrt(1 + (r / delta)**2) - 1).
+    """Huber's loss, smoothed: delta**2 (sqrt(1 + (r / delta)**2) - 1).
 
     >>> ost.special.pseudo_huber(3.0, 4.0)
     Array(6., dtype=float64)

@@ -481,7 +481,7 @@ class Search:
             b = base[u]
             return u in second and b in self.dropped and time > self.dropped[b]
 
-        def behind(u: int, time: int) -> int:
+        def delayed(u: int, time: int) -> int:
             """A value, but not before the kernels ahead of this one have run."""
             p = graph.producers[u]
             if p >= 0 and graph.nodes[p].op == "constant":
@@ -502,7 +502,7 @@ class Search:
                 node, read = graph.nodes[j], list[int]()
                 for u in read_by(node):
                     inner = u in second and base[u] not in self.until
-                    read.append(second[u] if inner or is_late(u, at) else behind(u, at))
+                    read.append(second[u] if inner or is_late(u, at) else delayed(u, at))
                 made = read if node.op == "barrier" else do(j, read)
                 second.update(zip(graph.outs(j), made, strict=True))
             inputs = graph.nodes[k].inputs

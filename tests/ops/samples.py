@@ -80,7 +80,7 @@ NOT_SAMPLED = {
         "made by the planner; see planner/test_draws.py",
     ),
     "counted": "made by the planner; see planner/test_counting.py",
-    "in_bounds": "made by the planner; see planner/test_gathers.py",
+    "check_bounds": "made by the planner; see planner/test_gathers.py",
     "blocks": "made by the planner; see planner/test_blocking.py",
     **dict.fromkeys(("read", "write", *STORED), "made by the planner; see front/test_files.py"),
 }

@@ -143,7 +143,7 @@ def test_rows_that_are_slices_are_reduced_by_a_kernel(axes: int) -> None:
     body = builder.graph([builder.call("sum", made, axes=last, dtype=np.dtype(np.float32))])
     out = np.empty(x.shape[: 4 - axes], np.float32)
     arrays = [x, y, np.asarray(scale), out]
-    function = copies.in_rows(body, x.shape, arrays, 2, axes)
+    function = copies.copy_by_rows(body, x.shape, arrays, 2, axes)
     assert function is not None
     for _ in range(2):
         out[...] = np.nan
@@ -163,10 +163,10 @@ def test_a_gradient_through_slices_needs_no_numpy() -> None:
     made = []
 
     def seen(*given: Any) -> Any:
-        made.append(copies.in_rows(*given))
+        made.append(copies.copy_by_rows(*given))
         return made[-1]
 
-    with mock.patch("ostinato.ops.cpu.device.in_rows", seen):
+    with mock.patch("ostinato.ops.cpu.device.copy_by_rows", seen):
         slope = np.asarray(ost.compile(ost.grad(loss))(k, x))
     assert made
     assert None not in made

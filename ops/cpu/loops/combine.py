@@ -184,8 +184,8 @@ class Kernel(Writer):
 
     # -- sums of what each row belongs to
     def grouped(self, first: int, r: Reduction) -> tuple[int, int, int] | None:
-        """Of a sum of rows by where they belong: the label of the groups, each row's group, and
-        what is summed.
+        """Find the label of the groups, each row's group and the summand, if rows are summed by
+        group.
         """
         if not self.nest.across or r.over != {self.nest.lane}:
             return None

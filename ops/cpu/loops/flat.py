@@ -54,7 +54,7 @@ MANY_APART = 128  # ... a loop has so many turns
 SHARE = LIMITS.last_share
 
 
-def in_tiles(loops: Loops, sizes: Sequence[int]) -> Loops:
+def tiled(loops: Loops, sizes: Sequence[int]) -> Loops:
     """Loops of which some operand is a transpose, so that its lines of the cache are used up before they
     go; the same for others. `sizes` are the bytes of their elements.
     """
@@ -608,8 +608,8 @@ def _tile_by_tile(
     stop: str,
     start: str,
 ) -> list[str]:
-    """What is read has been brought near, and what is `written` is made in a buffer, then copied; these
-    tiles begin where the first result's lines do."""
+    """Work tile by tile: operands were prefetched, and what is `written` is made in a buffer, then copied.
+    Tiles begin where the first result's lines of the cache do."""
     code = []
     if written:
         first, size = written[0][0], written[0][1].itemsize
@@ -808,7 +808,7 @@ def _text_and_facts(
     if not axes and not numbers_in(body):
         loops = all_beside(loops)
     if not axes and not loops.beside:
-        loops = in_tiles(loops, [s.dtype.itemsize for s in (*body.inputs, *body.out_specs)])
+        loops = tiled(loops, [s.dtype.itemsize for s in (*body.inputs, *body.out_specs)])
     text = kernel_text(body, loops, share)
     size = math.prod(loops.extents)
     worth = size * max(1, len(loops.beside)) * max(1, len(body.nodes)) // GRAIN

@@ -169,7 +169,7 @@ class Kernel(Operations):
     def entered(
         self, frame: Frame, node: Node, ins: list[Seen], nc: int, ns: int, outs: list[int]
     ) -> tuple[list[Carried], list[Seen], list[Seen], list[Lies | None]]:
-        """What a loop carries, what stays the same, what it goes through, and where what is carried ends."""
+        """Set up a loop: its carried values, constants and scanned operands, and where carried values end."""
         consts, items = [self.solid(x) for x in ins[:nc]], [self.solid(x) for x in ins[nc + ns :]]
         carried, ends = list[Carried](), list[Lies | None]()
         for j, x in enumerate(ins[nc : nc + ns]):
@@ -271,7 +271,7 @@ class Kernel(Operations):
         self.instructions += self.scale * (len(self.code.lines.text) - before)
 
     def finish(self, carried: Sequence[Carried], results: Sequence[Seen]) -> None:
-        """What a turn made is where the next one finds it."""
+        """Put what a turn made where the next one finds it."""
         moved, swapped, numbers = list[tuple[Seen, Lies]](), list[Carried](), list[Any]()
         for c, x in zip(carried, results, strict=False):
             if c.room is None and c.other is None and c.cell:
@@ -314,7 +314,7 @@ class Kernel(Operations):
         self.flush()
 
     def left(self, carried: Sequence[Carried], ends: Sequence[Lies | None]) -> list[Seen]:
-        """What a loop leaves."""
+        """Return a loop's results."""
         made = []
         for c, end in zip(carried, ends, strict=True):
             if c.room is None or c.other is None or end is None:
@@ -611,7 +611,7 @@ def _alone(op: str, params: Items, count: int, specs: tuple[Spec, ...]) -> Node:
 
 
 def _written_in_order(op: str, node: Node, specs: tuple[Spec, ...]) -> Written | None:
-    """Of a loop whose operands and results lie in order."""
+    """Write the kernel of a loop whose operands and results lie in order."""
     own = _alone(op, node.params, len(node.inputs), specs)
     return written(own, specs, _in_order(specs))
 
@@ -641,7 +641,7 @@ def _params(kw: Mapping[str, Any]) -> Items:
 def turns_scratch(
     op: str, ins: Sequence[Shape], outs: Sequence[Shape], specs: Sequence[Spec], **kw: Any
 ) -> Sequence[Scratch]:
-    """What lies between a turn's operations, and second buffers of what is carried."""
+    """Size the buffers between a turn's operations, and the second ones of carried values."""
     bare = tuple(s.bare for s in specs)
     found = written(_alone(op, _params(kw), len(ins), bare), bare, _in_order(bare))
     return [] if found is None else [Scratch((found.bytes,), int8)]

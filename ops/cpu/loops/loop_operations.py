@@ -233,7 +233,7 @@ class Operations(Writer):
     def together(
         self, frame: Frame, k: int, node: Node, ins: Sequence[Seen], pieces: Sequence[Piece]
     ) -> Seen:
-        """What is put together of pieces."""
+        """Join pieces."""
         spec, (made,) = node.specs[0].bare, frame.graph.outs(k)
         if len(pieces) == 1 and pieces[0].is_whole and ins[pieces[0].operand].shape == spec.shape:
             return ins[pieces[0].operand]
@@ -297,7 +297,7 @@ class Operations(Writer):
         return [slice(0, part[d]) if d in piece.axes else cut for d, cut in enumerate(at)]
 
     def box(self, spec: Spec, piece: Piece, ins: Sequence[Seen]) -> Seen:
-        """What begins somewhere in an array."""
+        """Take a box of an array."""
         x, spec = ins[piece.operand], spec.bare
         if len(x.shape) != len(spec.shape):
             raise Unsupported("a box with fewer axes")
@@ -372,7 +372,7 @@ class Operations(Writer):
             x, bounds = self.narrowed(x, axes[0])
         values = list(graph.outs(k))
 
-        def at(outer: Index, inner: Index) -> Index:
+        def joint(outer: Index, inner: Index) -> Index:
             index = ["0"] * len(x.shape)
             for d, i in (*zip(left, outer, strict=True), *zip(axes, inner, strict=True)):
                 index[d] = i
@@ -384,7 +384,7 @@ class Operations(Writer):
         over = limited(tuple(x.shape[a] for a in axes), x.shape)
         if specs[0].size == 1:
             totals = self.total(
-                *(kind, dtype, over, lambda inner: more(at(("0",) * len(left), inner)), axes),
+                *(kind, dtype, over, lambda inner: more(joint(("0",) * len(left), inner)), axes),
                 bounds,
             )
             done = self.shared(node, totals)
@@ -394,11 +394,11 @@ class Operations(Writer):
         if left and left[-1] > max(axes) and x.shape[left[-1]] > 1 and dtype != bool_:
             if kind == "sum" and count > CHUNK_ELEMENTS:
                 raise Unsupported("long sums over rows")
-            self.scatter_rows(node, kind, specs, targets, over, lambda o, i: more(at(o, i)))
+            self.scatter_rows(node, kind, specs, targets, over, lambda o, i: more(joint(o, i)))
         else:
             with self.nest(specs[0].shape) as outer:
                 totals = self.total(
-                    *(kind, dtype, over, lambda inner: more(at(outer, inner)), axes), bounds
+                    *(kind, dtype, over, lambda inner: more(joint(outer, inner)), axes), bounds
                 )
                 for y, to in zip(self.shared(node, totals), targets, strict=True):
                     self.code.store(y, self.address(to, outer))
@@ -434,7 +434,7 @@ class Operations(Writer):
         axes: Sequence[int],
         bounds: tuple[str, str] | None = None,
     ) -> list[Value]:
-        """Of some elements, in cells meanwhile; of a single axis, `bounds` may say which."""
+        """Reduce elements, in registers of memory meanwhile; of a single axis, `bounds` may say which."""
         code = self.code
         by_order = has_order(kind, dtype)
         inside = whole_of(dtype) if by_order else dtype
@@ -501,7 +501,7 @@ class Operations(Writer):
         return [unordered(found[0])] if by_order else found
 
     def narrowed(self, x: Seen, axis: int) -> tuple[Seen, tuple[str, str]]:
-        """What there is in the range in which a masked array has elements of its own, and that range."""
+        """Narrow a masked array to the range in which it has elements of its own, which is returned, too."""
         assert x.masked is not None
         assert x.masked.inside is not None
         size, lines = x.shape[axis], self.code.lines
@@ -526,20 +526,20 @@ class Operations(Writer):
         return Seen(x.shape, x.dtype, element, x.reads, work=x.work), (low.name, high.name)
 
     def common(self, a: tuple[str, str], b: tuple[str, str]) -> tuple[str, str]:
-        """What two ranges have in common, of which the second may be empty."""
+        """Intersect two ranges, of which the second may be empty."""
         (low, high), (begin, end) = ([Value(self.code.lines, n, int64) for n in r] for r in (a, b))
         low, high = where(begin > low, begin, low), where(end < high, end, high)
         return low.name, where(high < low, low, high).name
 
     @contextlib.contextmanager
     def here(self) -> Iterator[None]:
-        """What is written stays in the innermost loop."""
+        """Keep what is written in the innermost loop."""
         before, self.before = self.before, None
         yield
         self.before = before
 
     def shared(self, node: Node, total: list[Value]) -> list[Value]:
-        """Of a mean, the total's share."""
+        """Divide the total of a mean."""
         how = OPS[node.op].reduce
         if how is None or not how.divisor:
             return total

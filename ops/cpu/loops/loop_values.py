@@ -118,7 +118,7 @@ class Frame:
 
 
 def _source(graph: Graph, v: int) -> int:
-    """What a value looks at."""
+    """Find the value that a view is of."""
     while (k := graph.producers[v]) >= 0 and OPS[graph.nodes[k].op].view is not None:
         (v,) = graph.nodes[k].inputs
     return v
@@ -160,7 +160,7 @@ def writing_order(graph: Graph) -> tuple[int, ...]:
 
 
 def fit(index: Index, shape: Shape) -> Index:
-    """Of an element of what an array is repeated to."""
+    """Index the array that is broadcast to a shape."""
     own = index[len(index) - len(shape) :]
     return tuple("0" if n == 1 else i for i, n in zip(own, shape, strict=True))
 

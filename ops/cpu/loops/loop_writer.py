@@ -78,7 +78,7 @@ class Writer:
 
     @contextlib.contextmanager
     def hoisted(self, of: Sequence[str]) -> Iterator[None]:
-        """What only depends on these is written before the innermost loop, if they are known there."""
+        """Write what only depends on these before the innermost loop, if they are known there."""
         lines = self.code.lines
         here = lines.text
         if self.before is not None and self.moving.isdisjoint(of):
@@ -140,7 +140,7 @@ class Writer:
         return Lies(at, (*x.strides[:axis], *x.strides[axis + 1 :]), x.room)
 
     def view_of(self, x: Lies, spec: Spec, look: Callable[[Any], Any]) -> tuple[Shape, Lies] | None:
-        """What a look at an array shows; None if that has to be copied."""
+        """The shape and strides of a view; None if it has to be copied."""
         whole = lying(spec.shape, spec.dtype, x.strides)
         try:
             seen = look(whole)
@@ -299,7 +299,7 @@ class Writer:
                 self.code.store(value, self.address(to, index))
 
     def as_rows(self, waiting: list[tuple[Seen, Seen, Lies]]) -> list[tuple[Seen, Seen, Lies]]:
-        """The same as rows of elements, if all of them can be."""
+        """Turn copies into copies of rows, if all of them can be."""
         self.flats = {}
         found = []
         for x, read, to in waiting:

@@ -35,7 +35,7 @@ class Record(Recorder):
         return len(self.calls)
 
     def call(self, function: Any, arrays: Sequence[str], out: Any) -> None:
-        """Of a kernel, or of those of a result's pieces."""
+        """Record the call of a kernel, or of those of a result's pieces."""
         spots = [self.spots(name) for name in arrays]
         if is_kernel(function):
             self.known += 1

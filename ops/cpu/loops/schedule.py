@@ -155,8 +155,8 @@ def _fits(nest: Nest, lane: int, most: Sequence[int]) -> bool:
 
 
 def _along(nest: Nest, lane: int, choose: bool) -> tuple[float, int]:
-    """What the loops cost if lanes run along a label: what has no lanes is done one by one, sums of
-    lanes are put together, and what has its neighbours far apart is copied.
+    """Cost of the loops if lanes run along a label: what has no lanes is done one by one, sums of
+    lanes are combined, and operands with strides are copied.
     """
     cost, body, n = 0.0, nest.body, max(nest.extents[lane], 1)
     wide = WIDE if n > MAX_FIXED_EXTENT else n / -(-n // WIDE)  # of a vector

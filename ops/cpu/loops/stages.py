@@ -155,7 +155,7 @@ class Writer(Elements):
         return key
 
     def number(self, v: int, part: int = 0) -> Value | None:
-        """What the kernel is told of a constant's value, or of a mean's divisor."""
+        """Load the kernel's argument for a constant's value, or for a mean's divisor."""
         place = self.facts.places.get(("number", v, part))
         if place is None:
             return None
@@ -393,7 +393,7 @@ class Writer(Elements):
             self.share(v)
 
     def run(self, v: int) -> None:
-        """What a value carries on, combined with one element after the other."""
+        """Combine the state of a running value with one element after the other."""
         label = self.nest.running[v]
         node, dtype = self.body.nodes[self.body.producers[v]], self.body.specs[v].dtype
         with self.loops([x for x in self.apart(v) if x != label], {}) as env:
@@ -584,7 +584,7 @@ class Writer(Elements):
             self.share(first)
 
     def begun(self, first: int) -> list[Value]:
-        """What the values of a reduction begin with."""
+        """List the initial values of a reduction."""
         r = self.nest.reductions[first]
         found = [self.start(r, self.body.specs[first].dtype)]
         return [*found, self.code.lines.constant(0, int64)] if len(r.node.specs) > 1 else found
@@ -595,7 +595,7 @@ class Writer(Elements):
             self.store(value, self.held_at(v, env))
 
     def share(self, first: int) -> None:
-        """Of held totals that are means, their shares."""
+        """Divide held totals that are means."""
         if self.number(first) is None:
             return
         with self.loops(self.apart(first), {}) as env, self.along(first) as lane:
@@ -626,7 +626,7 @@ class Writer(Elements):
                     code.put(cell, self.free(r, code.get(cell, dtype), env | lane | more))
             return cells
 
-        def in_chunks(indices: Sequence[Env]) -> list[str]:
+        def chunked(indices: Sequence[Env]) -> list[str]:
             """Sums of CHUNK elements, added with compensation."""
             sums = [code.cell(dtype) for _ in indices]
             lost = [code.cell(dtype) for _ in indices]
@@ -647,9 +647,7 @@ class Writer(Elements):
             pieces = self.pieces(apart[-1]) if apart else [(True, [""])]
             for _, names in pieces:
                 indices = [{**env, apart[-1]: i} if apart else env for i in names]
-                for cell, here in zip(
-                    (in_chunks if long else totals)(indices), indices, strict=True
-                ):
+                for cell, here in zip((chunked if long else totals)(indices), indices, strict=True):
                     at = self.held_at(first, here, self.base(home, first))
                     total = code.get(cell, dtype)
                     if home == "part":

@@ -366,7 +366,7 @@ class Writer(Elements):
         return Total(r.kind, self.body.specs[first].dtype, n or str(first), keeps)
 
     def run(self, v: int) -> None:
-        """What is carried along an index, which is a thread's, combined with one element after the other."""
+        """Combine the state that is carried along a thread's index with one element after the other."""
         label, dtype = self.nest.running[v], self.body.specs[v].dtype
         node, name = self.body.nodes[self.body.producers[v]], self.name("carried")
         with self.spread([x for x in self.nest.inner(v) if x != label]) as env:
