@@ -31,7 +31,7 @@ from ostinato.errors import DataFileError
 
 from .inflate import can, inflated
 from .source import (
-    Kept,
+    ChunkCache,
     Source,
     chunk_box,
     chunks_in,
@@ -108,7 +108,7 @@ class ChunkSource(Source):
         self.folder = inside(self.path, dataset) if home is None else home.path
         self.shape, self.dtype, self.chunks = shape, dtype, chunks
         self.sums = sums
-        self.codec, self.head, self.kept = codec, head, Kept()
+        self.codec, self.head, self.kept = codec, head, ChunkCache()
         self.grain = chunks if sums is not None or codec else None
         self.inflates = bool(codec)
         self.keys = keys

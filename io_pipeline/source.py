@@ -328,7 +328,7 @@ def _memory() -> int:
 
 
 # -- chunks that are read whole ---------------------------------------------------------------
-class Kept:
+class ChunkCache:
     """The chunks that were read last, as many as there is room for, since parts of one run often need
     the same ones; each with what tells whether it is still what lies in the file."""
 

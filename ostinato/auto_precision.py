@@ -31,8 +31,8 @@ from ostinato.planner.plan import Key, Plan, Target
 from ostinato.planner.policy import LETTERS, Chosen
 from ostinato.planner.seeing.explain import seconds
 from ostinato.planner.tolerance import (
-    Choice,
-    Site,
+    RoundingChoice,
+    RoundingSite,
     choose,
     choose_sums,
     relative_error,
@@ -240,7 +240,7 @@ def _sent(
     allowed: Sequence[float],
     called: str,
     most: Letters,
-) -> Choice:
+) -> RoundingChoice:
     """How sums are sent, beside products that are rounded so."""
     products = [relative_error(x, y) for x, y in zip(wide, written, strict=True)]
 
@@ -254,7 +254,7 @@ def _sent(
     return choose_sums(sums, errors, room_for_sums(products, off, sizes, allowed), limit)
 
 
-def _formats(site: Site, target: Target, halves: Sequence[DType]) -> str:
+def _formats(site: RoundingSite, target: Target, halves: Sequence[DType]) -> str:
     """The letters that are worth while: what is narrow is faster to multiply, or to send."""
     multiplied = (float32, *halves)
     return "".join(
@@ -283,7 +283,7 @@ def _refuse(key: Key, off: Sequence[float], allowed: Sequence[float], called: st
         )
 
 
-def _told(found: Sequence[Site], choice: Choice, off: Sequence[float]) -> list[str]:
+def _told(found: Sequence[RoundingSite], choice: RoundingChoice, off: Sequence[float]) -> list[str]:
     lines = []
     for site, letter, shares in zip(found, choice.letters, choice.shares, strict=True):
         if letter == "-" and site.letters != "-":
@@ -295,7 +295,7 @@ def _told(found: Sequence[Site], choice: Choice, off: Sequence[float]) -> list[s
     return lines
 
 
-def _describe_sums(found: Sequence[Sum], choice: Choice) -> list[str]:
+def _describe_sums(found: Sequence[Sum], choice: RoundingChoice) -> list[str]:
     """Say why sums that would be faster if they were narrower are not."""
     lines = []
     for each, letter, shares in zip(found, choice.letters, choice.shares, strict=True):

@@ -64,7 +64,7 @@ class _Witness:
         return engine.measured(self.plan_id) if engine is not None else None
 
 
-class Entry(Protocol):
+class CacheEntry(Protocol):
     """What a compiled function keeps for calls of one signature."""
 
     def drop(self) -> None: ...
@@ -91,7 +91,7 @@ class _Made:
         self.number = number
         self.engine = engine
         self.functions: Living[Function] = Living()
-        self.entries: dict[str, Living[Entry]] = {}  # by plan
+        self.entries: dict[str, Living[CacheEntry]] = {}  # by plan
         self.replicas: dict[str, Replicas] = {}
 
     def forget(self, plan: Plan) -> None:
@@ -336,7 +336,7 @@ class Session:
         times, again = settings.tune == "on", settings.tune_again
         return Tuner(self.engine.trials, known, budget, times, again, _report)
 
-    def keep(self, function: Function, entry: Entry, plan: Plan) -> None:
+    def keep(self, function: Function, entry: CacheEntry, plan: Plan) -> None:
         """An entry of a compiled function, which goes with its plan, or with this session."""
         self._made.functions.add(function)
         self._made.entries.setdefault(plan.id, Living()).add(entry)

@@ -42,7 +42,7 @@ def can_move(stage: Stage, fields: Fields | None) -> bool:
     return bool(known) and all(stage.rows(kind) is not None for kind in known)
 
 
-class Recipe:
+class FieldRecipe:
     """What makes one field of what the feed gives for it: its rows, and what was drawn. Equal ones are
     parts of equal plans."""
 
@@ -53,7 +53,7 @@ class Recipe:
         self._key = kind, *((type(s), s.identity()) for s in self.stages)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Recipe) and self._key == other._key
+        return isinstance(other, FieldRecipe) and self._key == other._key
 
     def __hash__(self) -> int:
         return hash(self._key)
@@ -82,7 +82,7 @@ class Later:
 
     def __init__(self, stages: Sequence[Placed]) -> None:
         self.stages = tuple(stages)
-        self._recipes: dict[str, Recipe] = {}
+        self._recipes: dict[str, FieldRecipe] = {}
 
     @property
     def names(self) -> list[str]:
@@ -131,7 +131,7 @@ class Later:
             found.append(later(recipe, convert(x), *own) if recipe.stages else convert(x))
         return found
 
-    def _recipe(self, kind: str) -> Recipe:
+    def _recipe(self, kind: str) -> FieldRecipe:
         if kind not in self._recipes:
-            self._recipes[kind] = Recipe([p.stage for p in self.stages], kind)
+            self._recipes[kind] = FieldRecipe([p.stage for p in self.stages], kind)
         return self._recipes[kind]

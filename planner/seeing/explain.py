@@ -22,7 +22,7 @@ from ostinato.planner.passes.memory import is_joined
 from ostinato.planner.passes.simplify import simplify
 from ostinato.planner.plan import ONE_THREAD, Choice, Measured, Plan, Program, export, largest_part
 from ostinato.planner.policy import LETTERS, Chosen, policy_of
-from ostinato.planner.prediction import Step, again, machine_of, steps
+from ostinato.planner.prediction import PredictedStep, again, machine_of, steps
 from ostinato.planner.seeing.limits import waits
 from ostinato.planner.simulation import simulate
 from ostinato.planner.title import title
@@ -179,7 +179,7 @@ def rows(plan: Plan, machine: Machine, measured: Measured | None) -> list[tuple[
     return found
 
 
-def name_of(step: Step) -> str:
+def name_of(step: PredictedStep) -> str:
     """Name of an operation in tables."""
     node = step.node
     name = step.collective or title(node)

@@ -55,7 +55,7 @@ def check(path: Path, x: np.ndarray, boxes: Any = BOXES) -> None:
         room = np.full([hi - lo + 2 for lo, hi in box], 7, x.dtype)
         out = room[tuple(slice(1, -1) for _ in box)] if len(box) == 1 else room[1:-1]
         out = out[:, : box[1][1] - box[1][0], : box[2][1] - box[2][0]] if len(box) == 3 else out
-        opened.kept = source.Kept()  # type: ignore[attr-defined]
+        opened.kept = source.ChunkCache()  # type: ignore[attr-defined]
         opened.read(out, box)
         np.testing.assert_array_equal(out, x[tuple(slice(*b) for b in box)])
         out[...] = 7

@@ -31,7 +31,7 @@ _OBJECT = 3  # words of a stand-in: a count that nobody reads, the type, the ele
 Calls = Sequence["Call"]
 
 
-class Spot(NamedTuple):
+class Address(NamedTuple):
     """Where an array's elements begin."""
 
     array: int  # which of those given, or -1: at this address
@@ -41,7 +41,7 @@ class Spot(NamedTuple):
 
 class Call(NamedTuple):
     kernel: Callable[..., None]
-    arrays: Sequence[Sequence[Spot]]  # of each, in the three sets
+    arrays: Sequence[Sequence[Address]]  # of each, in the three sets
 
 
 def sequence(

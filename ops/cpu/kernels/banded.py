@@ -21,7 +21,7 @@ from ostinato.ops.jit.pairs import Pair
 from ostinato.ops.jit.values import Value, where
 from ostinato.ops.linalg.banded import NARROW
 
-from .elements import Elements, text_of
+from .elements import ElementCode, text_of
 
 WIDE = 128  # systems side by side at the most
 CACHE = 1 << 17  # bytes of what is kept of them
@@ -94,7 +94,7 @@ def _text(form: BandedKey) -> str:
     return text_of(code, (*_FACTS, *steps), many, ["  %last = sub i64 %n, 1"])
 
 
-class _Writer(Elements):
+class _Writer(ElementCode):
     """The body of a kernel. Rows are lists: what is left in columns that follow each other, and of the
     right-hand side."""
 

@@ -13,7 +13,7 @@ from ostinato.ops.jit.pairs import Pair
 from ostinato.ops.jit.values import Value
 
 
-class Elements:
+class ElementCode:
     """Those of one dtype, in the text of a kernel."""
 
     def __init__(self, code: Code, dtype: DType) -> None:

@@ -66,7 +66,7 @@ def shape_of(a: Shape, b: Shape) -> Shape:
     return (*np.broadcast_shapes(a[:-2], b[:-2]), a[-2], b[-1])
 
 
-class Grid(NamedTuple):
+class BlockGrid(NamedTuple):
     """How a product is cut into blocks."""
 
     block: int  # rows of one
@@ -81,11 +81,11 @@ def _most_rows(width: int) -> int:
     return max(MIN_BLOCK_ROWS, BYTES // (4 * width))
 
 
-def rows_of_blocks(m: int, n: int, k: int, batches: int, threads: int) -> Grid:
+def rows_of_blocks(m: int, n: int, k: int, batches: int, threads: int) -> BlockGrid:
     """For sgemm: few enough rows, and about as many blocks for each thread."""
     share = -(-m // threads) if batches == 1 else m
     block = -(-share // -(-share // _most_rows(n)))
-    return Grid(block, -(-m // block), n, 1, n)
+    return BlockGrid(block, -(-m // block), n, 1, n)
 
 
 def blocks_of_tiles(
@@ -97,7 +97,7 @@ def blocks_of_tiles(
     threads: int,
     turned: bool,
     whole: bool,
-) -> Grid:
+) -> BlockGrid:
     """For tiles: rows for each thread, or strips of columns, of which each packs its part of the right
     matrix only, but reads rows that others have made. Rows that are to be `whole` are not cut.
     """
@@ -118,7 +118,7 @@ def blocks_of_tiles(
         limit = min(limit, max(MIN_BLOCK_ROWS, BYTES // (2 * k)))
     block = -(-share // -(-share // limit))
     block = min(m, -(-block // form.rows) * form.rows)
-    return Grid(block, -(-m // block), strip, -(-n // strip), width)
+    return BlockGrid(block, -(-m // block), strip, -(-n // strip), width)
 
 
 def _room(

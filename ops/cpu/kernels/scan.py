@@ -57,7 +57,7 @@ class ScanKey(NamedTuple):
         return self.lanes if self.way == "squares" else WIDE
 
 
-class Lines(NamedTuple):
+class ScanLines(NamedTuple):
     """Lines that lie so: their elements, how many side by side, bytes along and across in operand and
     result; the other axes, with bytes in both."""
 
@@ -88,7 +88,7 @@ def running_kernel(x: Any, out: Any, axis: int, product: bool, threads: int) -> 
     ]
     beside = bool(near) and along[1] != dtype.itemsize
     inner = axes.pop(near[-1] if beside else max(range(len(axes)), key=lambda k: axes[k][0]))
-    lines = Lines(count, along, inner[0], inner[1:], tuple(axes))
+    lines = ScanLines(count, along, inner[0], inner[1:], tuple(axes))
     way = "neighbours" if beside else "squares" if cut or inner[0] >= MIN_NEIGHBOURS else "singles"
     unit = (inner if beside else (0, *along))[1:]
     simple = beside or source != bfloat16
@@ -128,7 +128,7 @@ def block_of(count: int) -> int:
     return found + 16 if found % 256 == 0 else found
 
 
-def _function(form: ScanKey, lines: Lines, threads: int) -> Any:
+def _function(form: ScanKey, lines: ScanLines, threads: int) -> Any:
     size, block = lines.length * lines.inner * lines.many, block_of(lines.length)
     worth = 0 if size <= QUICK else max(1, min(threads, size // GRAIN))
     lanes, team = form.way == "squares", max(worth, 1)
@@ -144,7 +144,7 @@ def _function(form: ScanKey, lines: Lines, threads: int) -> Any:
     if lanes:  # blocks become the lines, but for one that is shorter
         outer = (*lines.outer, (lines.inner, *lines.across))
         across = block * lines.along[0], block * lines.along[1]
-        lines = Lines(lines.length, lines.along, lines.length // block, across, outer)
+        lines = ScanLines(lines.length, lines.along, lines.length // block, across, outer)
         turns = (-(-lines.inner // wide) + (lines.length % block > 0)) * lines.many
     else:
         turns *= blocks
@@ -160,7 +160,7 @@ _FACTS = (
 
 
 def _facts(
-    lines: Lines, turns: int, threads: int, wide: int, block: int, room: int = 0
+    lines: ScanLines, turns: int, threads: int, wide: int, block: int, room: int = 0
 ) -> np.ndarray[Any, Any]:
     facts = [turns, min(threads, turns), lines.length, *lines.along, lines.inner, *lines.across]
     facts += [wide, -(-lines.inner // wide), block, -(-lines.length // block), room]

@@ -16,7 +16,7 @@ from ostinato.ops.cpu.limits import LIMITS
 from ostinato.ops.jit.loops import loops_over
 from ostinato.ops.linalg.factorizations import SINGULAR
 
-from .elements import Elements, text_of
+from .elements import ElementCode, text_of
 
 MAX_ROWS, MAX_COLUMNS = 256, 64  # rows, and columns on the right, of what is BLAS's
 
@@ -79,7 +79,7 @@ def _text(form: TriangularKey) -> str:
     return text_of(code, _FACTS, 3, ["  %last = sub i64 %n, 1"])
 
 
-class _Writer(Elements):
+class _Writer(ElementCode):
     """A row of a system, from those that are solved."""
 
     def __init__(self, form: TriangularKey, code: Code) -> None:

@@ -18,7 +18,7 @@ from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Shape, Spec, empty_aligned
-from ostinato.ops.cpu.jit.sequence import SETS, Call, Spot, sequence
+from ostinato.ops.cpu.jit.sequence import SETS, Address, Call, sequence
 from ostinato.ops.jit.combining import start_of
 from ostinato.ops.jit.labels import combines
 from ostinato.ops.jit.loops import Loops
@@ -34,7 +34,7 @@ class Boxes:
     """A function of arrays, and the calls that it consists of."""
 
     run: Kernel
-    calls: Sequence[tuple[Kernel, Sequence[Spot]]]
+    calls: Sequence[tuple[Kernel, Sequence[Address]]]
     held: Any
 
     def __call__(self, *arrays: Any) -> None:
@@ -78,17 +78,17 @@ def boxed_kernel(
     extents = [[hi - lo for hi, lo in (_range(p, d) for d in kept)] for p in parts]
     where = [lies(part) for part in parts]
     groups = _groups(extents, where)
-    calls = list[tuple[Kernel, Sequence[Spot]]]()
+    calls = list[tuple[Kernel, Sequence[Address]]]()
     for part, sizes, own in zip(parts, extents, where, strict=True):
         loops = Loops(
             tuple([math.prod(sizes[g] for g in group) for group in groups]),
             tuple([tuple([x.steps[group[-1]] for group in groups]) for x in own]),
         )
         kernel = loops_kernel(_of_rows(part.body), loops, threads, min(axes, 1), share)
-        calls.append((kernel, [Spot(x.array, x.offset) for x in own]))
+        calls.append((kernel, [Address(x.array, x.offset) for x in own]))
     for n, v in enumerate(body.outputs, count):
         if v in terms:
-            given = Spot(-1, terms[v].ctypes.data), Spot(n, 0)
+            given = Address(-1, terms[v].ctypes.data), Address(n, 0)
             calls.append((_combining(body, v, terms[v], arrays[n], threads, axes), given))
     spots = [Call(kernel, [[s] * SETS for s in given]) for kernel, given in calls]
     held = (cells.made, terms)

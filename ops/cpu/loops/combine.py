@@ -20,7 +20,7 @@ from ostinato.ops.jit.schedule import grouped
 from ostinato.ops.jit.stages import Reduction
 from ostinato.ops.jit.values import Value, cast, fma
 
-from .stages import Writer, chunk_units, cleared
+from .stages import StageWriter, chunk_units, cleared
 
 TURNS = 64  # whose sums over rows wait to be put together, and
 WAITING = LIMITS.waiting_bytes
@@ -28,7 +28,7 @@ WAITING = LIMITS.waiting_bytes
 MAX_SWEPT_GROUPS = 16
 
 
-class Kernel(Writer):
+class Kernel(StageWriter):
     """Writes the functions of a kernel."""
 
     states: dict[int, dict[str, str]]  # of the turn

@@ -51,7 +51,7 @@ UNKNOWN_TURNS = 100  # of a loop inside that ends by itself
 FACTS = 8
 
 
-class Kernel(Operations):
+class LoopKernel(Operations):
     """Writes a loop."""
 
     def made(self, frame: Frame, k: int, node: Node, ins: list[Seen]) -> Sequence[Seen]:
@@ -594,7 +594,7 @@ class Written:
 @lru_cache(512)
 def written(node: Node, specs: tuple[Spec, ...], strides: tuple[Strides, ...]) -> Written | None:
     """A loop over operands and results that lie so; None if it cannot be one kernel."""
-    writer = Kernel()
+    writer = LoopKernel()
     try:
         with np.errstate(all="ignore"):
             writer.kernel(node, list(zip(specs, strides, strict=True)))

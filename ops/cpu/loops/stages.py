@@ -116,7 +116,7 @@ def cleared(dtype: DType) -> int:
     return 0 if dtype.kind == "c" else dtype.itemsize
 
 
-class Writer(Elements):
+class StageWriter(Elements):
     """Writes the stages of a unit."""
 
     nest: Nest

@@ -16,7 +16,7 @@ from typing import Any
 from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.registry import OPS, Piece
 from ostinato.ops.core.spec import DType, Shape, Spec, bool_, real_of
-from ostinato.ops.jit.combining import Reduction, results
+from ostinato.ops.jit.combining import Combination, results
 from ostinato.ops.jit.loops import Loops
 from ostinato.ops.jit.moves import (
     Along,
@@ -88,7 +88,7 @@ class MovedWriter(ElementWriter):
         return self.told.setdefault(value, f"f{len(self.told)}")
 
     # -- an element
-    def one(self, lines: CudaLines) -> list[Reduction]:
+    def one(self, lines: CudaLines) -> list[Combination]:
         self.made = {}
         env = [_Index(f"x{d}", 0, n) for d, n in enumerate(self.shape[: self.kept])]
         inner = self.shape[self.kept :]

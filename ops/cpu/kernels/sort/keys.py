@@ -22,7 +22,7 @@ END = "define internal void @finish(ptr %data, ptr %meta) {\nentry:"
 NOTHING = f"{END}\n  ret void\n}}"
 
 
-class Kind(NamedTuple):
+class KeyKind(NamedTuple):
     """What a module puts in order."""
 
     dtype: DType
@@ -55,10 +55,10 @@ class Kind(NamedTuple):
         return 8 * digit + (32 if self.places and self.bits < 64 else 0)
 
 
-class Keys:
+class SortKeys:
     """What modules that put keys in order are written with."""
 
-    def __init__(self, kind: Kind) -> None:
+    def __init__(self, kind: KeyKind) -> None:
         self.kind = kind
         self.key = f"i{kind.bits}"
         self.one = "i64" if kind.places else self.key  # what holds a key with its place, or a half
