@@ -150,8 +150,8 @@ def by_threads_from_memory(u8: bool) -> Batches:
 
 def by_stages(u8: bool) -> Batches:
     """Our stages in a loop: the rate of one core."""
-    from ostinato.io_pipeline.feed.draws import Draws
     from ostinato.io_pipeline.feed.folders import content
+    from ostinato.io_pipeline.feed.sample_draws import Draws
     from ostinato.io_pipeline.images.decode import Decode
     from ostinato.io_pipeline.images.finish import Normalize
     from ostinato.io_pipeline.images.geometry import RandomFlip, RandomResizedCrop

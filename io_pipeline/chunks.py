@@ -41,7 +41,7 @@ from .source import (
     trouble,
     version,
 )
-from .threads import Index, each_of
+from .thread_counts import Index, each_of
 
 HEADER = "zarr.json"
 OLD_HEADER = ".zarray"  # of version 2

@@ -54,7 +54,7 @@ from .source import (
 )
 from .tables import SUFFIXES as TABLES
 from .tables import TableSource
-from .threads import Index, each_of
+from .thread_counts import Index, each_of
 
 SUFFIXES = (".npy", ".h5", ".hdf5", ".zarr")  # of what is read and written
 ONLY_READ = (".npz", *TABLES)

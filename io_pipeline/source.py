@@ -26,7 +26,7 @@ from ostinato.ops.core.spec import DTYPES, MOST_AXES, misshapen
 from ostinato.errors import DataFileError
 
 from .remote import IN_FLIGHT, Address, absolute, is_remote
-from .threads import MIN_THREADED_BYTES, Index, each_of
+from .thread_counts import MIN_THREADED_BYTES, Index, each_of
 
 LONGEST = 1 << 30  # bytes of one read or write
 PASSING = 1 << 20  # bytes of one read that leaves nothing in the system's cache,

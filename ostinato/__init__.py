@@ -86,7 +86,6 @@ from .cluster import LocalCluster as LocalCluster
 from .compiled import compile as compile
 from .compiled import run as run
 from .compiled import why_miss as why_miss
-from .exchange import from_dask as from_dask
 from .files import from_blocks as from_blocks
 from .files import load as load
 from .files import save as save
@@ -98,6 +97,7 @@ from .gradients import vjp as vjp
 from .info import *
 from .info import __array_api_version__ as __array_api_version__
 from .info import __array_namespace_info__ as __array_namespace_info__
+from .interop import from_dask as from_dask
 from .jacobians import hessian as hessian
 from .jacobians import jacobian as jacobian
 from .jacobians import jvp as jvp

@@ -34,7 +34,7 @@ from ostinato.ops.linalg import cholesky
 from ostinato.ops.planned.collective import REDUCING
 from ostinato.planner.machine import NOMINAL, Link, Machine, Rate, Seen, keep, memory
 from ostinato.planner.plan import Plan
-from ostinato.runtime.crew.engine import CrewEngine
+from ostinato.runtime.crew.crew_engine import CrewEngine
 
 from .compiled import compile
 from .sessions import Session, current

@@ -15,7 +15,7 @@ import numpy as np
 import ostinato.io_pipeline.images
 import ostinato.io_pipeline.volumes  # noqa: F401  (stages of both become methods of pipes)
 from ostinato.errors import ArgumentError, DataFileError
-from ostinato.io_pipeline.feed.combine import Mixed, Zipped
+from ostinato.io_pipeline.feed.combined_pipes import Mixed, Zipped
 from ostinato.io_pipeline.feed.folders import Paths, files
 from ostinato.io_pipeline.feed.pipe import Pipe
 from ostinato.io_pipeline.feed.samples import Arrays, Items, Samples, Stream

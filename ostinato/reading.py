@@ -34,7 +34,7 @@ from ostinato.planner.plan import Key, Plan
 
 from .cards import array_card
 from .corners import corners, is_large
-from .exchange import to_dask
+from .interop import to_dask
 from .pending import numbers_of
 from .sessions import Session, current, here, one_by_one
 from .streaming import held_too, operands_of, reads_files, rebase, smaller, sorted_before

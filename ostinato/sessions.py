@@ -43,7 +43,7 @@ from ostinato.planner.seeing.explain import told
 from ostinato.planner.tuning.sites import Site
 from ostinato.planner.tuning.tuner import Budget, Known, Tuner, machine
 from ostinato.runtime.crew.crew import job_crew, job_size
-from ostinato.runtime.crew.engine import CrewEngine
+from ostinato.runtime.crew.crew_engine import CrewEngine
 from ostinato.runtime.engine import Engine, Launcher, LocalEngine
 
 from . import watching

@@ -15,10 +15,10 @@ import numpy as np
 from ostinato.ops.core.tree import flatten, paths
 from ostinato.ops.cpu.jit.routine import Routine
 
-from .draws import Draws
 from .faults import Policy
 from .fields import BOXES, DATA, IMAGE, Fields, hosted, kind_of_name
 from .native import Form, Native, Run
+from .sample_draws import Draws
 from .stage import Filter, Map, Rejected, Stage, takes_out
 from .stats import Costs
 from .timed import Calls, LateError, timely

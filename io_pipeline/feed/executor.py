@@ -25,11 +25,11 @@ import numpy as np
 from .assembly import Assembly
 from .batches import Batch, Recipe
 from .chain import Sample
-from .draws import Draws
 from .making import Hand, Maker
 from .portions import Portion, Portions
 from .processes import needed_by
 from .running import Thread, run_times, running
+from .sample_draws import Draws
 from .slots import Slots
 from .stats import Consumer, Costs
 

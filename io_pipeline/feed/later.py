@@ -19,8 +19,8 @@ from ostinato.ops.core.operand import Operand
 from ostinato.ops.core.spec import Spec
 
 from .chain import Placed
-from .draws import Draws
 from .fields import Fields
+from .sample_draws import Draws
 from .stage import DEVICE, Map, Stage
 
 Rows = np.ndarray[Any, Any]  # with an element for each sample

@@ -14,11 +14,11 @@ from ..source import short
 from .assembly import Assembly
 from .batches import Batch, Failure, Recipe, fits_in
 from .chain import Sample, undecoded
-from .draws import REPLACED
 from .faults import RAISE, REPLACE, TRIES, Fault, Policy
 from .fields import fields_of, hosted
+from .file_reads import reads
 from .native import Room, Run, can
-from .reading import reads
+from .sample_draws import REPLACED
 from .stage import Rejected
 from .stats import Costs
 

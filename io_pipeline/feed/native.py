@@ -29,7 +29,7 @@ SAMPLE = (
 NOT_MINE, NO_ROOM = 1, 2
 MIN_ROOM, MAX_ROOM = 1 << 22, 1 << 26  # bytes of a thread's room
 PIXELS = 1 << 25  # that are surely gone over in a second
-MULTIPLIERS = 0xD2E7470EE14C6C93, 0xCA5A826395121157  # Philox4x64's, by which draws.py draws
+MULTIPLIERS = 0xD2E7470EE14C6C93, 0xCA5A826395121157  # Philox4x64's, by which sample_draws.py draws
 WEYL = 0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B
 ROUNDS = 10
 

@@ -17,8 +17,8 @@ from ostinato.errors import ArgumentError
 
 from .batches import Recipe
 from .chain import Chain, Sample
-from .draws import Draws
 from .fields import BOXES, IMAGE, LABEL, MASK, VOLUME, Fields
+from .sample_draws import Draws
 from .stage import Stage
 
 SIDE, GAP, LINE = 160, 6, 14  # pixels of a picture, between pairs, and of a line of text

@@ -43,10 +43,10 @@ from ostinato.ops.core.user_line import misfit
 from ostinato.errors import ArgumentError
 
 from .content import code_of
-from .draws import Draws
 from .fields import BOXES, IMAGE, MASK, Fields
 from .native import Form, Native
 from .plain import Undescribed, as_plain, from_plain
+from .sample_draws import Draws
 
 Shape = tuple[int, ...]
 Box3 = tuple[tuple[int, int], ...]  # ranges of depth, height and width

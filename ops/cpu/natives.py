@@ -21,7 +21,7 @@ from ostinato.ops.linalg.factorizations import SINGULAR
 from .fused import WITH_PRODUCT, stages, stages_scratch, stages_ways
 from .jit.llvm import why_not
 from .kernels import fft
-from .kernels.banded import banded_kernel
+from .kernels.band_solve import banded_kernel
 from .kernels.distances import pair_distances
 from .kernels.gather_scatter import (
     adding_along,
@@ -35,7 +35,7 @@ from .kernels.gemm import QUICK, any_product, product, ways
 from .kernels.gemm_epilogue import epilogue_native, epilogue_scratch, epilogue_ways
 from .kernels.ranks import order_statistics, order_workspace, select
 from .kernels.scan import running_kernel
-from .kernels.search import searching_kernel
+from .kernels.searchsorted import searching_kernel
 from .kernels.sort.order import sort_function, sort_scratch
 from .kernels.syrk import gram_native, gram_scratch, gram_ways
 from .kernels.tally import counting_kernel, folding_kernel

@@ -3,7 +3,7 @@ number of them side by side, each with diagonals of its own or views of the same
 
 Rows are eliminated from the first to the last, by the one whose element in the column is largest, as
 LAPACK does it. What is left of a row needs only the next few, so many systems go side by side: on a
-CPU in vectors (ops/cpu/kernels/banded.py). Of more diagonals LAPACK solves one after the other there.
+CPU in vectors (ops/cpu/kernels/band_solve.py). Of more diagonals LAPACK solves one after the other there.
 
 Diagonals lie by rows: element i of the one `o` above the main one is a[i, i + o]; what lies outside of
 the matrix is not read. `transposed`: the matrix is the transpose of the one whose diagonals these are."""

@@ -50,7 +50,7 @@ from ..core.spec import (
 )
 from ..core.user_line import misfit
 from ..jit.arrays import formula_kernel
-from ..special.functions import _gamma_density, _gammainc_by_a
+from ..special.special_functions import _gamma_density, _gammainc_by_a
 from .draws import (
     _DIGITS,
     _float_dtype,

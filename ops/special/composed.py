@@ -17,7 +17,7 @@ from ..array.transcendental import exp, expm1, log, log1p
 from ..core.array import Array
 from ..core.array_methods import Operandish
 from ..core.user_line import misfit
-from .functions import beta, gamma, gammaln
+from .special_functions import beta, gamma, gammaln
 
 __all__ = [
     "binom",

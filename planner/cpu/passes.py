@@ -9,7 +9,7 @@ from ostinato.planner.passes.order import order
 
 from .fuse import fuse
 from .loop_kernels import make_loop_kernels
-from .packed_weights import mark_prepacked
+from .prepack import mark_prepacked
 from .sink_transposes import sink_transposes
 from .slices import slice_first
 from .symmetric import halve

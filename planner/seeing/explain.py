@@ -23,7 +23,7 @@ from ostinato.planner.passes.simplify import simplify
 from ostinato.planner.plan import ONE_THREAD, Choice, Measured, Plan, Program, export, largest_part
 from ostinato.planner.policy import LETTERS, Chosen, policy_of
 from ostinato.planner.prediction import PredictedStep, again, machine_of, steps
-from ostinato.planner.seeing.limits import waits
+from ostinato.planner.seeing.least_memory import waits
 from ostinato.planner.simulation import simulate
 from ostinato.planner.title import title
 from ostinato.planner.tolerance import sites

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from ostinato.io_pipeline.feed.draws import Draws
+from ostinato.io_pipeline.feed.sample_draws import Draws
 from ostinato.io_pipeline.feed.stage import DEVICE, Stage
 
 import ostinato as ost

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ostinato.io_pipeline.feed.draws import Draws
+from ostinato.io_pipeline.feed.sample_draws import Draws
 from ostinato.io_pipeline.images import backends, finish, windows
 from ostinato.io_pipeline.images.decode import Decode
 from ostinato.io_pipeline.images.finish import Normalize

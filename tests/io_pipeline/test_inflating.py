@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ostinato.io_pipeline import chunks, files, inflate, source, threads
+from ostinato.io_pipeline import chunks, files, inflate, source, thread_counts
 from ostinato.io_pipeline.files import open_source
 
 from ostinato.errors import DataFileError
@@ -33,7 +33,7 @@ CODECS: dict[str, Any] = {
 
 @pytest.fixture(autouse=True)
 def few_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads, "MIN_THREADED_BYTES", 1)
+    monkeypatch.setattr(thread_counts, "MIN_THREADED_BYTES", 1)
 
 
 @pytest.fixture(params=["deflate", "zlib"])

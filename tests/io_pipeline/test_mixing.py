@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ostinato.io_pipeline.feed.draws import Draws
+from ostinato.io_pipeline.feed.sample_draws import Draws
 from ostinato.io_pipeline.images import mixing as m
 
 import ostinato as ost

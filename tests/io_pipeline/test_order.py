@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ostinato.io_pipeline.feed.draws import Draws
-from ostinato.io_pipeline.feed.order import MAX_SORTED, Bijection, Order, keyed
+from ostinato.io_pipeline.feed.sample_draws import Draws
+from ostinato.io_pipeline.feed.sample_order import MAX_SORTED, Bijection, Order, keyed
 
 
 def places(n: int) -> np.ndarray:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ostinato.io_pipeline.feed.draws import Draws
+from ostinato.io_pipeline.feed.sample_draws import Draws
 from ostinato.io_pipeline.images import policies as p
 from ostinato.io_pipeline.images.colour import Posterize, Solarize
 from ostinato.io_pipeline.images.warps import Affine

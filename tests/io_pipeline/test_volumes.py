@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ostinato.io_pipeline.feed.draws import Draws
+from ostinato.io_pipeline.feed.sample_draws import Draws
 from ostinato.io_pipeline.feed.stage import Stage
 from ostinato.io_pipeline.volumes import elastic as e
-from ostinato.io_pipeline.volumes import geometry as g
 from ostinato.io_pipeline.volumes import intensity as i
+from ostinato.io_pipeline.volumes import volume_geometry as g
 from scipy import ndimage
 
 import ostinato as ost

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ostinato.io_pipeline.feed.draws import Draws
+from ostinato.io_pipeline.feed.sample_draws import Draws
 from ostinato.io_pipeline.feed.stage import Stage
 from ostinato.io_pipeline.images import sampling
 from ostinato.io_pipeline.images import warps as w

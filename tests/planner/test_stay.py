@@ -6,7 +6,7 @@ import pytest
 from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.show import parse
 from ostinato.ops.cpu.libraries import onednn
-from ostinato.planner.cpu.packed_weights import mark_prepacked
+from ostinato.planner.cpu.prepack import mark_prepacked
 from ostinato.planner.plan import Target
 
 import ostinato as ost

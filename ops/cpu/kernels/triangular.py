@@ -16,7 +16,7 @@ from ostinato.ops.cpu.limits import LIMITS
 from ostinato.ops.jit.loops import loops_over
 from ostinato.ops.linalg.factorizations import SINGULAR
 
-from .elements import ElementCode, text_of
+from .element_code import ElementCode, text_of
 
 MAX_ROWS, MAX_COLUMNS = 256, 64  # rows, and columns on the right, of what is BLAS's
 

@@ -21,7 +21,7 @@ from ostinato.ops.jit.pairs import Pair
 from ostinato.ops.jit.values import Value, where
 from ostinato.ops.linalg.banded import NARROW
 
-from .elements import ElementCode, text_of
+from .element_code import ElementCode, text_of
 
 WIDE = 128  # systems side by side at the most
 CACHE = 1 << 17  # bytes of what is kept of them

@@ -30,7 +30,7 @@ from ostinato.errors import CommunicatorError, SessionError
 
 from .channel import Channel
 from .crew import Lead
-from .feeding import MOST_LEAVES, Feed
+from .crew_feeding import MOST_LEAVES, Feed
 from .member import SESSION
 from .orders import rebuilt
 

@@ -18,7 +18,7 @@ from ostinato.ops.core.spec import DTYPES
 from ostinato.ops.core.user_line import misfit
 from ostinato.planner.passes.layouts import resolve
 from ostinato.runtime.crew.channel import Channel
-from ostinato.runtime.crew.engine import CrewEngine
+from ostinato.runtime.crew.crew_engine import CrewEngine
 
 from .sessions import Session, current
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from .order import keyed
+from .sample_order import keyed
 
 Numbers = np.ndarray[Any, np.dtype[np.float64]]
 REPLACED = (1 << 63) + 1  # in place of a stage's number: which samples replace others
