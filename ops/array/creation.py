@@ -535,6 +535,14 @@ def asarray(
             return found
         get = getattr(values, "get", None)  # as arrays of CuPy have it
         values = get() if callable(get) else values
+    host = _host_values(values, kind, copy)
+    if split != FREE:
+        split = None if split == ANYWHERE else split_of(split, host.ndim)
+    return from_operand(Host(host, split))
+
+
+def _host_values(values: Any, kind: DType | None, copy: bool | None) -> np.ndarray[Any, Any]:
+    """NumPy's array of values in this process, in order: a copy, unless they may be borrowed."""
     if kind is not None and kind.kind not in "cb" and np.iscomplexobj(values):
         raise misfit(
             DTypeError,
@@ -573,9 +581,7 @@ def asarray(
         host = owned(np.require(host, host.dtype.newbyteorder("="), ["C", "A"]))
     else:
         host = copied(host)
-    if split != FREE:
-        split = None if split == ANYWHERE else split_of(split, host.ndim)
-    return from_operand(Host(host, split))
+    return host
 
 
 def _of_gpu(values: Any, kind: DType | None, copy: bool | None, split: Split) -> Array | None:
