@@ -34,7 +34,7 @@ from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.layout import around
 from ostinato.ops.core.notes import Notes
 from ostinato.ops.core.registry import OPS, Place
-from ostinato.ops.core.spec import is_inexact, lying
+from ostinato.ops.core.spec import is_inexact, strided_like
 from ostinato.ops.flow.control import CONTROL
 from ostinato.ops.planned.collective import STORED, collective_of
 from ostinato.planner.passes.memory import (
@@ -89,7 +89,7 @@ def bind(
     for names, specs in ((ins, graph.inputs), (outs, graph.out_specs)):
         for name_, spec in zip(names, specs, strict=True):
             if spec.layout is not None and not spec.layout.stored:
-                binder.shown[name_] = lying(binder.shape(spec), spec.dtype)
+                binder.shown[name_] = strided_like(binder.shape(spec), spec.dtype)
     if timed:
         binder.names["talk"] = communicator
         binder.write("t0 = t1 = mark(); c0 = talk.talking")

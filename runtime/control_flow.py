@@ -23,7 +23,7 @@ from ostinato.ops.core.device import (
 from ostinato.ops.core.graph import Node
 from ostinato.ops.core.layout import Partial, slices
 from ostinato.ops.core.monoid import MONOIDS
-from ostinato.ops.core.spec import Spec, lying
+from ostinato.ops.core.spec import Spec, strided_like
 from ostinato.ops.flow.control import graph_cost
 from ostinato.planner.passes.memory import (
     BUFFERS,
@@ -118,7 +118,7 @@ class ControlFlow(Values):
     ) -> None:
         """Carried values lie in order in their buffers; where they begin elsewhere, nothing is known."""
         for j, (spec, init) in enumerate(zip(specs, inits, strict=True)):
-            like = lying(self.shape(spec), spec.dtype)
+            like = strided_like(self.shape(spec), spec.dtype)
             first = self.strided_like(init)
             for which, name in enumerate(n[j] for n in names):
                 known = which > 0 or (first is not None and first.strides == like.strides)
@@ -262,7 +262,7 @@ class ControlFlow(Values):
         name, whole = self.local(prefix), self.strided_like(stack)
         self.write(f"{name} = {stack}[{i}, ...]")
         if whole is not None:
-            self.shown[name] = lying(whole.shape[1:], whole.dtype, whole.strides[1:])
+            self.shown[name] = strided_like(whole.shape[1:], whole.dtype, whole.strides[1:])
             if self.record is not None:
                 self.record.item(name, stack, whole.strides[0])
         return name
@@ -356,7 +356,7 @@ class ControlFlow(Values):
                 self.waited(node, "wait for a write")
                 self.behind |= dict.fromkeys(made, writer)
             for name, spec in zip(made, writes, strict=True):
-                self.shown[name] = lying(self.shape(spec), spec.dtype)
+                self.shown[name] = strided_like(self.shape(spec), spec.dtype)
             self.one_turn(program, k, row, ins, outs, base, given, not first, read, made)
             self.depth -= 1
             shown.last = len(self.text)
@@ -465,7 +465,7 @@ class ControlFlow(Values):
         for (name, file), outer, spec in zip(files, around, body.graph.inputs, strict=True):
             items.append(self.block(name, outer, spec) if file is None else next(unread))
             if file is not None:
-                self.shown[items[-1]] = lying(self.shape(spec), spec.dtype)
+                self.shown[items[-1]] = strided_like(self.shape(spec), spec.dtype)
         made: list[str] = []
         states: list[tuple[str, list[str], list[str]]] = []  # monoids, what they have, what comes
         places = iter(program.scratch[k][BUFFERS * (len(read) + len(written)) :])
@@ -479,7 +479,7 @@ class ControlFlow(Values):
             made.append(addend)
             if begins:
                 made[-1] = self.local("y")
-                self.shown[made[-1]] = lying(self.shape(spec), spec.dtype)
+                self.shown[made[-1]] = strided_like(self.shape(spec), spec.dtype)
                 self.write(f"{made[-1]} = {addend} if {t} else {out}")
             if not states or len(states[-1][1]) == MONOIDS[states[-1][0]].width:
                 states.append((split.monoid, [], []))
@@ -504,7 +504,7 @@ class ControlFlow(Values):
         made = self.local("x")
         lies = self.strided_like(name)
         if lies is not None:
-            self.shown[made] = lying(self.shape(spec), spec.dtype, lies.strides)
+            self.shown[made] = strided_like(self.shape(spec), spec.dtype, lies.strides)
         self.write(f"{made} = {name}[{self.name('c', cuts)}[{t}]]")
         return made
 

@@ -17,7 +17,7 @@ from .chain import Sample, undecoded
 from .faults import RAISE, REPLACE, TRIES, Fault, Policy
 from .fields import fields_of, hosted
 from .file_reads import reads
-from .native import Room, Run, can
+from .native import Run, Workspace, can
 from .sample_draws import REPLACED
 from .stage import Rejected
 from .stats import Costs
@@ -230,7 +230,7 @@ class Hand:
     """What a thread has to make chunks by machine code."""
 
     def __init__(self) -> None:
-        self.room = Room()
+        self.room = Workspace()
         # of numbers of Python's, whether they are a slot's
         self._fits: dict[tuple[type, Any], bool] = {}
 

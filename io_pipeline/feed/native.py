@@ -300,7 +300,7 @@ def _copied(channels: int, many: int = 16) -> Routine:
 
 
 # -- chunks ------------------------------------------------------------------------------------
-class Room:
+class Workspace:
     """A thread's memory, for what is between two steps."""
 
     def __init__(self) -> None:
@@ -342,7 +342,7 @@ class Run:
 
     def __call__(
         self,
-        room: Room,
+        room: Workspace,
         keys: tuple[int, int],
         values: Sequence[Any],
         places: Sequence[int],

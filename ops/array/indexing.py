@@ -329,7 +329,7 @@ def _put_grad(
         case "add":
             return g, None, at_v
         case "set":
-            by_v = where(_last_writer(x, i, v, axis), at_v, 0) if i.shape else at_v
+            by_v = where(_last_writer(x, i, axis), at_v, 0) if i.shape else at_v
             return put(zero_of(at_v)), None, by_v
         case "multiply":
             ones = apply("full", shape=x.shape, value=1, dtype=v.dtype)
@@ -347,7 +347,7 @@ def _put_grad(
     return share * kept, None, apply("take", share, i, axis=axis) * won
 
 
-def _last_writer(x: Array, i: Array, v: Array, axis: int) -> Array:
+def _last_writer(x: Array, i: Array, axis: int) -> Array:
     """Which of the updates stayed, where several went to one place: the last."""
     order = apply("iota", shape=i.shape, axis=0, dtype=int64) if i.ndim == 1 else None
     if order is None:

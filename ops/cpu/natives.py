@@ -13,7 +13,7 @@ from ostinato.ops.array.contraction import Folds
 from ostinato.ops.core.device import Classes, Device, Prepackable
 from ostinato.ops.core.monoid import identity
 from ostinato.ops.core.registry import OPS, Params, Place, Scratch, Specs
-from ostinato.ops.core.spec import Shape, Spec, bfloat16, int64, lying
+from ostinato.ops.core.spec import Shape, Spec, bfloat16, int64, strided_like
 from ostinato.ops.cpu.limits import LIMITS
 from ostinato.ops.flow.control import ONE_KERNEL, WHOLE
 from ostinato.ops.linalg.factorizations import SINGULAR
@@ -60,7 +60,7 @@ def _product(arrays: Arrays, threads: int, *, way: str = "", stays: bool = False
 
 
 def _product_ways(ins: Specs, outs: Specs, p: Params, threads: int) -> Classes:
-    a, b, out = (lying(s.shape, s.dtype) for s in (*ins, *outs))
+    a, b, out = (strided_like(s.shape, s.dtype) for s in (*ins, *outs))
     return [(way,) for way in ways(a, b, out, threads, p.get("stays", False))]
 
 
@@ -73,7 +73,7 @@ def _einsum(arrays: Arrays, threads: int, *, text: str, way: str = "", **_: Any)
             like.append(np.reshape(folds.ordered(k, x), folds.shape(k), copy=False))
             views.append(True)
         except ValueError:
-            like.append(lying(folds.shape(k), x.dtype))
+            like.append(strided_like(folds.shape(k), x.dtype))
             views.append(False)
     run = product(like[0], like[1], like[2], threads, way)
     if run is None:
@@ -90,8 +90,8 @@ def _einsum(arrays: Arrays, threads: int, *, text: str, way: str = "", **_: Any)
 
 
 def _einsum_ways(ins: Specs, outs: Specs, p: Params, threads: int) -> Classes:
-    folds = Folds(p["text"], *(lying(s.shape, s.dtype) for s in ins))
-    a, b, out = (lying(folds.shape(k), s.dtype) for k, s in enumerate((*ins, *outs)))
+    folds = Folds(p["text"], *(strided_like(s.shape, s.dtype) for s in ins))
+    a, b, out = (strided_like(folds.shape(k), s.dtype) for k, s in enumerate((*ins, *outs)))
     return [(way,) for way in ways(a, b, out, threads)]
 
 
@@ -226,7 +226,7 @@ def _member(arrays: Arrays, threads: int, **_: Any) -> Made:
     if x.dtype == bfloat16:
         return None
     search: Any = searching_kernel(
-        lying(table.shape, table.dtype), x, lying(x.shape, int64), False, threads
+        strided_like(table.shape, table.dtype), x, strided_like(x.shape, int64), False, threads
     )
     whole = x.dtype.kind in "iu" and x.itemsize > 1 and x.size >= table.size
     places = np.dtype(f"u{x.itemsize}")

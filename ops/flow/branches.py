@@ -152,7 +152,7 @@ def cond(
     Array(11, dtype=int64)
     """
     test = truth_of(condition, "cond")
-    leaves, structure = leaves_of(operands, "cond")
+    leaves, structure = leaves_of(operands)
     kinds = [weak_kind(x) for x in flatten(operands)[0]]
     shapes: list[Any] = []
 
@@ -160,7 +160,7 @@ def cond(
         def run(*args: Array) -> list[Array]:
             for x, kind in zip(args, kinds, strict=True):
                 x.weak = kind
-            outs, found = leaves_of(function(*unflatten(structure, args)), "cond")
+            outs, found = leaves_of(function(*unflatten(structure, args)))
             shapes.append((found, [x.spec.bare for x in outs]))
             return outs or [constant(False)]  # before which all has happened
 

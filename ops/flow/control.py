@@ -98,7 +98,7 @@ def acting(made: tuple[Array, ...], *bodies: Graph) -> tuple[Array, ...]:
     return made
 
 
-def leaves_of(tree: Any, what: str) -> tuple[list[Array], Any]:
+def leaves_of(tree: Any) -> tuple[list[Array], Any]:
     leaves, structure = flatten(tree)
     return [as_array(x) for x in leaves], structure
 

@@ -258,7 +258,7 @@ def _run_loop(
 ) -> tuple[Any, Any]:
     state = CarriedState(init, what)
     count = len(state.carry)
-    xs, items_structure = leaves_of(items, what)
+    xs, items_structure = leaves_of(items)
     yielded: list[Any] = []
 
     def turn(index: Array, *args: Array) -> list[Array]:
@@ -275,7 +275,7 @@ def _run_loop(
             )
         after, y = made
         leaves = state.leave(after)
-        outs, y_structure = leaves_of(y, what)
+        outs, y_structure = leaves_of(y)
         yielded[:] = [y_structure]
         return [*leaves, *outs] or [constant(False)]  # before which all has happened
 

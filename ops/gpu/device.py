@@ -39,8 +39,8 @@ from ostinato.ops.core.spec import (
     empty_aligned,
     float32,
     is_float,
-    lying,
     no_memory,
+    strided_like,
 )
 from ostinato.ops.jit.epilogues import begin_of
 from ostinato.ops.jit.loops import Loops, loops_of, space, strides_over
@@ -105,7 +105,7 @@ class Gpu(Device):
             return False
         assert not isinstance(self.library, str)
         shapes = [s.layout.largest(s.shape) if s.layout is not None else s.shape for s in specs]
-        arrays = [lying(n, s.dtype) for n, s in zip(shapes, specs, strict=True)]
+        arrays = [strided_like(n, s.dtype) for n, s in zip(shapes, specs, strict=True)]
         return is_one_call(self.library, body, arrays)
 
     def multiplies(self, ops: Collection[str]) -> str:

@@ -15,7 +15,7 @@ from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.monoid import MONOIDS
 from ostinato.ops.core.registry import OPS
-from ostinato.ops.core.spec import Shape, lying
+from ostinato.ops.core.spec import Shape, strided_like
 
 from .labels import Dims, Fit, Labels, combines, gives_places, indices_of
 from .random_bits import numbers_in
@@ -116,7 +116,7 @@ def strides_in_order(
     operands that are windows, how many elements it is to the next one along each axis.
     """
     specs = (*body.inputs, *body.out_specs)
-    found = [lying(shape, s.dtype).strides for shape, s in zip(shapes, specs, strict=True)]
+    found = [strided_like(shape, s.dtype).strides for shape, s in zip(shapes, specs, strict=True)]
     for k, own in enumerate(steps):
         found[k] = tuple([n * specs[k].dtype.itemsize for n in own]) if own else found[k]
     return found

@@ -17,7 +17,7 @@ import numpy as np
 from ostinato.ops.core.device import Classes
 from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.registry import OPS, Params, Scratch, Specs
-from ostinato.ops.core.spec import DType, Shape, Spec, float32, int8, lying
+from ostinato.ops.core.spec import DType, Shape, Spec, float32, int8, strided_like
 from ostinato.ops.cpu.jit.code import address_of, symbol
 from ostinato.ops.cpu.jit.emitter import Code, loaded
 from ostinato.ops.cpu.jit.llvm import function_of
@@ -81,7 +81,7 @@ def _most_rows(width: int) -> int:
     return max(MIN_BLOCK_ROWS, BYTES // (4 * width))
 
 
-def rows_of_blocks(m: int, n: int, k: int, batches: int, threads: int) -> BlockGrid:
+def rows_of_blocks(m: int, n: int, batches: int, threads: int) -> BlockGrid:
     """For sgemm: few enough rows, and about as many blocks for each thread."""
     share = -(-m // threads) if batches == 1 else m
     block = -(-share // -(-share // _most_rows(n)))
@@ -177,7 +177,7 @@ def epilogue_native(
     """The kernel for arrays that lie so; None if NumPy has to go node by node."""
     a, b, *_ = arrays
     graph, used = rest_of(body)
-    like = lying(shape_of(a.shape, b.shape), float32)
+    like = strided_like(shape_of(a.shape, b.shape), float32)
     if like.size == 0 or a.size == 0:
         return None
     others = [*(arrays[v] for v in used), *arrays[len(body.inputs) :]]
@@ -229,10 +229,10 @@ def _in_blocks(
         turned = right[0] != _PLAIN
         grid = blocks_of_tiles(form, m, n, k, batches, threads, turned, whole)
     elif sgemm:
-        grid = rows_of_blocks(m, n, k, batches, threads)
+        grid = rows_of_blocks(m, n, batches, threads)
     else:
         return None
-    like = lying((*rest.like.shape[:-1], grid.width), float32)[..., :n]
+    like = strided_like((*rest.like.shape[:-1], grid.width), float32)[..., :n]
     strides = [like.strides, *rest.strides[1:]]
     loops = _loops(like.shape, strides, rest.axes, grid.strips > 1)
     if loops is None:

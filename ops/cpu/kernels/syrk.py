@@ -17,7 +17,7 @@ import numpy as np
 from ostinato.ops.core.device import Classes
 from ostinato.ops.core.index import Indices
 from ostinato.ops.core.registry import Params, Scratch, Specs, op
-from ostinato.ops.core.spec import DType, Shape, Spec, float32, float64, int8, lying
+from ostinato.ops.core.spec import DType, Shape, Spec, float32, float64, int8, strided_like
 from ostinato.ops.cpu.jit.emitter import Code, loaded
 from ostinato.ops.cpu.jit.llvm import function_of, vector_bits, why_not
 from ostinato.ops.cpu.jit.parallel import around
@@ -134,7 +134,7 @@ def gram_native(
 
 
 def gram_ways(ins: Specs, outs: Specs, p: Params, threads: int) -> Classes:
-    x, out = (lying(s.shape, s.dtype) for s in (*ins, *outs))
+    x, out = (strided_like(s.shape, s.dtype) for s in (*ins, *outs))
     own = {TRIANGLE: _is_deep(ins[0]), MIRRORED: _is_wide(ins[0])}
     names = [*(way for way in own if own[way]), *ways(x.T, x, out, threads)]
     return [(way,) for way in names]

@@ -55,24 +55,26 @@ def boxed_kernel(
     terms = _terms(body, shape, len(begins)) if axes else {}
     cells = _Cells(max(shape, default=1))
 
-    def lies(part: Part) -> list[_Lies]:
+    def lies(part: Part) -> list[_Strided]:
         found = []
         for n, (what, _) in enumerate(part.reads):
             if isinstance(what, Cell):
                 row = cells.row(what)
                 found.append(
-                    _Lies(-1, row.ctypes.data, [row.itemsize * (d == kept[-1]) for d in kept])
+                    _Strided(-1, row.ctypes.data, [row.itemsize * (d == kept[-1]) for d in kept])
                 )
             else:
                 offset, steps = part.offset_and_strides(n, arrays[what].strides)
-                found.append(_Lies(what, offset, [steps[d] for d in kept]))
+                found.append(_Strided(what, offset, [steps[d] for d in kept]))
         for n, v in enumerate(body.outputs):
             out = terms.get(v, arrays[count + n])
             steps = (*out.strides[:-1], 0) if v in terms else out.strides
             offset = sum(step * lo for step, (lo, _) in zip(steps, part.box, strict=True))
             if v in terms:
                 offset += out.ctypes.data + out.strides[-1] * begins.index(part.box[last][0])
-            found.append(_Lies(-1 if v in terms else count + n, offset, [steps[d] for d in kept]))
+            found.append(
+                _Strided(-1 if v in terms else count + n, offset, [steps[d] for d in kept])
+            )
         return found
 
     extents = [[hi - lo for hi, lo in (_range(p, d) for d in kept)] for p in parts]
@@ -95,7 +97,7 @@ def boxed_kernel(
     return Boxes(sequence(spots, len(arrays), held=held).run, calls, held)
 
 
-class _Lies(NamedTuple):
+class _Strided(NamedTuple):
     """Where an array's part begins, of this one or (-1) at this address, and its steps from turn to turn."""
 
     array: int
@@ -125,7 +127,7 @@ def _range(part: Part, d: int) -> tuple[int, int]:
 
 
 def _groups(
-    extents: Sequence[Sequence[int]], where: Sequence[Sequence[_Lies]]
+    extents: Sequence[Sequence[int]], where: Sequence[Sequence[_Strided]]
 ) -> list[tuple[int, ...]]:
     """Axes that are one loop, in all boxes."""
     groups: list[tuple[int, ...]] = []

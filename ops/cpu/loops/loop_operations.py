@@ -13,7 +13,7 @@ from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.layout import around
 from ostinato.ops.core.monoid import MONOIDS
 from ostinato.ops.core.registry import OPS, Piece, Place
-from ostinato.ops.core.spec import DType, Shape, Spec, bool_, int64, lying, real_of
+from ostinato.ops.core.spec import DType, Shape, Spec, bool_, int64, real_of, strided_like
 from ostinato.ops.cpu.jit.emitter import FREE
 from ostinato.ops.flow.control import FLOW
 from ostinato.ops.jit.combining import (
@@ -32,7 +32,18 @@ from ostinato.ops.jit.scalar import lower
 from ostinato.ops.jit.values import Unsupported, Value, can_add, can_combine, cast, where
 
 from .loop_masks import has_outside, is_alike, looked_at
-from .loop_values import Carried, Frame, Index, Lies, Room, Seen, fit, homes_of, is_whole, limited
+from .loop_values import (
+    Buffer,
+    Carried,
+    Frame,
+    Index,
+    Seen,
+    Strided,
+    fit,
+    homes_of,
+    is_whole,
+    limited,
+)
 from .loop_writer import Writer
 
 CHUNK_ELEMENTS = 1024  # elements whose order of summing is free
@@ -79,18 +90,18 @@ class Operations(Writer):
             return True
         return any(_repeats(n) or n.specs[0].size > math.prod(x.shape) for n in uses)
 
-    def home(self, frame: Frame, v: int, reads: Mapping[Room, bool]) -> Lies:
+    def home(self, frame: Frame, v: int, reads: Mapping[Buffer, bool]) -> Strided:
         """Where a value is made whole that reads such memory."""
         spec = frame.graph.specs[v]
         state = frame.homes.get(v)
-        strides = lying(spec.shape, spec.dtype).strides
+        strides = strided_like(spec.shape, spec.dtype).strides
         for room in () if state is None else (state.room, state.other):
             if room is None or state is None:
                 continue
             later = [frame.values[u] for u in frame.alive() if u in frame.values]
             if reads.get(room, True) and not any(room in x.reads for x in later):
                 state.is_other_used |= room is state.other
-                return Lies(room.at, strides, room)
+                return Strided(room.at, strides, room)
         return self.allocate(spec)
 
     def made(self, frame: Frame, k: int, node: Node, ins: list[Seen]) -> Sequence[Seen]:
@@ -171,7 +182,7 @@ class Operations(Writer):
         return self.stored(Spec(places.shape, int64), made)
 
     # -- updates
-    def base(self, frame: Frame, v: int, x: Seen, spec: Spec, read: Sequence[Seen]) -> Lies:
+    def base(self, frame: Frame, v: int, x: Seen, spec: Spec, read: Sequence[Seen]) -> Strided:
         """A value's memory to write over, if nobody reads what was there; or a copy."""
         self.flush()
         if x.lies is not None and x.lies.room is not None and is_whole(x):
@@ -208,7 +219,7 @@ class Operations(Writer):
         to = self.base(frame, made, x, spec, (v, places))
         self.settle(v)
 
-        def write(at: Lies, index: Index, rest: Index) -> None:
+        def write(at: Strided, index: Index, rest: Index) -> None:
             address = self.address(at, rest)
             more = self.element(v, index)
             if mode != "set":
@@ -283,13 +294,13 @@ class Operations(Writer):
             found[a] = self.check(self.number(ins[place]), whole[a], part[a], bounds)
         return found
 
-    def moved(self, x: Lies, begins: Mapping[int, str]) -> Lies:
+    def moved(self, x: Strided, begins: Mapping[int, str]) -> Strided:
         """An array from there on."""
         at = x.at
         for a, begin in begins.items():
             offset = self.times(begin, x.strides[a])
             at = self.index(f"getelementptr i8, ptr {at}, i64 {offset}", offset)
-        return Lies(at, x.strides, x.room)
+        return Strided(at, x.strides, x.room)
 
     def cuts(self, piece: Piece, part: Shape) -> Sequence[slice]:
         """Which elements these are, counted from where the part begins."""
@@ -332,7 +343,7 @@ class Operations(Writer):
         x: Seen,
         spec: Spec,
         cut: Sequence[slice],
-        to: Lies,
+        to: Strided,
         at: Sequence[slice],
         combine: str = "",
     ) -> None:
@@ -551,7 +562,7 @@ class Operations(Writer):
         node: Node,
         kind: str,
         specs: Sequence[Spec],
-        targets: Sequence[Lies],
+        targets: Sequence[Strided],
         over: Shape,
         more: Callable[[Index, Index], Value],
     ) -> None:
@@ -743,7 +754,7 @@ def _steps(n: int, size: int) -> Iterator[tuple[int, int, int]]:
         yield whole, n, 1
 
 
-def _near(x: Lies, shape: Shape, size: int) -> int:
+def _near(x: Strided, shape: Shape, size: int) -> int:
     """The size of elements that are written side by side; of others, LLVM says if vectors are worth it."""
     steps = [step for step, n in zip(x.strides, shape, strict=True) if n > 1]
     return size if not steps or steps[-1] == size else FREE
