@@ -50,9 +50,9 @@ def no_epilogue() -> None:
 
 
 def nothing_stays() -> None:
-    from ostinato.planner.cpu import packed_weights
+    from ostinato.planner.cpu import prepack
 
-    _leave_out(packed_weights.mark_staying)
+    _leave_out(prepack.mark_prepacked)
 
 
 def _leave_out(one: Any) -> None:

@@ -150,8 +150,8 @@ def by_threads_from_memory(u8: bool) -> Batches:
 
 def by_stages(u8: bool) -> Batches:
     """Our stages in a loop: the rate of one core."""
-    from ostinato.io_pipeline.feed.draws import Draws
     from ostinato.io_pipeline.feed.folders import content
+    from ostinato.io_pipeline.feed.sample_draws import Draws
     from ostinato.io_pipeline.images.decode import Decode
     from ostinato.io_pipeline.images.finish import Normalize
     from ostinato.io_pipeline.images.geometry import RandomFlip, RandomResizedCrop
@@ -171,13 +171,13 @@ def by_stages(u8: bool) -> Batches:
         for row, k in zip(memory[0], chosen, strict=True):
             data, _ = content(paths[k])
             shape = decode.extents(data) or ()
-            drawn = crop.draw(draws.at(int(k), 0), shape)
+            drawn = crop.draw(draws.seek(int(k), 0), shape)
             window, within = crop.window(drawn, shape)
             x = decode.part(data, shape, window)
             if x is None:
                 x, within = decode.image(np, data, None), drawn
             x = crop.image(np, x, within)
-            x = flip.image(np, x, flip.draw(draws.at(int(k), 1), x.shape))
+            x = flip.image(np, x, flip.draw(draws.seek(int(k), 1), x.shape))
             if u8:
                 row[...] = x
             else:

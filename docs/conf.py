@@ -62,7 +62,9 @@ def readable(
 
 FOR_CHECKERS = {
     "ostinato.gradients",
-    "ostinato.ops.flow.control",
+    "ostinato.ops.flow.branches",
+    "ostinato.ops.flow.repeat_scan",
+    "ostinato.ops.flow.while_loops",
 }  # overloads of which people need none
 
 

@@ -31,7 +31,7 @@ from ostinato.errors import DataFileError
 
 from .inflate import can, inflated
 from .source import (
-    Kept,
+    ChunkCache,
     Source,
     chunk_box,
     chunks_in,
@@ -41,7 +41,7 @@ from .source import (
     trouble,
     version,
 )
-from .threads import Index, each_of
+from .thread_counts import Index, each_of
 
 HEADER = "zarr.json"
 OLD_HEADER = ".zarray"  # of version 2
@@ -108,7 +108,7 @@ class ChunkSource(Source):
         self.folder = inside(self.path, dataset) if home is None else home.path
         self.shape, self.dtype, self.chunks = shape, dtype, chunks
         self.sums = sums
-        self.codec, self.head, self.kept = codec, head, Kept()
+        self.codec, self.head, self.kept = codec, head, ChunkCache()
         self.grain = chunks if sums is not None or codec else None
         self.inflates = bool(codec)
         self.keys = keys
@@ -155,7 +155,7 @@ class ChunkSource(Source):
     def _read(self, out: Any, index: tuple[int, ...], chunk: Box, common: Box) -> None:
         if self.sums is not None:
             name = chunk_name(index)
-            found = self.kept.of(index, None, lambda: self._numbers(name, self._checked(name)))
+            found = self.kept.get(index, None, lambda: self._numbers(name, self._checked(name)))
             out[...] = found[slices(common, chunk)]
             return
         name = self._name(index)
@@ -167,7 +167,7 @@ class ChunkSource(Source):
             if self.codec:
                 about = os.fstat(handle)
                 state = about.st_ino, about.st_mtime_ns, about.st_size
-                found = self.kept.of(index, state, lambda: self._inflated(handle, about, name))
+                found = self.kept.get(index, state, lambda: self._inflated(handle, about, name))
                 out[...] = found[slices(common, chunk)]
                 return
             size, right = os.fstat(handle).st_size, self.chunk_bytes
@@ -322,7 +322,7 @@ class ShardSource(ChunkSource):
                 self._look()
                 raise self.trouble(f"chunk {name}, {error}", "a store that is whole") from None
 
-        out[...] = self.kept.of(index, shard.state, read)[slices(common, chunk)]
+        out[...] = self.kept.get(index, shard.state, read)[slices(common, chunk)]
 
     def _there(self) -> Iterator[tuple[int, ...]]:
         for index in super()._there():

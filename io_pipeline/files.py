@@ -36,13 +36,13 @@ from ostinato.errors import DataFileError
 
 from .chunks import LONGEST_HEAD, SPARE, ChunkSource, arrays, plain
 from .inflate import inflated, unshuffled
-from .members import Member
+from .members import ArchiveMember
 from .merging import RUNS, RowsOfRuns, SortedRuns
 from .remote import IN_FLIGHT, Address, absolute, is_remote, located, open_file, tried
 from .source import (
     PARSING,
+    ChunkCache,
     Get,
-    Kept,
     Source,
     chunk_box,
     chunks_in,
@@ -54,7 +54,7 @@ from .source import (
 )
 from .tables import SUFFIXES as TABLES
 from .tables import TableSource
-from .threads import Index, each_of
+from .thread_counts import Index, each_of
 
 SUFFIXES = (".npy", ".h5", ".hdf5", ".zarr")  # of what is read and written
 ONLY_READ = (".npz", *TABLES)
@@ -206,7 +206,7 @@ class NpzSource(NpySource):
         if member.compress_type != zipfile.ZIP_DEFLATED:
             raise self.trouble(f"compression {member.compress_type}", "deflate, as np.savez has it")
         self.inflates = True
-        self.get = Member(self, begin, member).fill
+        self.get = ArchiveMember(self, begin, member).fill
         return member.file_size
 
     def stored_bytes(self) -> int:
@@ -314,7 +314,7 @@ class Hdf5Source(Source):
         self.check_size(self.grain or ())
         how = self.data.id.get_create_plist()
         self.filters = [how.get_filter(k)[:1] for k in range(how.get_nfilters())]
-        self.kept, self.inflates = Kept(), bool(self.filters)
+        self.kept, self.inflates = ChunkCache(), bool(self.filters)
         # the file's own, through which it stays what it is when another one takes its name
         self.handle = -1 if is_remote(self.path) else int(self.file.id.get_vfd_handle())
         self.opened = self._state()
@@ -342,7 +342,7 @@ class Hdf5Source(Source):
             chunk = chunk_box(index, grain)
             common = intersect(chunk, box)
             at = tuple(lo for lo, _ in chunk)
-            found = self.kept.of(index, state, partial(self._chunk, at))
+            found = self.kept.get(index, state, partial(self._chunk, at))
             whole[(*slices(common, box), ...)] = found[slices(common, chunk)]
 
         each_of(read, chunks, out.nbytes)

@@ -39,7 +39,7 @@ class _State:
         return _State(self.inflater.copy(), self.taken, self.at, self.sum)
 
 
-class Member:
+class ArchiveMember:
     """The bytes of one, from a byte of a file on."""
 
     def __init__(self, source: Source, begin: int, about: ZipInfo) -> None:

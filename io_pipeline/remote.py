@@ -19,7 +19,7 @@ import numpy as np
 
 from ostinato.errors import DataFileError
 
-from .threads import each_of
+from .thread_counts import each_of
 
 ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+(::[A-Za-z0-9+.-]+)*://")
 IN_FLIGHT = 32  # requests of a read, and of those that nobody waits for yet

@@ -26,7 +26,7 @@ from ostinato.ops.core.spec import DTYPES, MOST_AXES, misshapen
 from ostinato.errors import DataFileError
 
 from .remote import IN_FLIGHT, Address, absolute, is_remote
-from .threads import MIN_THREADED_BYTES, Index, each_of
+from .thread_counts import MIN_THREADED_BYTES, Index, each_of
 
 LONGEST = 1 << 30  # bytes of one read or write
 PASSING = 1 << 20  # bytes of one read that leaves nothing in the system's cache,
@@ -328,7 +328,7 @@ def _memory() -> int:
 
 
 # -- chunks that are read whole ---------------------------------------------------------------
-class Kept:
+class ChunkCache:
     """The chunks that were read last, as many as there is room for, since parts of one run often need
     the same ones; each with what tells whether it is still what lies in the file."""
 
@@ -337,7 +337,7 @@ class Kept:
         self.chunks: OrderedDict[tuple[int, ...], tuple[Any, np.ndarray[Any, Any]]] = OrderedDict()
         self.bytes = 0
 
-    def of(
+    def get(
         self, index: tuple[int, ...], state: Any, read: Callable[[], np.ndarray[Any, Any]]
     ) -> np.ndarray[Any, Any]:
         """A chunk, read if it is not here as it is now."""

@@ -26,7 +26,7 @@ from ostinato.errors import ArgumentError, DataFileError
 
 from .remote import absolute, is_remote, open_file
 from .source import Source, regular, short, stamp, trouble
-from .threads import each_of
+from .thread_counts import each_of
 
 SUFFIXES = (".parquet", ".csv", ".tsv")
 LINES = 1 << 20  # bytes of a block of a CSV file, about,

@@ -24,7 +24,9 @@ from .array.cumulative import running
 from .array.elementwise import where
 from .array.shape import axis_of, listed, whole_number
 from .array.slicing import slice_axes
-from .core.array import Array, Operandish, apply, as_array
+from .core.apply import apply, as_array
+from .core.array import Array
+from .core.array_methods import Operandish
 from .core.index import Indices, along
 from .core.parameters import AXIS, FLAG, one_of, unfit, whole
 from .core.registry import Params, Specs, op

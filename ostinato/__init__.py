@@ -69,8 +69,10 @@ from ostinato.ops.array.whole_numbers import *
 from ostinato.ops.array.window_functions import *
 from ostinato.ops.core.array import Array as Array
 from ostinato.ops.core.tree import tree_map as tree_map
+from ostinato.ops.flow.branches import *
 from ostinato.ops.flow.composed import *
-from ostinato.ops.flow.control import *
+from ostinato.ops.flow.repeat_scan import *
+from ostinato.ops.flow.while_loops import *
 from ostinato.ops.random import random as random
 from ostinato.ops.special import special as special
 from ostinato.planner.plan import Plan as Plan
@@ -84,7 +86,6 @@ from .cluster import LocalCluster as LocalCluster
 from .compiled import compile as compile
 from .compiled import run as run
 from .compiled import why_miss as why_miss
-from .exchange import from_dask as from_dask
 from .files import from_blocks as from_blocks
 from .files import load as load
 from .files import save as save
@@ -96,6 +97,7 @@ from .gradients import vjp as vjp
 from .info import *
 from .info import __array_api_version__ as __array_api_version__
 from .info import __array_namespace_info__ as __array_namespace_info__
+from .interop import from_dask as from_dask
 from .jacobians import hessian as hessian
 from .jacobians import jacobian as jacobian
 from .jacobians import jvp as jvp

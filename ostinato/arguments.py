@@ -11,8 +11,10 @@ import numpy as np
 
 from ostinato.errors import ArgumentError
 from ostinato.ops.core import array
-from ostinato.ops.core.array import Array, Late, Operand
+from ostinato.ops.core.apply import unmasked
+from ostinato.ops.core.array import Array, Late
 from ostinato.ops.core.exact import exact
+from ostinato.ops.core.operand import Operand
 from ostinato.ops.core.spec import DTYPES
 from ostinato.ops.core.tree import (
     LEAF,
@@ -199,7 +201,7 @@ def leaf(x: Any, who: str, fixed: bool) -> Any:
             array.term_of(x)  # raises: donated
         return x
     if not fixed and (isinstance(x, (np.ndarray, np.generic)) or hasattr(x, "__array__")):
-        array.unmasked(x, f"{who}()")
+        unmasked(x, f"{who}()")
         host = np.asarray(x)
         if host.dtype.name in DTYPES:
             return np.require(host, host.dtype.newbyteorder("="), ["C", "A"])

@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ostinato.errors import ArgumentError
-from ostinato.ops.core.array import Operand
 from ostinato.ops.core.device import described
+from ostinato.ops.core.operand import Operand
 from ostinato.ops.core.spec import DType, float32
 from ostinato.ops.core.user_line import misfit
 from ostinato.planner.passes.narrow_sums import Sum
@@ -31,8 +31,8 @@ from ostinato.planner.plan import Key, Plan, Target
 from ostinato.planner.policy import LETTERS, Chosen
 from ostinato.planner.seeing.explain import seconds
 from ostinato.planner.tolerance import (
-    Choice,
-    Site,
+    RoundingChoice,
+    RoundingSite,
     choose,
     choose_sums,
     relative_error,
@@ -221,8 +221,8 @@ def tolerated(
     plan = runs.plan(chosen, called)
     report = [
         *_told(found, choice, off),
-        *_told_sums(sums, sent),
-        _told_errors(off, errors_now),
+        *_describe_sums(sums, sent),
+        _describe_errors(off, errors_now),
         runs.compared(plan, as_written),
     ]
     return Tolerated(chosen, letters, report, exact, plan)
@@ -240,7 +240,7 @@ def _sent(
     allowed: Sequence[float],
     called: str,
     most: Letters,
-) -> Choice:
+) -> RoundingChoice:
     """How sums are sent, beside products that are rounded so."""
     products = [relative_error(x, y) for x, y in zip(wide, written, strict=True)]
 
@@ -254,7 +254,7 @@ def _sent(
     return choose_sums(sums, errors, room_for_sums(products, off, sizes, allowed), limit)
 
 
-def _formats(site: Site, target: Target, halves: Sequence[DType]) -> str:
+def _formats(site: RoundingSite, target: Target, halves: Sequence[DType]) -> str:
     """The letters that are worth while: what is narrow is faster to multiply, or to send."""
     multiplied = (float32, *halves)
     return "".join(
@@ -283,7 +283,7 @@ def _refuse(key: Key, off: Sequence[float], allowed: Sequence[float], called: st
         )
 
 
-def _told(found: Sequence[Site], choice: Choice, off: Sequence[float]) -> list[str]:
+def _told(found: Sequence[RoundingSite], choice: RoundingChoice, off: Sequence[float]) -> list[str]:
     lines = []
     for site, letter, shares in zip(found, choice.letters, choice.shares, strict=True):
         if letter == "-" and site.letters != "-":
@@ -295,7 +295,7 @@ def _told(found: Sequence[Site], choice: Choice, off: Sequence[float]) -> list[s
     return lines
 
 
-def _told_sums(found: Sequence[Sum], choice: Choice) -> list[str]:
+def _describe_sums(found: Sequence[Sum], choice: RoundingChoice) -> list[str]:
     """Say why sums that would be faster if they were narrower are not."""
     lines = []
     for each, letter, shares in zip(found, choice.letters, choice.shares, strict=True):
@@ -308,7 +308,7 @@ def _told_sums(found: Sequence[Sum], choice: Choice) -> list[str]:
     return lines
 
 
-def _told_errors(off: Sequence[float], errors: Sequence[float]) -> str:
+def _describe_errors(off: Sequence[float], errors: Sequence[float]) -> str:
     order = sorted(range(len(errors)), key=lambda k: -errors[k])
     told = [f"{errors[k]:.2g} of result {k} (as written {off[k]:.2g})" for k in order if errors[k]]
     if len(told) > MAX_TOLD:

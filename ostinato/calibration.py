@@ -25,15 +25,16 @@ from ostinato.ops.array.arithmetic import maximum
 from ostinato.ops.array.creation import full, zeros
 from ostinato.ops.array.cumulative import cumulative_sum
 from ostinato.ops.array.transcendental import exp, log, sin, tanh
-from ostinato.ops.core.array import Array, as_array
+from ostinato.ops.core.apply import as_array
+from ostinato.ops.core.array import Array
 from ostinato.ops.core.layout import Mesh
 from ostinato.ops.core.spec import bfloat16, float16, float32, float64
-from ostinato.ops.flow.control import repeat
+from ostinato.ops.flow.repeat_scan import repeat
 from ostinato.ops.linalg import cholesky
 from ostinato.ops.planned.collective import REDUCING
 from ostinato.planner.machine import NOMINAL, Link, Machine, Rate, Seen, keep, memory
 from ostinato.planner.plan import Plan
-from ostinato.runtime.crew.engine import CrewEngine
+from ostinato.runtime.crew.crew_engine import CrewEngine
 
 from .compiled import compile
 from .sessions import Session, current

@@ -8,7 +8,8 @@ from typing import Any
 from ostinato.errors import ArgumentError
 from ostinato.ops.array.shape import zero_of
 from ostinato.ops.autodiff import gradient as gradients
-from ostinato.ops.core.array import Array, as_array
+from ostinato.ops.core.apply import as_array
+from ostinato.ops.core.array import Array
 from ostinato.ops.core.spec import Spec
 from ostinato.ops.core.tree import flatten, unflatten
 from ostinato.ops.core.user_line import misfit

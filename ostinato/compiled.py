@@ -16,7 +16,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 import numpy as np
@@ -24,25 +24,20 @@ import numpy as np
 from ostinato import settings
 from ostinato.errors import (
     ArgumentError,
-    AssignmentError,
     PrecisionWarning,
     StaleResultError,
     StaleWarning,
     TracedValueError,
 )
-from ostinato.ops.core import activity, array
-from ostinato.ops.core.array import FREE, Array, Host, Operand, from_operand
-from ostinato.ops.core.exact import exact
+from ostinato.ops.core import activity
+from ostinato.ops.core.apply import as_array
+from ostinato.ops.core.array import Array, from_operand
 from ostinato.ops.core.garbage import seldom_collected
 from ostinato.ops.core.graph import Graph
-from ostinato.ops.core.spec import copied
+from ostinato.ops.core.operand import FREE, Host, Operand
 from ostinato.ops.core.tracebacks import shorten
-from ostinato.ops.core.tree import (
-    constructor,
-    flatten,
-)
+from ostinato.ops.core.tree import constructor, flatten
 from ostinato.ops.core.user_line import misfit
-from ostinato.ops.random.seeds import seeds
 from ostinato.planner.external import Step, split_sorts
 from ostinato.planner.pipeline import check_limit, place_operands
 from ostinato.planner.plan import Key, Numerics, Plan, Target
@@ -50,17 +45,7 @@ from ostinato.planner.policy import AS_WRITTEN, Precision, check_precision
 from ostinato.runtime.engine import Launcher
 
 from . import sessions
-from .arguments import (
-    NUMBERS,
-    UNREADY,
-    Call,
-    fixed_leaves,
-    is_itself,
-    leaf,
-    opened,
-    scan,
-    signature_of,
-)
+from .arguments import UNREADY, Call, fixed_leaves, leaf, opened, scan, signature_of
 from .auto_precision import (
     AUTO,
     Letters,
@@ -71,110 +56,38 @@ from .auto_precision import (
     check_tolerance,
     tolerated,
 )
+from .call_events import watch_calls_of
 from .cards import compiled_card
 from .donation import launch_given
-from .guards import UNSET, Change, Guards
-from .reach import WRAPPERS, watch_calls_of
+from .guards import Change, Guards
+from .misses import Miss, differences
+from .reach import WRAPPERS
 from .reading import _Reader, run_plan
-from .sessions import (
-    Session,
-    check_memory_limit,
-    check_numerics,
-    current,
-    here,
-    one_by_one,
-)
+from .sessions import Session, check_memory_limit, check_numerics, current, here, one_by_one
 from .side_effects import Effects, Outside, Place
+from .signature_cache import Entries, Entry, operand_of
 from .streaming import run_steps
 from .tracing import Traced, traced
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-MAX_SIGNATURES = 4096  # signatures of a function; then the oldest go
 
-
-@dataclass(slots=True, weakref_slot=True, eq=False)
-class Entry:
-    """What a signature leads to."""
-
-    plan: Plan
-    launch: Launcher
-    leaves: tuple[int, ...]  # arguments that are inputs of the graph
-    captured: tuple[Operand, ...]
-    draws: bool  # whether the last input is a seed
-    outputs: tuple[tuple[str, Any], ...]  # ("out", k), ("in", argument), ("is", value)
-    assigned: dict[int, tuple[str, Any]]  # arguments that it assigns to, and what they become
-    build: Callable[[Sequence[Any]], Any]  # what the function returns, around its leaves
-    donated: tuple[int, ...]  # arguments
-    made: bool  # whether the results are what the plan makes, one by one
-    simple: bool  # arrays in and one array out, nothing captured, given or drawn
-    traced: Traced | None  # to be compared with, if asked for
-    guards: Guards  # what the trace read of what is around
-    hold: Callable[[Sequence[Any]], bool] | None  # whether that is as it was
-    effects: Effects | None  # what it reads and writes of what is around
-    owner: weakref.ref[CompiledFunction[Any, Any]]
-    key: Any = None
-    # where `quick` leads to it, and the objects among the arguments, with which it goes
-    quick: set[tuple[tuple[Any, ...], tuple[Any, ...]]] = field(default_factory=set)
-    objects: list[weakref.ref[Any]] = field(default_factory=list)
-
-    def drop(self) -> None:
-        """Its plan, its session or an object among its arguments is gone."""
-        if (owner := self.owner()) is not None:
-            owner.drop(self)
-
-
-@dataclass(slots=True)
-class _Known:
-    """What calls of one form lead to."""
-
-    values: tuple[int, ...]  # leaves whose value matters
-    order: list[int] | None  # leaves as seen, in the order of the signature
-    rest: tuple[Any, ...]  # leaves of defaults
-    entry: Entry  # where no value matters; else the entries by them
-    entries: dict[tuple[Any, ...], Entry]
-
-
-@dataclass(slots=True)
-class Miss:
-    """A call that found no entry."""
-
-    parts: dict[str, Any]
-    source: str
-    before: list[dict[str, Any]]
-    change: str = ""  # around the function
-    changed: str = ""  # what that was
-    hits: int = 0  # until then
-
-    @property
-    def nearest(self) -> dict[str, Any] | None:
-        return min(self.before, key=lambda p: len(differences(p, self.parts)), default=None)
-
-
-class CompiledFunction(Generic[P, R]):
+class CompiledFunction(Entries, Generic[P, R]):
     """A function whose calls become plans."""
 
     # beside the attributes that `functools.wraps` copies to wrappers, and from what is wrapped
     __slots__ = (
-        "__dict__",
-        "__weakref__",
         "donate",
-        "entries",
         "function",
         "hits",
-        "last",
         "lock",
         "memory_limit",
         "misses",
         "name",
-        "needed",
         "numerics",
-        "parameters",
         "precision",
-        "quick",
         "seen",
-        "signature",
         "static",
         "told",
         "tolerance",
@@ -201,18 +114,15 @@ class CompiledFunction(Generic[P, R]):
         self.memory_limit = check_memory_limit("compile", memory_limit)
         self.numerics = None if numerics is None else check_numerics("compile", numerics)
         self._allow(precision, tolerance)
-        self.entries: dict[Any, Entry] = {}
-        self.quick: dict[tuple[Any, ...], _Known] = {}  # by what one look at the arguments gives
-        self.needed: set[tuple[Any, int]] = set()  # numbers that turned out to be needed by value
+        super().__init__()
         self.lock = threading.RLock()
-        self.last: Entry | None = None
         self.seen: list[dict[str, Any]] = []
         self.misses: list[Miss] = []
         self.told: set[tuple[str, str]] = set()  # what cannot be watched
         self.hits = 0
 
     def _allow(self, precision: str | Precision | None, tolerance: Tolerance | None) -> None:
-        """What it computes in."""
+        """Set the precision it computes in."""
         self.precision: str | None = None
         self.tolerance: Tolerance | None = None  # of results, where precision is "auto"
         self.widest: dict[Graph, Letters] = {}  # beyond which it was chosen to go no more
@@ -295,7 +205,7 @@ class CompiledFunction(Generic[P, R]):
                             self.hits += 1
                             self.last = entry
                             arguments = self._arguments(effects, args, kwargs)
-                            return self._run(entry, leaves, given, session, state, arguments)
+                            return entry.run(self.name, leaves, given, session, state, arguments)
                     given.clear()
                     o = None
             return self._call(args, kwargs)
@@ -315,7 +225,7 @@ class CompiledFunction(Generic[P, R]):
             if state is None:  # another thread was faster
                 return self._call(args, kwargs)
         arguments = self._arguments(effects, args, kwargs)
-        return self._run(entry, leaves, given, session, state, arguments)
+        return entry.run(self.name, leaves, given, session, state, arguments)
 
     def _arguments(
         self, effects: Effects | None, args: Sequence[Any], kwargs: dict[str, Any]
@@ -330,7 +240,7 @@ class CompiledFunction(Generic[P, R]):
     def _entry(
         self, args: Sequence[Any], kwargs: dict[str, Any], session: Session
     ) -> tuple[Any, list[Any], list[Any]]:
-        """What a call leads to, its leaves, and these with operands for Arrays; no entry if the call
+        """Find the entry of a call, its leaves, and these with operands for Arrays; no entry if the call
         belongs to another trace.
         """
         try:
@@ -351,10 +261,10 @@ class CompiledFunction(Generic[P, R]):
         given = [session.hold_array(x) if isinstance(x, Array) else x for x in leaves]
         call = Call(self, session, structure, given, fixed)
         key = call.key
-        entry, change = self._known(key, leaves, session)
+        entry, change = self.known(key, leaves, session)
         if entry is None:
             with one_by_one(self.lock, session):
-                entry, change = self._known(key, leaves, session)
+                entry, change = self.known(key, leaves, session)
                 places: Sequence[Place] = ()
                 if change is not None and (stale := self.entries.get(key)) is not None:
                     if stale.effects is not None:
@@ -365,12 +275,12 @@ class CompiledFunction(Generic[P, R]):
                         return self._entry(args, kwargs, session)
                 if entry is None:
                     entry = self._make(call, change, places)
-                    self._keep(entry, call.key, leaves, session)
+                    self.keep(entry, call.key, leaves, session)
         else:
             self.hits += 1
             if settings.check_stale and self.hits % settings.check_stale == 0:
                 self._check(entry, call)
-        self._remember(entry, call, args, kwargs, leaves)
+        self.remember(entry, call, args, kwargs, leaves)
         return entry, leaves, given
 
     def _place(self, call: Call) -> None:
@@ -388,234 +298,6 @@ class CompiledFunction(Generic[P, R]):
             if isinstance(host, Host):
                 host.split = tuple([s if isinstance(s, int) else None for s in layout.splits])
 
-    # -- what is kept ----------------------------------------------------------------------
-    def _keep(self, entry: Entry, key: Any, leaves: Sequence[Any], session: Session) -> None:
-        gone = functools.partial(_gone, weakref.ref(entry))
-        entry.key = key
-        entry.objects = [weakref.ref(x, gone) for x in leaves if is_itself(x)]
-        while len(self.entries) >= MAX_SIGNATURES:
-            self.drop(self.entries[next(iter(self.entries))])
-        self.entries[key] = entry
-        session.keep(self, entry, entry.plan)
-
-    def drop(self, entry: Entry) -> None:
-        """Forget an entry."""
-        if self.entries.get(entry.key) is entry:
-            del self.entries[entry.key]
-        for tokens, values in tuple(entry.quick):
-            known = self.quick.get(tokens)
-            if known is not None and known.entries.pop(values, None) is not None:
-                left = next(iter(known.entries.values()), None)
-                if left is None:
-                    del self.quick[tokens]
-                else:
-                    known.entry = left
-        if self.last is entry:
-            self.last = replace(
-                entry,
-                launch=_ended,
-                captured=(),
-                guards=Guards(()),
-                hold=None,
-                effects=None,
-                objects=[],
-            )
-
-    def forget_session(self, number: int) -> None:
-        """A session ends, and all that was made for it."""
-        for key in list(self.entries):
-            if key[0][2] == number and (entry := self.entries.get(key)) is not None:
-                self.drop(entry)
-        self.needed = {n for n in list(self.needed) if n[0][2] != number}
-
-    def _known(
-        self, key: Any, leaves: Sequence[Any], session: Session
-    ) -> tuple[Entry | None, Change | None]:
-        """The entry of a signature, if all that it read is as it was; else what changed."""
-        entry = self.entries.get(key)
-        if entry is None:
-            return None, None
-        change = None
-        if entry.hold is not None and not entry.hold(leaves):
-            change = entry.guards.change(leaves)
-        if change is None and entry.effects is not None:
-            change = entry.effects.change(leaves, session)
-        return (entry if change is None else None), change
-
-    def _remember(
-        self,
-        entry: Entry,
-        call: Call,
-        args: Sequence[Any],
-        kwargs: dict[str, Any],
-        leaves: Sequence[Any],
-    ) -> None:
-        """Lead calls of the same form to the entry directly, if one look at the arguments is
-        enough.
-        """
-        if settings.check_stale:
-            return
-        session = call.session
-        tokens: list[Any] = [session.number]
-        seen: list[Any] = []
-        parts: dict[str, range] = {}
-        try:
-            for a in args:
-                scan(a, session.engine, tokens, seen, [])
-            places = list(range(len(seen)))
-            if kwargs:
-                tokens.append(tuple(kwargs))
-            for name, a in kwargs.items():
-                before = len(seen)
-                scan(a, session.engine, tokens, seen, [])
-                parts[name] = range(before, len(seen))
-        except UNREADY:
-            return
-        rest: list[Any] = []
-        for name in self.parameters[len(args) :]:
-            parameter = self.signature.parameters[name]
-            if parameter.kind is parameter.VAR_KEYWORD:
-                return
-            if name in parts:
-                places += parts[name]
-            elif parameter.kind is not parameter.VAR_POSITIONAL:
-                more = flatten(parameter.default)[0]
-                if any(isinstance(x, Array) for x in more):
-                    return
-                places += range(len(seen) + len(rest), len(seen) + len(rest) + len(more))
-                rest += more
-        found = [*seen, *rest]
-        if len(places) != len(leaves) or any(
-            found[p] is not x for p, x in zip(places, leaves, strict=True)
-        ):
-            return
-        inputs = set(call.inputs)
-        values = tuple(k for k, x in enumerate(leaves) if k not in inputs and not is_itself(x))
-        if any(isinstance(leaves[k], (float, complex)) for k in values):
-            return  # 0.0 and -0.0 are equal
-        order = None if places == list(range(len(leaves))) and not rest else places
-        if self.entries.get(entry.key) is not entry:  # dropped meanwhile
-            return
-        form, value = tuple(tokens), tuple([leaves[k] for k in values])
-        if len(self.quick) >= MAX_SIGNATURES or len(entry.quick) >= MAX_SIGNATURES:
-            self.quick = {}
-            entry.quick.clear()
-        known = self.quick.get(form)
-        if known is None or known.values != values:
-            known = self.quick[form] = _Known(values, order, tuple(rest), entry, {})
-        known.rest = tuple(rest)  # defaults may have been changed
-        known.entries[value] = known.entry = entry
-        entry.quick.add((form, value))
-
-    def _run(
-        self,
-        entry: Entry,
-        leaves: Sequence[Any],
-        given: list[Any],
-        session: Session,
-        state: tuple[list[Any], list[Any]] | None,
-        arguments: Outside | None,
-    ) -> Any:
-        operands: list[Any] = [_held(x, session) for x in [given[k] for k in entry.leaves]]
-        if state is not None:
-            operands += [_held(x, session) for x in state[0]]
-        if entry.captured:
-            operands += entry.captured
-        if entry.draws:
-            operands.append(session.put(np.asarray(seeds.advance(), np.uint64)))
-        effects = entry.effects
-        numbers: list[Any] = []
-        if effects is not None:
-            if arguments is not None:
-                effects.check(arguments, self.name)
-            if effects.numbers is not None:
-                more = state[0] if state is not None else ()
-                numbers = effects.numbers.of([*[given[k] for k in entry.leaves], *more])
-        for k in entry.assigned:
-            if sum(x is leaves[k] for x in leaves) > 1:
-                raise misfit(
-                    AssignmentError,
-                    self.name,
-                    got="an array that it assigns to and that is also another argument",
-                    needed="an array that is passed once",
-                    do="pass a copy, x.copy(), as one of them",
-                )
-        if entry.donated:
-            positions = {k: n for n, k in enumerate(entry.leaves)}
-            away = [(positions[k], leaves[k]) for k in entry.donated]
-            given.clear()  # for the same reason
-            made = launch_given(entry.launch, operands, away, session, f"{self.name}(donate=)")
-        else:
-            made = entry.launch(operands)
-        if entry.made:
-            return entry.build([from_operand(o) for o in made])
-        known: dict[tuple[str, Any], Any] = {}  # one Array for each output, whoever gets it
-
-        def result(where: str, k: Any) -> Any:
-            if where == "is":
-                return k
-            if where == "number":
-                return numbers[k]
-            at: tuple[str, Any] = k if where == "item" else (where, k)
-            if at not in known:
-                if at[0] == "state" and state is not None:
-                    known[at] = state[1][at[1]]
-                else:
-                    kind, n = at
-                    known[at] = self._result(kind, n, entry, leaves, operands, made, session)
-            return known[at].item() if where == "item" else known[at]
-
-        results = [result(at, k) for at, k in entry.outputs]
-        if effects is not None:
-            effects.store(result, leaves, arguments or {})
-        if entry.assigned:
-            self._assign(entry, leaves, operands, made)
-        return entry.build(results)
-
-    def _result(
-        self,
-        where: str,
-        k: Any,
-        entry: Entry,
-        leaves: Sequence[Any],
-        operands: Sequence[Operand],
-        made: Sequence[Operand],
-        session: Session,
-    ) -> Any:
-        """A result that is not simply the next one that was made."""
-        if where == "out":
-            return from_operand(made[k])
-        if where == "in":
-            x = leaves[k]
-            if isinstance(x, np.ndarray):  # which the caller may change
-                return from_operand(session.put(copied(x)))
-            keep = isinstance(x, Array) and not (k in entry.donated or k in entry.assigned)
-            return x if keep else from_operand(operands[entry.leaves.index(k)])
-        if where == "captured":
-            return from_operand(entry.captured[k])
-        return k
-
-    def _assign(
-        self,
-        entry: Entry,
-        leaves: Sequence[Any],
-        operands: Sequence[Operand],
-        made: Sequence[Operand],
-    ) -> None:
-        """Give to arguments what the function assigned to them, as without compiling."""
-        known = [*entry.outputs, *entry.assigned.values()]
-        for k, (where, n) in entry.assigned.items():
-            if where == "captured":
-                found = entry.captured[n]
-            else:
-                found = made[n] if where == "out" else operands[entry.leaves.index(n)]
-            found.shared = found.shared or where != "out" or known.count((where, n)) > 1
-            if isinstance(leaves[k], Array):
-                leaves[k]._become(from_operand(found))
-            else:
-                np.copyto(leaves[k], found.engine.get(found))
-
-    # -- signatures ------------------------------------------------------------------------
     # -- tracing ---------------------------------------------------------------------------
     def _make(self, call: Call, change: Change | None, places: Sequence[Place]) -> Entry:
         start = time.perf_counter()
@@ -679,7 +361,8 @@ class CompiledFunction(Generic[P, R]):
         chosen, allowed = None, list[float]()
         if self.tolerance is not None:
             operands = [
-                _held(x, session) for x in [*[call.leaves[k] for k in inputs], *traced.state.given]
+                operand_of(x, session)
+                for x in [*[call.leaves[k] for k in inputs], *traced.state.given]
             ]
             operands += captured
             operands += [session.put(np.asarray(0, np.uint64))] * draws
@@ -851,18 +534,6 @@ def _compiled_again(function: Any, options: dict[str, Any]) -> CompiledFunction[
     return CompiledFunction(function, **options)
 
 
-def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    """The fields in which two signatures differ, with both values."""
-    found = []
-    for name in dict.fromkeys((*old, *new)):
-        a, b = old.get(name, UNSET), new.get(name, UNSET)
-        if exact(a) != exact(b):
-            before = "nothing" if a is UNSET else repr(a)
-            after = "nothing" if b is UNSET else repr(b)
-            found.append(f"{name}: {before} -> {after}")
-    return found
-
-
 def why_miss(function: CompiledFunction[Any, Any]) -> str:
     """Why the last new plan of a compiled function was new: the nearest plan that was there, and
     the fields that differ.
@@ -906,30 +577,9 @@ WRAPPERS[CompiledFunction] = ("function",)
 watch_calls_of(CompiledFunction.__call__)
 
 
-_VALUES = frozenset((*NUMBERS, np.ndarray))
-
-
-def _gone(entry: weakref.ref[Entry], _: object) -> None:
-    if (found := entry()) is not None:
-        found.drop()
-
-
-def _ended(operands: Sequence[Operand]) -> list[Operand]:
-    raise AssertionError("what was dropped is not run")
-
-
 def _is_free(x: Any) -> bool:
     """Whether it is an Array that may lie anywhere, and lies nowhere yet."""
     return isinstance(x, Array) and isinstance(x._operand, Host) and x._operand.split == FREE
-
-
-def _held(x: Any, session: Session) -> Any:
-    return _operand(x, session) if x.__class__ in _VALUES else x
-
-
-def _operand(x: Any, session: Session) -> Operand:
-    value = x if isinstance(x, np.ndarray) else np.asarray(x, NUMBERS[type(x)])
-    return session.put(value)
 
 
 def run(plan: Plan, *arrays: Any) -> Any:
@@ -968,7 +618,7 @@ def run(plan: Plan, *arrays: Any) -> Any:
             needed=f"{len(wanted)}: {', '.join(wanted)}",
         )
     check_limit(plan)
-    xs = [array.as_array(x) for x in arrays]
+    xs = [as_array(x) for x in arrays]
     _Reader().settle([x for x in xs if x._operand is None])
     operands: list[Any] = [session.hold_array(x) for x in xs]
     for k, spec in enumerate(plan.traced.inputs):

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from ostinato.errors import MemoryLimitError, OstinatoError
-from ostinato.ops.core.array import Array, Term, apply_all, as_array, term_of
+from ostinato.ops.core.apply import apply_all, as_array
+from ostinato.ops.core.array import Array, Term, term_of
 from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.index import Window
 from ostinato.ops.core.registry import Place

@@ -10,7 +10,8 @@ import numpy as np
 
 from ostinato import settings
 from ostinato.errors import ArgumentError, SessionError
-from ostinato.ops.core.array import Array, as_array
+from ostinato.ops.core.apply import as_array
+from ostinato.ops.core.array import Array
 from ostinato.ops.core.spelling import missing
 from ostinato.ops.core.tracebacks import door
 from ostinato.ops.core.tree import flatten, unflatten

@@ -9,7 +9,8 @@ from typing import Any
 
 from ostinato.errors import ArgumentError
 from ostinato.ops.core import array
-from ostinato.ops.core.array import Array, Operand, Term
+from ostinato.ops.core.array import Array, Term
+from ostinato.ops.core.operand import Operand
 from ostinato.ops.core.user_line import misfit
 from ostinato.runtime.engine import Launcher
 

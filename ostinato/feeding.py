@@ -21,9 +21,10 @@ from ostinato.io_pipeline.feed.pipe import Pipe
 from ostinato.io_pipeline.feed.plain import Undescribed
 from ostinato.io_pipeline.feed.share import Share
 from ostinato.io_pipeline.feed.slabs import NAMES
-from ostinato.ops.core.array import Operand, from_operand
+from ostinato.ops.core.array import from_operand
+from ostinato.ops.core.operand import Operand
 from ostinato.planner.passes.layouts import resolve
-from ostinato.runtime.crew.engine import CrewEngine
+from ostinato.runtime.crew.crew_engine import CrewEngine
 
 from .sessions import Session, current
 

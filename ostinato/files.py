@@ -17,9 +17,12 @@ from ostinato.io_pipeline.sinks import from_data as sink_of
 from ostinato.io_pipeline.sinks import open_sink
 from ostinato.ops.array.casts import as_dtype
 from ostinato.ops.array.creation import as_shape
-from ostinato.ops.core.array import Array, File, Operandish, Split, as_array, from_operand
+from ostinato.ops.core.apply import as_array
+from ostinato.ops.core.array import Array, from_operand
+from ostinato.ops.core.array_methods import Operandish
 from ostinato.ops.core.exchange import chunks_of
 from ostinato.ops.core.layout import Layout
+from ostinato.ops.core.operand import File, Split
 from ostinato.ops.core.spec import DTypeLike, ShapeLike
 from ostinato.ops.core.user_line import misfit
 from ostinato.planner.machine import memory

@@ -14,7 +14,8 @@ from ostinato.errors import GradientError
 from ostinato.ops.array.creation import ones_like
 from ostinato.ops.array.shape import zero_of
 from ostinato.ops.autodiff import gradient
-from ostinato.ops.core.array import Array, Watch, as_array, from_term, term_of
+from ostinato.ops.core.apply import as_array
+from ostinato.ops.core.array import Array, Watch, from_term, term_of
 from ostinato.ops.core.spec import is_inexact
 from ostinato.ops.core.tracebacks import door, shorten
 from ostinato.ops.core.tree import flatten, paths, unflatten

@@ -15,7 +15,8 @@ import numpy as np
 from ostinato.errors import ArgumentError, DTypeError
 from ostinato.ops.array.casts import as_dtype, check_device
 from ostinato.ops.core import array
-from ostinato.ops.core.array import Array, as_array, weak_dtype, weak_kind
+from ostinato.ops.core.apply import as_array, weak_dtype
+from ostinato.ops.core.array import Array, weak_kind
 from ostinato.ops.core.spec import (
     DTYPES,
     DType,

@@ -16,7 +16,7 @@ import ostinato.io_pipeline.images
 import ostinato.io_pipeline.volumes  # noqa: F401  (stages of both become methods of pipes)
 from ostinato.errors import ArgumentError, DataFileError
 from ostinato.io_pipeline import datasets as datasets
-from ostinato.io_pipeline.feed.combine import Mixed, Zipped
+from ostinato.io_pipeline.feed.combined_pipes import Mixed, Zipped
 from ostinato.io_pipeline.feed.folders import Paths, files
 from ostinato.io_pipeline.feed.pipe import Pipe
 from ostinato.io_pipeline.feed.samples import Arrays, Items, Samples, Stream
@@ -28,8 +28,9 @@ from ostinato.io_pipeline.feed.volume_files import volume_files
 from ostinato.io_pipeline.files import NpzSource, members_of
 from ostinato.io_pipeline.source import Source
 from ostinato.ops.array.creation import asarray
-from ostinato.ops.core.array import Array, File, Split, from_operand
+from ostinato.ops.core.array import Array, from_operand
 from ostinato.ops.core.device import described
+from ostinato.ops.core.operand import File, Split
 from ostinato.ops.core.spelling import missing
 from ostinato.ops.core.tree import tree_map
 from ostinato.ops.core.user_line import misfit

@@ -15,7 +15,8 @@ from ostinato.errors import GradientError
 from ostinato.ops.array.creation import eye
 from ostinato.ops.array.shape import moveaxis, reshape
 from ostinato.ops.autodiff import gradient, tangents
-from ostinato.ops.core.array import Array, Watch, apply, as_array
+from ostinato.ops.core.apply import apply, as_array
+from ostinato.ops.core.array import Array, Watch
 from ostinato.ops.core.spec import is_inexact
 from ostinato.ops.core.tracebacks import door
 from ostinato.ops.core.tree import Structure, flatten, unflatten

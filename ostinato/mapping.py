@@ -24,7 +24,8 @@ from ostinato.ops.array.casts import as_dtype, astype
 from ostinato.ops.array.creation import iota
 from ostinato.ops.array.shape import broadcast_shapes, broadcast_to, moveaxis, reshape
 from ostinato.ops.autodiff.batching import Batch, given_axis
-from ostinato.ops.core.array import Array, Trace, as_array, have_values
+from ostinato.ops.core.apply import as_array
+from ostinato.ops.core.array import Array, Trace, have_values
 from ostinato.ops.core.refusals import end_refusals
 from ostinato.ops.core.spec import Spec, int64
 from ostinato.ops.core.trace import check_ended
@@ -85,7 +86,7 @@ def vmap(function: Callable[P, R], in_axes: Axes = 0, out_axes: Axes = 0) -> Cal
         with trace, seeds.fold_element(number):
             results = function(*own, **given)
         outs, out_structure = flatten(results)
-        found = batch.of([as_array(y) for y in outs])
+        found = batch.compute([as_array(y) for y in outs])
         end_refusals(trace)
         places = _spread(out_axes, out_structure, f"vmap of {name}", "out_axes")
         made = []

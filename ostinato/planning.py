@@ -20,9 +20,10 @@ import numpy as np
 
 from ostinato.errors import ArgumentError
 from ostinato.ops.array.shape import split_of
-from ostinato.ops.core.array import FREE, Array, Operand, Split, Term, Wish
+from ostinato.ops.core.array import Array, Term
 from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.layout import Mesh
+from ostinato.ops.core.operand import FREE, Operand, Split, Wish
 from ostinato.ops.core.spec import DTYPES, DTypeLike, Spec
 from ostinato.ops.core.tracebacks import door
 from ostinato.ops.core.tree import flatten

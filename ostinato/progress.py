@@ -395,7 +395,7 @@ def as_html(now: Progress) -> str:
 
 
 @contextlib.contextmanager
-def within(screen: Screen | None) -> Iterator[Screen | None]:
+def nested_screen(screen: Screen | None) -> Iterator[Screen | None]:
     """Another screen for a while."""
     before = _watch.screen
     _watch.use(screen)

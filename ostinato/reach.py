@@ -13,13 +13,11 @@ import array as _array
 import collections
 import contextlib
 import datetime
-import dis
 import functools
 import gc
 import itertools
 import os
 import random as _random
-import re
 import signal
 import sys
 import threading
@@ -28,27 +26,28 @@ import types
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from ostinato.errors import StaleWarning
 from ostinato.ops.core.array import Array
 from ostinato.ops.core.tree import Structure, flatten
-from ostinato.ops.core.user_line import is_ours, short
+from ostinato.ops.core.user_line import short
 
-from .guards import UNSET, VALUES, Guard, Leaf, is_alike
-from .side_effects import (
-    Argument,
-    Place,
-    PlaceId,
-    Snapshot,
-    State,
-    Write,
-    is_state,
-    place_id,
+from .code_facts import (
+    HEAP,
+    Facts,
+    facts,
+    instructions,
+    is_installed,
+    is_library_code,
+    is_library_module,
+    is_library_type,
+    is_nameless,
 )
+from .guards import UNSET, VALUES, Guard, Leaf, is_alike
+from .side_effects import Argument, Place, PlaceId, Snapshot, State, Write, is_state, place_id
 
 MAX_ELEMENTS = (
     256  # elements of a container that are looked into; of larger ones each counts as it is
@@ -71,259 +70,16 @@ WRAPPERS: dict[type, tuple[str, ...]] = {  # where wrappers keep what they wrap
 _ATOMS = (bool, int, float, complex, str, bytes, type(None), type(...), type(NotImplemented))
 
 
-# -- code ----------------------------------------------------------------------------------
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """What a function's code names."""
-
-    globals: frozenset[str]
-    attributes: frozenset[str]
-    stored: frozenset[str]
-    read: frozenset[str]  # names whose value counts, other than those of a counter or a log
-    imports: frozenset[str]
-    named: frozenset[str]  # all names that it loads
-    mutates: bool  # it may change a container
-    valued: frozenset[str]  # names of which more is read than shape and dtype
-    any_attribute: frozenset[str]  # what it reads attributes of whose names it makes; "": who knows
-    texts: frozenset[str]
-    chains: tuple[tuple[tuple[str, ...], int], ...]  # `a.b.c`, from a name on, and the line
-    line_of_file: int  # where it opens a file to write; 0 if it does not
-
-
-_LOADS = ("LOAD_GLOBAL", "LOAD_NAME")
-_LOADS_OF_NAMES = (
-    *_LOADS,
-    "LOAD_ATTR",
-    "LOAD_METHOD",
-    "LOAD_SUPER",
-    "LOAD_DEREF",
-    "LOAD_CLASSDEREF",
-)
-_VALUES = ("LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_DEREF", "LOAD_GLOBAL", "LOAD_NAME", "LOAD_CONST")
-_MUTATORS = frozenset(
-    (
-        *("append", "appendleft", "extend", "extendleft", "insert", "pop", "popleft", "popitem"),
-        *("remove", "clear", "update", "add", "discard", "setdefault", "sort", "reverse", "rotate"),
-        *("__setitem__", "__delitem__", "__setattr__", "setattr", "delattr", "fill", "put"),
-        *("heappush", "heappop", "heapify", "insort", "shuffle", "copyto", "putmask"),
-    )
-)
 _MODULES = frozenset(("modules", "import_module", "__import__"))
 _GENERATORS = (_random.Random, np.random.RandomState, np.random.Generator)
 _DRAWN = "random numbers, drawn once, when it is traced"
 _DRAWING = frozenset(("uuid.uuid1", "uuid.uuid4", "posix.urandom", "posix.getrandom"))
 _PLAIN = (types.ModuleType, type, *_GENERATORS)  # whose attributes are read without anybody's code
-_HEAP = 1 << 9  # of a class that was made while the program runs
+
+
 _Cached = type(functools.lru_cache(lambda: None))
-_ANY = frozenset(("vars", "__dict__", "attrgetter", "__getattribute__", "getmembers", "dir"))
 
 
-class Step(NamedTuple):
-    """An instruction of Python's, with one name; `line` is that of the text, or the one before it."""
-
-    opname: str
-    argval: Any
-    argrepr: str
-    line: int
-
-
-def _steps(code: types.CodeType) -> Iterator[Step]:
-    """Instructions one by one: since Python 3.13 some load or store two variables."""
-    line = 0
-    for step in dis.get_instructions(code):
-        line = (step.positions.lineno if step.positions else None) or line
-        name = step.opname.replace("_BORROW", "")
-        names = _OF_TWO.fullmatch(name)
-        if names is None:
-            yield Step(name, step.argval, step.argrepr, line)
-            continue
-        for name, argval in zip(names.groups(), step.argval, strict=True):
-            yield Step(name, argval, argval, line)
-
-
-_OF_TWO = re.compile(r"((?:LOAD|STORE)_FAST)_((?:LOAD|STORE)_FAST)")
-
-
-@functools.lru_cache(4096)
-def facts(code: types.CodeType) -> Facts:
-    found: dict[str, set[str]] = {
-        "globals": set(),
-        "attrs": set(),
-        "stored": set(),
-        "imports": set(),
-    }
-    mutates = False
-    any_attribute = set()
-    steps = list(_steps(code))
-    loaded, read, valued = set(), set(), set()
-    for n, step in enumerate(steps):
-        name = step.opname
-        if name.startswith(_LOADS_OF_NAMES):
-            loaded.add(step.argval)
-            if not _is_log(steps, n):
-                read.add(step.argval)
-            if n + 1 == len(steps) or steps[n + 1].argval not in _DESCRIBED:
-                valued.add(step.argval)
-        if name in _LOADS:
-            found["globals"].add(step.argval)
-            if step.argval in ("getattr", "hasattr") and not _is_plain(steps[n + 1 : n + 16]):
-                any_attribute.add(_first(steps[n + 1 : n + 4]))
-        elif name in ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "IMPORT_FROM"):
-            found["attrs"].add(step.argval)
-        elif name.startswith(
-            ("STORE_ATTR", "STORE_GLOBAL", "STORE_DEREF", "DELETE_ATTR", "DELETE_GLOBAL")
-        ):
-            found["stored"].add(step.argval)
-        elif name in ("STORE_SUBSCR", "DELETE_SUBSCR", "STORE_SLICE"):
-            mutates = True
-        elif name == "IMPORT_NAME":
-            found["imports"].add(step.argval)
-    named = found["globals"] | found["attrs"]
-    found["attrs"] |= {x for x in _texts(code.co_consts) if x.isidentifier()}
-    found["attrs"].add(code.co_name)
-    return Facts(
-        frozenset(found["globals"]),
-        frozenset(found["attrs"]),
-        frozenset(found["stored"]),
-        frozenset(read | found["attrs"] - loaded),
-        frozenset(found["imports"]),
-        frozenset(found["attrs"] | found["globals"] | set(code.co_freevars)),
-        mutates or bool(named & _MUTATORS),
-        frozenset(valued | found["attrs"] - loaded),
-        frozenset(any_attribute | {"" for _ in named & _ANY}),
-        frozenset(_texts(code.co_consts)),
-        tuple(_chains(steps)),
-        _writes_file(steps, named),
-    )
-
-
-def _chains(steps: Sequence[Step]) -> Iterator[tuple[tuple[str, ...], int]]:
-    for n, step in enumerate(steps):
-        if not step.opname.startswith(("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_FAST")):
-            continue
-        names = [step.argval]
-        for after in steps[n + 1 :]:
-            if after.opname not in ("LOAD_ATTR", "LOAD_METHOD"):
-                break
-            names.append(after.argval)
-        yield tuple(names), step.line
-
-
-def _writes_file(steps: Sequence[Step], named: set[str]) -> int:
-    """The line that opens a file to write, as far as one sees."""
-    opened = 0
-    for step in steps:
-        if step.opname in _LOADS and step.argval == "open":
-            opened = step.line
-        elif step.argval in ("write_text", "write_bytes"):
-            return step.line
-        elif opened and step.opname == "LOAD_CONST" and _is_mode(step.argval):
-            return opened
-    return opened if named & {"write", "writelines"} else 0
-
-
-def _is_mode(x: Any) -> bool:
-    return (
-        isinstance(x, str)
-        and 0 < len(x) <= 3
-        and set(x) <= set("rwaxbt+")
-        and bool(set(x) & set("wax+"))
-    )
-
-
-def _is_log(steps: Sequence[Step], n: int) -> bool:
-    """Whether what is loaded here is only added to: `log.append(x)`, `count += 1`, `count[k] += 1`."""
-    after = steps[n + 1 : n + 6]
-    names = [s.opname for s in after]
-    if names[:1] and names[0].startswith(("LOAD_ATTR", "LOAD_METHOD")):
-        return after[0].argval in _ADDERS
-    if names[1:2] == ["BINARY_OP"] and names[0] in _VALUES:  # in place, and stored where it was
-        stores = [s for s in after[2:4] if s.opname == steps[n].opname.replace("LOAD", "STORE")]
-        return after[1].argrepr.endswith("=") and [s.argval for s in stores] == [steps[n].argval]
-    return names[1:4] == ["COPY", "COPY", "BINARY_SUBSCR"]
-
-
-_DESCRIBED = ("shape", "dtype", "ndim", "size", "nbytes", "itemsize")
-_ADDERS = frozenset(("append", "add", "extend", "appendleft", "insert", "clear"))
-
-
-def _is_plain(steps: Sequence[Step]) -> bool:
-    """Whether the arguments of a `getattr` that begin here are names, and the second is a text."""
-    given: list[Step] = []
-    for step in steps:
-        if step.opname in _VALUES:
-            given.append(step)
-        elif step.opname == "CALL":
-            text = given[1] if step.argval == len(given) >= 2 else None
-            return text is not None and text.opname == "LOAD_CONST" and isinstance(text.argval, str)
-        elif step.opname not in ("LOAD_ATTR", "PRECALL", "PUSH_NULL"):
-            return False
-    return False
-
-
-def _first(steps: Sequence[Step]) -> str:
-    """The name of what a call of `getattr` reads an attribute of, if it has one."""
-    found = [s for s in steps if s.opname != "PUSH_NULL"][:1]
-    return next((s.argval for s in found if s.opname in (*_LOADS, "LOAD_FAST", "LOAD_DEREF")), "")
-
-
-def _texts(consts: Sequence[Any]) -> Iterator[str]:
-    for x in consts:
-        if isinstance(x, str):
-            yield x
-        elif isinstance(x, (tuple, frozenset)):
-            yield from _texts(tuple(x))
-
-
-_STDLIB = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
-_PACKAGES = tuple(_STDLIB + name + os.sep for name in ("site-packages", "dist-packages"))
-_NUMPY = os.path.dirname(np.__file__) + os.sep
-
-
-@functools.lru_cache(4096)
-def _is_library_file(name: str) -> bool:
-    if name.startswith(("<frozen", _NUMPY)):
-        return True
-    return name.startswith(_STDLIB) and not name.startswith(_PACKAGES)
-
-
-def _is_library_code(code: types.CodeType, frame: types.FrameType | None = None) -> bool:
-    """Whether code is Python's, NumPy's or ours; what was generated belongs to its module."""
-    if is_ours(code) or _is_library_file(code.co_filename):
-        return True
-    if frame is None or not code.co_filename.startswith("<"):
-        return False
-    name = frame.f_globals.get("__name__")
-    return name is not None and _is_library_module(name)
-
-
-def _is_library_module(name: str | None) -> bool:
-    if name is None or name.partition(".")[0] in ("ostinato", "numpy", "ml_dtypes"):
-        return True
-    if name == "__main__" or name.partition(".")[0] not in sys.stdlib_module_names:
-        return False
-    file = getattr(sys.modules.get(name), "__file__", None)  # a user's own may have the same name
-    return file is None or _is_library_file(file)
-
-
-def _is_installed(module: types.ModuleType) -> bool:
-    """Whether a module is somebody's package, and not of the user's own program."""
-    file = getattr(module, "__file__", None) or ""
-    return "site-packages" in file or "dist-packages" in file
-
-
-@functools.lru_cache(4096)
-def _is_library_type(kind: type) -> bool:
-    name = getattr(kind, "__module__", None)
-    return not _is_nameless(kind) and _is_library_module(name)
-
-
-def _is_nameless(kind: type) -> bool:
-    """Whether a class was written where no module has a name, and so seems to be one of builtins."""
-    return kind.__module__ == "builtins" and bool(kind.__flags__ & _HEAP)
-
-
-# -- what is reached -----------------------------------------------------------------------
 class Reach:
     """What one trace reaches, taken as it is before it can be read."""
 
@@ -397,7 +153,7 @@ class Reach:
                 self._descend(module, name)
         if any(
             not isinstance(m := given.get(n, frame.f_globals.get(n)), types.ModuleType)
-            or not _is_library_module(m.__name__)
+            or not is_library_module(m.__name__)
             for n in known.any_attribute
         ):
             self.every = True
@@ -439,7 +195,7 @@ class Reach:
     def _assume(self, f: types.FunctionType) -> None:
         """A function whose results are kept (`lru_cache`) may have run before: what it would read counts."""
         code = f.__code__
-        if id(code) in self.executed or _is_library_code(code):
+        if id(code) in self.executed or is_library_code(code):
             return
         self.executed[id(code)] = code
         known = facts(code)
@@ -548,7 +304,7 @@ class Reach:
                 if not isinstance(d, types.MemberDescriptorType):
                     continue
                 if (
-                    kind.__flags__ & _HEAP
+                    kind.__flags__ & HEAP
                 ):  # those of C may be read only, and made when they are read
                     self.snapshot.add(Place("attr", of, n, f"{path}.{n}"), x)
                 if self.every or n in self.attributes:
@@ -580,8 +336,8 @@ class Reach:
             for name in WRAPPERS[kind]:
                 self._descend(getattr(x, name), path)
         elif isinstance(x, types.ModuleType):
-            if not _is_library_module(x.__name__):
-                self._attributes(x.__dict__, path, not _is_installed(x))
+            if not is_library_module(x.__name__):
+                self._attributes(x.__dict__, path, not is_installed(x))
         elif isinstance(x, type):
             self._class(x, path)
         elif isinstance(x, (dict, types.MappingProxyType)):
@@ -613,9 +369,9 @@ class Reach:
         """An instance: its class, and of its attributes those that are named anywhere."""
         of = x if of is None else of
         kind: Any = type(x)
-        if kind.__module__ == "builtins" and not _is_nameless(kind):
+        if kind.__module__ == "builtins" and not is_nameless(kind):
             return
-        if not _is_library_type(kind):
+        if not is_library_type(kind):
             self._guard("attr", of, "__class__", kind, f"the class of {path}")
         self._class(kind, kind.__name__)
         names = _dict_of(x)
@@ -642,7 +398,7 @@ class Reach:
 
     def _class(self, kind: type, path: str) -> None:
         for k in kind.__mro__:
-            if not _is_library_type(k) and ("class", id(k)) not in self.places:
+            if not is_library_type(k) and ("class", id(k)) not in self.places:
                 self.places.add(("class", id(k)))
                 self.seen[id(k)] = k
                 self._attributes(_names_of(k), k.__name__, False, k)
@@ -708,7 +464,7 @@ class Reach:
 
     def _function(self, f: types.FunctionType, path: str) -> None:
         self.functions.setdefault(id(f.__code__), []).append(f)
-        library = _is_library_code(f.__code__)
+        library = is_library_code(f.__code__)
         for name, cell in zip(f.__code__.co_freevars, f.__closure__ or (), strict=False):
             with contextlib.suppress(ValueError):
                 value = cell.cell_contents
@@ -908,7 +664,7 @@ class Reach:
                 where,
             )
             file, line = (code.co_filename, code.co_firstlineno) if code else ("<unknown>", 1)
-            for step in _steps(code) if code else ():
+            for step in instructions(code) if code else ():
                 line = step.line or line
                 if step.argval == path.partition(".")[0]:
                     break
@@ -1000,107 +756,3 @@ def _beside() -> set[int]:
     known = [*gc.callbacks, *map(_signal.getsignal, _SIGNALS)]
     known = [f.__func__ if type(f) is types.MethodType else f for f in known]
     return {id(f.__code__) for f in known if type(f) is types.FunctionType}
-
-
-# -- how calls are heard of ----------------------------------------------------------------
-_local = threading.local()
-
-
-@contextlib.contextmanager
-def reaching(reach: Reach, frame: types.FrameType) -> Iterator[None]:
-    """Within it, all that this frame calls is looked at."""
-    outer = getattr(_local, "reach", None)
-    _local.reach, reach.base = reach, id(frame)
-    try:
-        with _heard(reach):
-            yield
-    finally:
-        _local.reach = outer
-
-
-if sys.version_info >= (3, 12):
-    _tool: list[int] = []  # of `sys.monitoring`, while anybody traces
-    _tracing = 0
-    _lock = threading.RLock()  # a finalizer may come back here
-
-    def _begins(code: types.CodeType, offset: int) -> Any:
-        reach = getattr(_local, "reach", None)
-        if code is _entering:
-            if reach is not None:
-                reach.enters(sys._getframe(1))
-        elif _is_library_code(code, sys._getframe(1)):
-            return sys.monitoring.DISABLE
-        elif reach is not None:
-            reach.called(code, sys._getframe(1))
-        return None
-
-    def _ends(code: types.CodeType, offset: int, value: object) -> Any:
-        reach = getattr(_local, "reach", None)
-        if code is _entering or _is_library_code(code, sys._getframe(1)):
-            return sys.monitoring.DISABLE
-        if reach is not None:
-            reach.returned(sys._getframe(1))
-        return None
-
-    @contextlib.contextmanager
-    def _heard(reach: Reach) -> Iterator[None]:
-        global _tracing
-        monitoring = sys.monitoring
-        events = monitoring.events
-        with _lock:
-            if not _tracing:
-                tool = next(n for n in (4, 3, 5, 1, 2, 0) if monitoring.get_tool(n) is None)
-                monitoring.use_tool_id(tool, "ostinato")
-                monitoring.register_callback(tool, events.PY_START, _begins)
-                monitoring.register_callback(tool, events.PY_RETURN, _ends)
-                monitoring.set_events(tool, events.PY_START | events.PY_RETURN)
-                _tool[:] = [tool]
-            _tracing += 1
-        try:
-            yield
-        finally:
-            with _lock:
-                _tracing -= 1
-                if not _tracing:
-                    monitoring.set_events(_tool[0], 0)
-                    monitoring.free_tool_id(_tool[0])
-
-else:
-
-    @contextlib.contextmanager
-    def _heard(reach: Reach) -> Iterator[None]:
-        known: dict[int, types.CodeType | None] = {}  # by id, as codes are hashed anew each time
-
-        def hear(frame: types.FrameType, event: str, arg: Any) -> None:
-            if event == "call":
-                code = frame.f_code
-                if id(code) not in known:
-                    known[id(code)] = None if _is_library_code(code, frame) else code
-                if known[id(code)] is not None:
-                    reach.called(code, frame)
-                elif code is _entering:
-                    reach.enters(frame)
-            elif event == "return" and known.get(id(frame.f_code)) is not None:
-                reach.returned(frame)
-
-        hear.of_trace = True  # type: ignore[attr-defined]
-        before = sys.getprofile()
-        sys.setprofile(hear)
-        try:
-            yield
-        finally:
-            restore = getattr(before, "enable", None)  # cProfile's
-            if restore is not None:
-                sys.setprofile(None)
-                restore()
-            else:
-                sys.setprofile(before)
-
-
-_entering: types.CodeType | None = None  # the code of a compiled function's call
-
-
-def watch_calls_of(function: Any) -> None:
-    """Tell which code a call of a compiled function enters."""
-    global _entering
-    _entering = function.__code__

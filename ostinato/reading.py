@@ -19,18 +19,10 @@ from ostinato.errors import (
     TracedValueError,
 )
 from ostinato.ops.core import array
-from ostinato.ops.core.array import (
-    Array,
-    File,
-    Host,
-    Operand,
-    Split,
-    Term,
-    Trace,
-    from_term,
-    settled,
-)
+from ostinato.ops.core.apply import DEEP
+from ostinato.ops.core.array import Array, Term, Trace, from_term, settled
 from ostinato.ops.core.device import described
+from ostinato.ops.core.operand import File, Host, Operand, Split
 from ostinato.ops.core.spec import Spec, is_integer, lent
 from ostinato.ops.core.trace import Collected, Ref, collect
 from ostinato.ops.core.tracebacks import shorten
@@ -42,7 +34,7 @@ from ostinato.planner.plan import Key, Plan
 
 from .cards import array_card
 from .corners import corners, is_large
-from .exchange import to_dask
+from .interop import to_dask
 from .pending import numbers_of
 from .sessions import Session, current, here, one_by_one
 from .streaming import held_too, operands_of, reads_files, rebase, smaller, sorted_before
@@ -67,7 +59,7 @@ class CompileTrace(Trace):
         self.marks: dict[Trace, dict[Any, tuple[str, Any]]] = {}
 
     def lends(self, x: Array) -> bool:
-        """Take down what an Array stands for, before it is assigned to."""
+        """Record what an Array stands for, before it is assigned to."""
         self.assigned.setdefault(id(x), (x, (x.spec, x._operand, x._term, x._k)))
         return True
 
@@ -449,7 +441,7 @@ def _beside(found: Collected, kept: Sequence[Ref]) -> list[Ref]:
     made -= stays
     clean, beside = set[int](), list[Ref]()
     for ref in array.pending():
-        deep = ref[0].depth > array.DEEP and id(ref[0]) not in stays and not ref[0].is_open
+        deep = ref[0].depth > DEEP and id(ref[0]) not in stays and not ref[0].is_open
         stack = [ref] if deep else []
         while stack:
             term, k = stack.pop()

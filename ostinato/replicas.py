@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ostinato.ops.core.array import Operand
+from ostinato.ops.core.operand import Operand
 from ostinato.planner.gathered import Gather, gather_of, given
 from ostinato.planner.plan import Key, Plan
 from ostinato.planner.seeing.explain import amount
@@ -26,7 +26,7 @@ class _Site:
 
     def __init__(self, gather: Gather) -> None:
         self.gather = gather
-        self.habit = UseCount() if gather.bytes >= MIN_BYTES else UseCount(RARELY)
+        self.use_count = UseCount() if gather.bytes >= MIN_BYTES else UseCount(RARELY)
         self.came: Callable[[], Operand | None] = lambda: None
         self.replica: Operand | None = None
         self.was_kept = False  # of the one that comes
@@ -36,7 +36,7 @@ class _Site:
         if self.came() is not operand:
             self.ends()
             self.came = weakref.ref(operand)
-        return self.habit.again()
+        return self.use_count.again()
 
     def keep(self, operand: Operand, replica: Operand) -> None:
         """Keep what was gathered of it, until it is gone."""
@@ -51,7 +51,7 @@ class _Site:
         self.replica, self.was_kept = replica, True
 
     def ends(self) -> None:
-        self.habit.ends(self.was_kept)
+        self.use_count.ends(self.was_kept)
         self.replica, self.was_kept = None, False
 
 

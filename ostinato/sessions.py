@@ -22,10 +22,11 @@ import numpy as np
 from ostinato import settings
 from ostinato.errors import ArgumentError, LayoutError, OstinatoError
 from ostinato.ops.core import activity
-from ostinato.ops.core.array import Array, File, Host, Operand, Split, Term, changing, settled
+from ostinato.ops.core.array import Array, Term, changing, settled
 from ostinato.ops.core.device import DEVICES, LATER, Absent, Device, find
 from ostinato.ops.core.helpers import check_thread, helper
 from ostinato.ops.core.layout import Layout
+from ostinato.ops.core.operand import File, Host, Operand, Split
 from ostinato.ops.core.signals import Living
 from ostinato.ops.core.trace import Collected
 from ostinato.ops.core.tracebacks import door
@@ -42,7 +43,7 @@ from ostinato.planner.seeing.explain import told
 from ostinato.planner.tuning.sites import Site
 from ostinato.planner.tuning.tuner import Budget, Known, Tuner, machine
 from ostinato.runtime.crew.crew import job_crew, job_size
-from ostinato.runtime.crew.engine import CrewEngine
+from ostinato.runtime.crew.crew_engine import CrewEngine
 from ostinato.runtime.engine import Engine, Launcher, LocalEngine
 
 from . import watching
@@ -63,7 +64,7 @@ class _Witness:
         return engine.measured(self.plan_id) if engine is not None else None
 
 
-class Entry(Protocol):
+class CacheEntry(Protocol):
     """What a compiled function keeps for calls of one signature."""
 
     def drop(self) -> None: ...
@@ -90,7 +91,7 @@ class _Made:
         self.number = number
         self.engine = engine
         self.functions: Living[Function] = Living()
-        self.entries: dict[str, Living[Entry]] = {}  # by plan
+        self.entries: dict[str, Living[CacheEntry]] = {}  # by plan
         self.replicas: dict[str, Replicas] = {}
 
     def forget(self, plan: Plan) -> None:
@@ -335,7 +336,7 @@ class Session:
         times, again = settings.tune == "on", settings.tune_again
         return Tuner(self.engine.trials, known, budget, times, again, _report)
 
-    def keep(self, function: Function, entry: Entry, plan: Plan) -> None:
+    def keep(self, function: Function, entry: CacheEntry, plan: Plan) -> None:
         """An entry of a compiled function, which goes with its plan, or with this session."""
         self._made.functions.add(function)
         self._made.entries.setdefault(plan.id, Living()).add(entry)

@@ -20,9 +20,10 @@ from typing import Any
 import numpy as np
 
 from ostinato.errors import AssignmentError
-from ostinato.ops.core.array import Array, Operand, placeholder
+from ostinato.ops.core.array import Array, placeholder
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.layout import Layout
+from ostinato.ops.core.operand import Operand
 from ostinato.ops.core.registry import lookup
 from ostinato.ops.core.spec import Spec
 from ostinato.ops.core.tree import FIXED, LEAF, MADE, Structure, flatten, paths, unflatten
@@ -575,7 +576,7 @@ class Numbers:
             for n in graph.nodes
         )
 
-    def of(self, given: Sequence[Any]) -> list[Any]:
+    def evaluate(self, given: Sequence[Any]) -> list[Any]:
         """The numbers, for those that are the plan's inputs."""
         values = list(given)
         for operation, inputs in self.steps:

@@ -23,7 +23,8 @@ from ostinato.io_pipeline.chunks import ChunkSource
 from ostinato.io_pipeline.sinks import ZarrSink
 from ostinato.io_pipeline.steps import Steps
 from ostinato.ops.core import activity
-from ostinato.ops.core.array import Array, Operand, as_array, from_operand
+from ostinato.ops.core.apply import as_array
+from ostinato.ops.core.array import Array, from_operand
 from ostinato.ops.core.encode import (
     Malformed,
     decode_value,
@@ -34,6 +35,7 @@ from ostinato.ops.core.encode import (
     need,
 )
 from ostinato.ops.core.exchange import chunks_of
+from ostinato.ops.core.operand import Operand
 from ostinato.ops.core.spec import DTYPES, Spec
 from ostinato.ops.core.tracebacks import door
 from ostinato.ops.core.tree import FIXED, LEAF, Structure, flatten, paths, unflatten

@@ -22,8 +22,10 @@ from ostinato.io_pipeline.merging import RUNS, RowsOfRuns, SortedRuns
 from ostinato.io_pipeline.sinks import NpySink
 from ostinato.io_pipeline.source import Source
 from ostinato.ops.core import disk_cache
-from ostinato.ops.core.array import Array, File, Operand, Term, apply, term_of
+from ostinato.ops.core.apply import apply
+from ostinato.ops.core.array import Array, Term, term_of
 from ostinato.ops.core.graph import Graph
+from ostinato.ops.core.operand import File, Operand
 from ostinato.ops.core.spec import Spec
 from ostinato.ops.core.targets import new_number, targets
 from ostinato.ops.core.trace import Collected, Ref, collect

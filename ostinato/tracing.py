@@ -15,9 +15,11 @@ import numpy as np
 from ostinato.errors import TracedValueError
 from ostinato.ops.array.casts import astype
 from ostinato.ops.core import array
-from ostinato.ops.core.array import Array, Operand, Term, placeholder
+from ostinato.ops.core.apply import as_array
+from ostinato.ops.core.array import Array, Term, placeholder
 from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.layout import Layout
+from ostinato.ops.core.operand import Operand
 from ostinato.ops.core.refusals import end_refusals
 from ostinato.ops.core.spec import Spec, uint64
 from ostinato.ops.core.trace import Ref, array_of, check_ended, collect, roots_with_acts
@@ -31,8 +33,9 @@ from ostinato.ops.core.tree import (
 from ostinato.ops.random.seeds import mix, seeds
 
 from .arguments import NUMBERS, Call, Described, keywords, positional
+from .call_events import reaching
 from .guards import UNSET, Guards, is_alike
-from .reach import Reach, reaching
+from .reach import Reach
 from .reading import CompileTrace, NeedsValue, _Reader, placeholders
 from .sessions import Session
 from .side_effects import (
@@ -235,7 +238,7 @@ class _Made:
     def result(self, x: Any) -> tuple[str, Any]:
         """A leaf of what the function returns."""
         if isinstance(x, (np.ndarray, np.generic)):
-            x = array.as_array(x)
+            x = as_array(x)
         return ("ref", self.ref(x)) if isinstance(x, Array) else ("is", x)
 
     def store(self, write: Write, reach: Reach) -> Store:

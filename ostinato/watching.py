@@ -21,19 +21,19 @@ from ostinato.runtime.engine import Engine
 EVERY = 0.5  # seconds
 
 
-class Session(Protocol):
+class WatchedSession(Protocol):
     engine: Engine
     plans: PlanCache
 
 
 _seen: dict[tuple[int, str], dict[str, Any]] = {}  # of each session's plans, what was found last
-_sessions: dict[Session, int] = {}
+_sessions: dict[WatchedSession, int] = {}
 _numbers = itertools.count()
 _path = ""
 _lock = threading.RLock()  # a finalizer may come back here
 
 
-def begin(session: Session) -> None:
+def begin(session: WatchedSession) -> None:
     """Watch a session, if that was asked for."""
     global _path
     with _lock:
@@ -47,7 +47,7 @@ def begin(session: Session) -> None:
         _sessions[session] = next(_numbers)
 
 
-def end(session: Session) -> None:
+def end(session: WatchedSession) -> None:
     """A session closes: what it knows is asked for the last time."""
     if session in _sessions:
         look()
@@ -71,7 +71,7 @@ def _forget() -> None:
     atexit.unregister(look)
 
 
-def _note(session: Session, number: int) -> None:
+def _note(session: WatchedSession, number: int) -> None:
     if session.engine.is_elsewhere:  # workers of Dask's, which has a dashboard
         return
     with session.plans.lock:

@@ -273,7 +273,7 @@ def _check_turns(node: Node, ins: Sequence[Spec]) -> None:
     for outer, inner in zip((*ins, *node.specs), (*body.inputs, *body.out_specs), strict=True):
         lies = _layout(outer)
         need(not lies.stored or isinstance(_layout(inner).splits[-1], int), "turns of a whole file")
-        here = _layout(inner).at_once
+        here = _layout(inner).without_last_axis
         fits = here.mesh == lies.mesh if lies.stored else holds(outer, here)
         need(fits, "blocks of something that lies elsewhere")
     k = 0

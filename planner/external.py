@@ -510,8 +510,10 @@ def _shifted(graph: Graph, more: int) -> tuple[tuple[Node, ...], tuple[int, ...]
     """Nodes and outputs of a graph that is given more operands."""
     first = len(graph.inputs)
 
-    def at(v: int) -> int:
+    def position(v: int) -> int:
         return v if v < first else v + more
 
-    nodes = [Node(n.op, tuple(map(at, n.inputs)), n.params, n.specs, n.line) for n in graph.nodes]
-    return tuple(nodes), tuple(map(at, graph.outputs))
+    nodes = [
+        Node(n.op, tuple(map(position, n.inputs)), n.params, n.specs, n.line) for n in graph.nodes
+    ]
+    return tuple(nodes), tuple(map(position, graph.outputs))

@@ -318,7 +318,7 @@ def _key(content: Any) -> Key:
 def _machine(data: Any) -> Machine | None:
     """By which layouts were chosen."""
     try:
-        return None if data is None else Machine.of(data)
+        return None if data is None else Machine.from_data(data)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise Malformed(f"a machine that is none: {error!r:.60}") from None
 

@@ -89,12 +89,12 @@ def given(plan: Plan, which: tuple[int, ...]) -> Plan:
     before = plan.lowered
     count, more = len(before.inputs), len(found)
 
-    def behind(v: int) -> int:
+    def source_of(v: int) -> int:
         return v if v < count else v + more
 
-    nodes = tuple([reading(n, [behind(v) for v in n.inputs]) for n in before.nodes])
+    nodes = tuple([reading(n, [source_of(v) for v in n.inputs]) for n in before.nodes])
     inputs = (*before.inputs, *(g.spec for g in found))
-    graph = Graph(inputs, nodes, tuple([behind(v) for v in before.outputs]))
+    graph = Graph(inputs, nodes, tuple([source_of(v) for v in before.outputs]))
     comes = {g.node: count + k for k, g in enumerate(found)}
     for k, node in enumerate(graph.nodes):
         if node.op == "wait" and (maker := graph.producers[node.inputs[0]]) in comes:

@@ -256,7 +256,7 @@ class Machine:
         return {k: v for k, v in made.items() if v is not None and v != math.inf}
 
     @staticmethod
-    def of(data: Mapping[str, Any]) -> Machine:
+    def from_data(data: Mapping[str, Any]) -> Machine:
         """From what a file has; columns that it has in addition, such as sources, are for people."""
         found = {f.name: data[f.name] for f in fields(Machine) if f.name in data}
         for name, columns in _TABLES.items():
@@ -292,7 +292,9 @@ class Machine:
                 raise _unfit(name, "one of " + ", ".join(map(repr, presets())), "")
         try:
             text = path.read_text()
-            return Machine.of(tomllib.loads(text) if path.suffix == ".toml" else json.loads(text))
+            return Machine.from_data(
+                tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
+            )
         except (OSError, ValueError, TypeError, KeyError, IndexError) as error:
             raise _unfit(path, "a file that describes a machine", f"{error!r:.100}") from None
 
@@ -447,7 +449,7 @@ def _found(folder: Path | None, device: str, workers: int, apart: bool) -> Machi
     with contextlib.suppress(ValueError, TypeError, KeyError, IndexError):
         data = _kept(folder).get(kind_of(device, workers, apart))
         if data is not None:
-            return Machine.of(data)
+            return Machine.from_data(data)
     return unmeasured(device)
 
 
@@ -459,7 +461,7 @@ def unmeasured(device: str) -> Machine:
 
 @cache
 def _preset_of(model: str) -> Machine:
-    """Of the longest word that a device's name has; else the first one, which says for what it stands."""
+    """Find the preset of the longest word in a device's name; else the first, which says what it stands for."""
     found = [m for m in map(Machine.load, presets()) if m.models]
     mine = [(len(word), m) for m in found for word in m.models if word in model]
     if mine:

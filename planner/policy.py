@@ -1,6 +1,6 @@
 """Policies of precision: in which dtypes a plan keeps, multiplies and adds up what was written.
 
-A policy is plain data; keys and plan files hold its text, which `Precision.of` reads again."""
+A policy is plain data; keys and plan files hold its text, which `Precision.from_text` reads again."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ class Precision:
         return " ".join(words if self.wire != AS_WRITTEN else words[:-1])
 
     @staticmethod
-    def of(text: str) -> Precision:
+    def from_text(text: str) -> Precision:
         """The policy that has this text; ValueError if none has."""
         if text in PRESETS:
             return PRESETS[text]
@@ -177,7 +177,7 @@ def policy_of(text: str) -> Precision | Chosen:
         chosen = Chosen(float(found[1]), found[2], found[3] or "")
         if str(chosen) == text:
             return chosen
-    return Precision.of(text)
+    return Precision.from_text(text)
 
 
 def check_precision(who: str, given: Any) -> str:

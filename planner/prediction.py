@@ -271,7 +271,7 @@ def bytes_sent(node: Node, ins: Sequence[Spec]) -> int:
 
 # -- node by node --------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
-class Step:
+class PredictedStep:
     """One node of a program, as far as people care."""
 
     node: Node
@@ -285,7 +285,9 @@ class Step:
     copied: int | None = None  # bytes, of an update or what a loop carries; 0: all is in place
 
 
-def steps(program: Program, machine: Machine, depth: int = 0, turns: int = 1) -> Iterator[Step]:
+def steps(
+    program: Program, machine: Machine, depth: int = 0, turns: int = 1
+) -> Iterator[PredictedStep]:
     """The nodes in running order, those of bodies behind their loop."""
     graph, reuse = program.graph, Reuse(program, largest_part)
     call = call_seconds(program, machine, depth)
@@ -299,11 +301,11 @@ def steps(program: Program, machine: Machine, depth: int = 0, turns: int = 1) ->
             sent = bytes_sent(node, ins)
             predicted = sum(leg.seconds for leg in legs(node, ins, machine))
             reuse.seconds(k, machine, 0.0)
-            yield Step(node, depth, kind, 0.0, 0.0, sent, predicted, turns)
+            yield PredictedStep(node, depth, kind, 0.0, 0.0, sent, predicted, turns)
         elif inner:
             reuse.seconds(k, machine, 0.0)
             twice = _second_buffers(program, k) if node.op in LOOPS else None
-            yield Step(node, depth, "", 0.0, 0.0, 0, 0.0, turns, twice)
+            yield PredictedStep(node, depth, "", 0.0, 0.0, 0, 0.0, turns, twice)
             rows = [list(steps(b, machine, depth + 1, turns * repeats(node))) for b in inner]
             if node.op == "branch":  # counts as its longer side
                 longer = max(rows, key=lambda side: sum(s.predicted * s.turns for s in side))
@@ -320,7 +322,9 @@ def steps(program: Program, machine: Machine, depth: int = 0, turns: int = 1) ->
                 work.moved = 2.0 * (copied + written)
             moving = reuse.seconds(k, machine, work.moved)
             predicted = call + work.seconds(machine, moving)
-            yield Step(node, depth, "", work.operations, work.moved, 0, predicted, turns, copied)
+            yield PredictedStep(
+                node, depth, "", work.operations, work.moved, 0, predicted, turns, copied
+            )
 
 
 def _second_buffers(program: Program, k: int) -> int:

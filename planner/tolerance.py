@@ -56,7 +56,7 @@ FARTHER = (16.0, 1 / 16)
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
+class RoundingSite:
     """A product whose operands can be rounded."""
 
     line: str
@@ -102,14 +102,14 @@ class Site:
         return 0.0 if to is None else self.times * self.flops * (self.dtype.itemsize - to.itemsize)
 
 
-def sites(graph: Graph, times: int = 1) -> Iterator[Site]:
+def sites(graph: Graph, times: int = 1) -> Iterator[RoundingSite]:
     """The products of a graph that can be rounded, in the order of a policy's letters."""
     for node in graph.nodes:
         if is_site(graph, node, node.inputs):
             ins = tuple(graph.specs[v].bare for v in node.inputs)
             flops, _ = OPS[node.op].cost(ins, tuple(s.bare for s in node.specs), node.kw)
             shapes = tuple(s.shape for s in ins)
-            yield Site(node.line, node.op, node.specs[0].dtype, shapes, flops, times)
+            yield RoundingSite(node.line, node.op, node.specs[0].dtype, shapes, flops, times)
         for _, body in node.subgraphs():
             yield from sites(body, times * int(node.kw.get("trips", 1)))
 
@@ -188,7 +188,7 @@ Errors = Callable[[Sequence[int], Sequence[float]], Sequence[float]]
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class RoundingChoice:
     """What was chosen, and why."""
 
     letters: str
@@ -196,13 +196,13 @@ class Choice:
 
 
 def choose(
-    found: Sequence[Site],
+    found: Sequence[RoundingSite],
     errors: Errors,
     written: Sequence[float],
     sizes: Sequence[int],
     allowed: Sequence[float],
     most: str = "",
-) -> Choice:
+) -> RoundingChoice:
     """The letters of the sites. `errors`: of each result beside the graph as written, for codes and
     scales of all sites; `written`: what it is off then; `allowed`: its tolerance; `most`: letters that are
     not to be narrower."""
@@ -235,7 +235,7 @@ def choose(
         if not over[worst] > 1:
             break
         letters = widened(found, letters, [s[worst] for s in shares])
-    return Choice(letters, tuple(shares))
+    return RoundingChoice(letters, tuple(shares))
 
 
 class Narrowed(Protocol):
@@ -254,14 +254,14 @@ def choose_sums(
     errors: Callable[[str], Sequence[float]],
     room: Sequence[float],
     most: str = "",
-) -> Choice:
+) -> RoundingChoice:
     """The letters of sums. `errors`: of each result beside sums that are sent as they are, for letters of
     all; `room`: what these may be."""
     count = len(found)
     shares = ((0.0,) * len(room),) * count
     letters = _cheapest(found, shares, room, most)
     if not set(letters) - {"-"} or _worst(errors(letters), room)[1] <= 1:
-        return Choice(letters, shares)
+        return RoundingChoice(letters, shares)
     can = [k for k in range(count) if letters[k] != "-"]
     measured = list(shares)
     for group in [can[k::FEW_PROBES] for k in range(min(FEW_PROBES, len(can)))]:
@@ -275,9 +275,9 @@ def choose_sums(
             break
         worst, over = _worst(errors(letters), room)
         if over <= 1:
-            return Choice(letters, tuple(measured))
+            return RoundingChoice(letters, tuple(measured))
         letters = widened(found, letters, [s[worst] for s in measured])
-    return Choice("-" * count, tuple(measured))
+    return RoundingChoice("-" * count, tuple(measured))
 
 
 def _worst(errors: Sequence[float], room: Sequence[float]) -> tuple[int, float]:

@@ -34,7 +34,7 @@ from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.layout import around
 from ostinato.ops.core.notes import Notes
 from ostinato.ops.core.registry import OPS, Place
-from ostinato.ops.core.spec import is_inexact, lying
+from ostinato.ops.core.spec import is_inexact, strided_like
 from ostinato.ops.flow.control import CONTROL
 from ostinato.ops.planned.collective import STORED, collective_of
 from ostinato.planner.passes.memory import (
@@ -89,17 +89,17 @@ def bind(
     for names, specs in ((ins, graph.inputs), (outs, graph.out_specs)):
         for name_, spec in zip(names, specs, strict=True):
             if spec.layout is not None and not spec.layout.stored:
-                binder.shown[name_] = lying(binder.shape(spec), spec.dtype)
+                binder.shown[name_] = strided_like(binder.shape(spec), spec.dtype)
     if timed:
         binder.names["talk"] = communicator
         binder.write("t0 = t1 = mark(); c0 = talk.talking")
     with device.together():
         if parts is None and device.is_host and not timed and len(graph.nodes) >= STRETCHED_NODES:
-            binder.in_stretches(program, ins, outs)
+            binder.bind_stretches(program, ins, outs)
         elif parts is None:
             binder.program(program, ins, outs, 0)
         else:
-            binder.in_parts(program, ins, outs, parts)
+            binder.bind_parts(program, ins, outs, parts)
     if row_of is not None and graph.nodes:
         whole = binder.name("r", row_of(graph.nodes[-1], 0, "run", name))
         binder.write(f"{whole}.span(device, t1, mark())")
@@ -150,7 +150,7 @@ class _Binder(ControlFlow):
             self.name_results(program, k, names, outs, base)
             self.lines_of(program, k, names, base, in_order)
 
-    def in_stretches(self, program: Program, ins: Sequence[str], outs: Sequence[str]) -> None:
+    def bind_stretches(self, program: Program, ins: Sequence[str], outs: Sequence[str]) -> None:
         """The whole program. Machine code does stretches of it, of calls one after the other that take
         some milliseconds at the most: as of a loop of Python's, each of whose iterations is recorded."""
         graph = program.graph
@@ -215,7 +215,7 @@ class _Binder(ControlFlow):
         self.map.spans.append(Span(begun + 1, begun + 1, graph, row.node))
         self.stops.append(Stop(begun + 1, self.depth, row))
 
-    def in_parts(
+    def bind_parts(
         self, program: Program, ins: Sequence[str], outs: Sequence[str], parts: Parts
     ) -> None:
         """The whole program, as parts that are repeated and what is not. What only looks at operands comes
@@ -340,7 +340,7 @@ class _Binder(ControlFlow):
             and self.is_fixed(program, node, first)
         ):
             value = self.xp.empty(self.shape(node.specs[0]), node.specs[0].dtype)
-            at = {"at": self.at(graph, node)} if op.run.placed else {}
+            at = {"at": self.place_of(graph, node)} if op.run.placed else {}
             op.kernel(self.xp, value, **node.kw, **at)
             names[first] = self.array(value)
             return
@@ -404,7 +404,7 @@ class _Binder(ControlFlow):
                 self.stays.append(PrepackedOperand(*self.looks[ins[1]], keeps, self.names, name))
             self.write(f"{name}({', '.join((*ins, *outs))})", row)
             if self.record is not None:
-                self.record.call(function, (*ins, *outs), self.lies(outs[0]))
+                self.record.call(function, (*ins, *outs), self.strided_like(outs[0]))
         elif (
             op.run.ufunc
             and (op.kernel is None or (not own and all(in_order[v] for v in node.inputs)))
@@ -419,12 +419,14 @@ class _Binder(ControlFlow):
             params, place = plain(node.kw), ""
             turn, ranks = self.turns
             if op.run.placed and turn:
-                place = f", at={self.name('a', [self.at(graph, node, r) for r in ranks])}[{turn}]"
+                place = (
+                    f", at={self.name('a', [self.place_of(graph, node, r) for r in ranks])}[{turn}]"
+                )
             elif op.run.placed:
-                params["at"] = self.at(graph, node)
+                params["at"] = self.place_of(graph, node)
             if op.run.scratch is not None:
                 params["scratch"] = scratch[:own]
-            kernel_ = self.in_memory(graph, node)
+            kernel_ = self.bind_kernel(graph, node)
             if self.notes is not None and op.run.bounds_checked:
                 kernel_ = self.notes.site(node).watching(kernel_)
             f = self.name("k", kernel_)
@@ -434,7 +436,7 @@ class _Binder(ControlFlow):
                 place += f", later={self.behind[ins[0]]}.put"
             self.write(f"{f}({', '.join(('xp', out, *ins))}{place})", row)
 
-    def in_memory(self, graph: Graph, node: Node) -> Callable[..., None]:
+    def bind_kernel(self, graph: Graph, node: Node) -> Callable[..., None]:
         """The op's kernel. One that reads a file writes to the host's memory."""
         kernel, device = OPS[node.op].kernel, self.device
         assert kernel is not None
@@ -477,7 +479,7 @@ class _Binder(ControlFlow):
             if op.view is None:
                 names[first + j] = source
                 continue
-            at, params, xp, view = self.at(graph, node), node.kw, self.xp, op.view
+            at, params, xp, view = self.place_of(graph, node), node.kw, self.xp, op.view
 
             def look(
                 x: Any, at: Place = at, params: Any = params, xp: Any = xp, view: Any = view
@@ -495,7 +497,7 @@ class _Binder(ControlFlow):
 
     def copy_part(self, source: str, target: str, box: tuple[slice, ...], row: Row) -> None:
         x, y = (self.seen(name, itemgetter(box), row) for name in (source, target))
-        before, after, kernel = self.lies(x), self.lies(y), None
+        before, after, kernel = self.strided_like(x), self.strided_like(y), None
         if self.record is not None and before is not None and after is not None:
             kernel = self.device.copying_part(before, after, self.threads)
         if self.record is None or kernel is None:
@@ -526,7 +528,7 @@ class _Binder(ControlFlow):
         """A function of arrays that lie as these do in every run; None if there is no better one
         than the op's kernel.
         """
-        node, arrays = graph.nodes[k], [self.lies(name) for name in (*ins, *outs)]
+        node, arrays = graph.nodes[k], [self.strided_like(name) for name in (*ins, *outs)]
         specs = (*(graph.specs[v] for v in node.inputs), *node.specs)
         if any(x is None for x in arrays):
             return self.device.dynamic_kernel(node, specs, scratch)
@@ -544,7 +546,7 @@ class _Binder(ControlFlow):
         if native is None or not native.placed:
             return None
         turn, ranks = self.turns
-        places = {self.at(graph, node, rank) for rank in (ranks if turn else (None,))}
+        places = {self.place_of(graph, node, rank) for rank in (ranks if turn else (None,))}
         return places.pop() if len(places) == 1 else None
 
     # -- collectives -----------------------------------------------------------------------

@@ -137,7 +137,7 @@ def blamed(node: Node, kind: type[OstinatoError], got: str) -> OstinatoError:
     if len(inner) == 1:  # all turns of a loop are one call
         node = inner[0]
     name = node.op.removesuffix("_file").removesuffix("_places")
-    name = node.kw["name"] if node.op == "in_bounds" else name
+    name = node.kw["name"] if node.op == "check_bounds" else name
     path, _, number = node.line.rpartition(":")
     number, _, other = number.partition(" (")  # what users call it, if that is not its name
     line = f"{path}:{number}" if path else ""

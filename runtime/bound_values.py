@@ -132,7 +132,7 @@ class Values:
         assert spec.layout is not None
         return spec.layout.local_shape(spec.shape, self.rank)
 
-    def at(self, graph: Graph, node: Node, rank: int | None = None) -> Place:
+    def place_of(self, graph: Graph, node: Node, rank: int | None = None) -> Place:
         ins = [graph.specs[v] for v in node.inputs]
         here = self.rank if rank is None else rank
         if OPS[node.op].run.host_callback:
@@ -179,7 +179,7 @@ class Values:
             self.record.view(made, source, self.shown[source], like)
         return made
 
-    def lies(self, name: str) -> Any:
+    def strided_like(self, name: str) -> Any:
         """An array that lies as this name's does in every run; None if that is not known."""
         return self.fixed[name] if name in self.fixed else self.shown.get(name)
 

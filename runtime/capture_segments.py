@@ -10,10 +10,10 @@ operation after another, as it cannot be repeated: who asks the host in the midd
             if not parts.forgives(0, error): raise
     f4(v2, v3)
 
-These lines run in four ways: RUN does all of it; REHEARSE, too, and finds what is needed to take parts down;
-TAKE takes each part down, and launches it before it goes on; LAUNCH launches what was taken down. A part
-that cannot be taken down runs operation by operation in the same run, which computed nothing of it so
-far; one that something else spoiled is taken down once more before that."""
+These lines run in four ways: RUN does all of it; WARM_UP, too, and finds what is needed to capture parts;
+CAPTURE captures each part, and launches it before it goes on; LAUNCH launches what was captured. A part
+that cannot be captured runs operation by operation in the same run, which computed nothing of it so
+far; one that something else spoiled is captured once more before that."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from ostinato.ops.core.device import Function, GraphCapture
 from ostinato.ops.core.graph import Graph
 from ostinato.ops.planned.collective import collective_of
 
-RUN, REHEARSE, TAKE, LAUNCH = "runs", "is rehearsed", "is taken down", "is launched"
-OURS = "another worker could not take it down"
-MOST_AGAIN = 2  # times in one run that what something else spoiled is taken down once more
+RUN, WARM_UP, CAPTURE, LAUNCH = "runs", "warms up", "is captured", "is launched"
+OURS = "another worker could not capture it"
+MAX_RECAPTURES = 2  # times in one run that what something else spoiled is captured once more
 
 
 class Parts:
@@ -36,34 +36,34 @@ class Parts:
 
     def __init__(
         self,
-        repeater: GraphCapture,
+        capture: GraphCapture,
         apart: Collection[int],
         counted: Collection[int],
         agree: Callable[[int], Sequence[int]] | None,
     ) -> None:
-        self.repeater, self.apart, self.agree = repeater, apart, agree
+        self.capture, self.apart, self.agree = capture, apart, agree
         self.counted = counted
         self.count = 0
         self.mode = RUN
         self.graphs: list[Function] = []
-        self.error: Exception | None = None  # why a part could not be taken down
+        self.error: Exception | None = None  # why a part could not be captured
         self.missed = self.over = -1  # which part that was, and which has just run
         self.open: contextlib.AbstractContextManager[Any] | None = None
         self.made: list[Function] = []
-        self.again = 0  # times that parts of this run were taken down once more
+        self.again = 0  # times that parts of this run were captured once more
 
     # -- what a run is -------------------------------------------------------------------------
     def run(self, run: Callable[[], None]) -> None:
         """Whatever became of the run before."""
         self._go(RUN, run)
 
-    def rehearse(self, run: Callable[[], None]) -> None:
-        self._go(REHEARSE, run)
+    def warm_up(self, run: Callable[[], None]) -> None:
+        self._go(WARM_UP, run)
 
     def take(self, run: Callable[[], None]) -> Sequence[Function] | None:
-        """The run, and its parts as functions; None if one could not be taken down."""
+        """The run, and its parts as functions; None if one could not be captured."""
         self.graphs, self.error = [], None
-        self._go(TAKE, run)
+        self._go(CAPTURE, run)
         made, self.graphs = self.graphs, []
         return made if self.error is None else None
 
@@ -91,11 +91,11 @@ class Parts:
         if self.mode == LAUNCH:
             self.graphs[k]()
             return False
-        if self.mode == REHEARSE:
-            self.open = self.repeater.warm_up()
+        if self.mode == WARM_UP:
+            self.open = self.capture.warm_up()
             self.open.__enter__()
-        elif self.mode == TAKE and self.missed != k:
-            self.open = capturing = self.repeater.capturing()
+        elif self.mode == CAPTURE and self.missed != k:
+            self.open = capturing = self.capture.capturing()
             self.made = capturing.__enter__()
         return True
 
@@ -108,11 +108,11 @@ class Parts:
         try:
             opened.__exit__(None, None, None)
         except Exception as error:
-            if self.mode == REHEARSE:
+            if self.mode == WARM_UP:
                 raise
             self._misses(k, error)
             return
-        if self.mode == REHEARSE:
+        if self.mode == WARM_UP:
             self.over = k
             return
         if self.agree is not None and not all(self.agree(1)):
@@ -130,14 +130,14 @@ class Parts:
         opened, self.open = self.open, None
         with contextlib.suppress(BaseException):  # it raises the error again
             opened.__exit__(type(error), error, error.__traceback__)
-        if self.mode == REHEARSE or not isinstance(error, Exception):
+        if self.mode == WARM_UP or not isinstance(error, Exception):
             return False
         self._misses(k, error)
         return True
 
     def _misses(self, k: int, error: Exception, is_told: bool = False) -> None:
         alone = self.agree is None
-        if alone and self.again < MOST_AGAIN and self.repeater.was_spoiled(error):
+        if alone and self.again < MAX_RECAPTURES and self.capture.was_spoiled(error):
             self.again += 1
             return
         if self.agree is not None and not is_told:

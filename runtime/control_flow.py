@@ -23,7 +23,7 @@ from ostinato.ops.core.device import (
 from ostinato.ops.core.graph import Node
 from ostinato.ops.core.layout import Partial, slices
 from ostinato.ops.core.monoid import MONOIDS
-from ostinato.ops.core.spec import Spec, lying
+from ostinato.ops.core.spec import Spec, strided_like
 from ostinato.ops.flow.control import graph_cost
 from ostinato.planner.passes.memory import (
     BUFFERS,
@@ -31,7 +31,7 @@ from ostinato.planner.passes.memory import (
     carried_in_place,
     going_on,
     is_update,
-    written_behind,
+    written_specs,
 )
 from ostinato.planner.plan import Program
 
@@ -118,8 +118,8 @@ class ControlFlow(Values):
     ) -> None:
         """Carried values lie in order in their buffers; where they begin elsewhere, nothing is known."""
         for j, (spec, init) in enumerate(zip(specs, inits, strict=True)):
-            like = lying(self.shape(spec), spec.dtype)
-            first = self.lies(init)
+            like = strided_like(self.shape(spec), spec.dtype)
+            first = self.strided_like(init)
             for which, name in enumerate(n[j] for n in names):
                 known = which > 0 or (first is not None and first.strides == like.strides)
                 self.shown[name] = like if known else None
@@ -180,7 +180,7 @@ class ControlFlow(Values):
             t = self.local("t")
             self.write(f"for {t} in range(0, {trips}, {step}):")
             turns = self.turn_by(t, trips)
-            self.in_turns(made, record, f"{t}, min({t} + {step}, {trips})", row)
+            self.bind_turns(made, record, f"{t}, min({t} + {step}, {trips})", row)
             turns.last = len(self.text)
 
     def all_turns(self, kernel: InTurns, names: Sequence[str], row: Row) -> None:
@@ -243,7 +243,7 @@ class ControlFlow(Values):
     ) -> str:
         """A name for who knows whether there is one more turn; what the first one reads is set."""
         assert self.parts is not None
-        loop = self.parts.repeater.loop(test, most)
+        loop = self.parts.capture.loop(test, most)
         self.conditional.append((loop, node))
         name = self.name("l", loop)
         given = ", ".join(f"({''.join(f'{x}, ' for x in names)})" for names in buffers)
@@ -259,10 +259,10 @@ class ControlFlow(Values):
 
     def item(self, stack: str, prefix: str, i: str) -> str:
         """A turn's part of an array."""
-        name, whole = self.local(prefix), self.lies(stack)
+        name, whole = self.local(prefix), self.strided_like(stack)
         self.write(f"{name} = {stack}[{i}, ...]")
         if whole is not None:
-            self.shown[name] = lying(whole.shape[1:], whole.dtype, whole.strides[1:])
+            self.shown[name] = strided_like(whole.shape[1:], whole.dtype, whole.strides[1:])
             if self.record is not None:
                 self.record.item(name, stack, whole.strides[0])
         return name
@@ -292,7 +292,7 @@ class ControlFlow(Values):
             del self.stays[record.stays :]
         return found
 
-    def in_turns(self, made: Repeated, record: Recorder, turns: str, row: Row) -> None:
+    def bind_turns(self, made: Repeated, record: Recorder, turns: str, row: Row) -> None:
         """In a loop, some turns of another one."""
         given = ", ".join((turns, *record.outside))
         self.depth += 1
@@ -317,7 +317,7 @@ class ControlFlow(Values):
         ranks = range(rank * turns, (rank + 1) * turns)
         files = [name for name, spec in self.files(program, k, ins) if spec is not None]
         reader, writer = self.local("q"), self.local("q")
-        writes = written_behind(node, body.graph)
+        writes = written_specs(node, body.graph)
         if writes:
             steps = self.name("h", self.buffers(program, k, len(files), writes, ranks, base))
             self.write(f"{writer} = WriteBehind({steps})")
@@ -356,7 +356,7 @@ class ControlFlow(Values):
                 self.waited(node, "wait for a write")
                 self.behind |= dict.fromkeys(made, writer)
             for name, spec in zip(made, writes, strict=True):
-                self.shown[name] = lying(self.shape(spec), spec.dtype)
+                self.shown[name] = strided_like(self.shape(spec), spec.dtype)
             self.one_turn(program, k, row, ins, outs, base, given, not first, read, made)
             self.depth -= 1
             shown.last = len(self.text)
@@ -385,7 +385,7 @@ class ControlFlow(Values):
             node = body.nodes[j]
             needs, _ = self.scratch(body, node)
             own = [self.place(base + next(places), s.shape, s.dtype) for s in needs]
-            specs = [s.at(s.layout.at_once) for s in node.specs if s.layout is not None]
+            specs = [s.at(s.layout.without_last_axis) for s in node.specs if s.layout is not None]
             seen = Node(node.op, (), node.params, tuple(specs), node.line)
             found.append((j, seen, tuple(own)))
         return found
@@ -465,7 +465,7 @@ class ControlFlow(Values):
         for (name, file), outer, spec in zip(files, around, body.graph.inputs, strict=True):
             items.append(self.block(name, outer, spec) if file is None else next(unread))
             if file is not None:
-                self.shown[items[-1]] = lying(self.shape(spec), spec.dtype)
+                self.shown[items[-1]] = strided_like(self.shape(spec), spec.dtype)
         made: list[str] = []
         states: list[tuple[str, list[str], list[str]]] = []  # monoids, what they have, what comes
         places = iter(program.scratch[k][BUFFERS * (len(read) + len(written)) :])
@@ -479,7 +479,7 @@ class ControlFlow(Values):
             made.append(addend)
             if begins:
                 made[-1] = self.local("y")
-                self.shown[made[-1]] = lying(self.shape(spec), spec.dtype)
+                self.shown[made[-1]] = strided_like(self.shape(spec), spec.dtype)
                 self.write(f"{made[-1]} = {addend} if {t} else {out}")
             if not states or len(states[-1][1]) == MONOIDS[states[-1][0]].width:
                 states.append((split.monoid, [], []))
@@ -497,14 +497,14 @@ class ControlFlow(Values):
         layout, whole, (t, ranks) = spec.layout, outer.layout, self.turns
         assert layout is not None
         assert whole is not None
-        if layout.at_once is whole and not isinstance(layout.splits[-1], int):
+        if layout.without_last_axis is whole and not isinstance(layout.splits[-1], int):
             return name
         count = layout.mesh[-1]
         cuts = [slices(layout.box(spec.shape, r), whole.box(spec.shape, r // count)) for r in ranks]
         made = self.local("x")
-        lies = self.lies(name)
+        lies = self.strided_like(name)
         if lies is not None:
-            self.shown[made] = lying(self.shape(spec), spec.dtype, lies.strides)
+            self.shown[made] = strided_like(self.shape(spec), spec.dtype, lies.strides)
         self.write(f"{made} = {name}[{self.name('c', cuts)}[{t}]]")
         return made
 
@@ -560,7 +560,7 @@ class ControlFlow(Values):
             self.write(f"{turns} = 0")
             self.write("while True:")
             shown = self.turn_by(turns, most)
-            self.in_turns(made, record, f"{turns}, {end}", row)
+            self.bind_turns(made, record, f"{turns}, {end}", row)
             self.write(f"    {turns} = int({state}[0])")
             self.write(f"    if {state}[1]{limit}: break")
             shown.last = len(self.text)
@@ -587,7 +587,7 @@ class ControlFlow(Values):
         flag = f"{ins[0]}[()]"
         depth = self.depth
         if self.parts is not None and self.is_repeated:
-            branch, flag = self.parts.repeater.branch(), self.local("b")
+            branch, flag = self.parts.capture.branch(), self.local("b")
             self.conditional.append((branch, node))
             self.write(f"for {flag} in {self.name('l', branch)}.sides({ins[0]}):", row)
             self.depth += 1

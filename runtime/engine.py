@@ -17,11 +17,11 @@ from queue import SimpleQueue
 from typing import Any, Protocol, cast
 
 import numpy as np
-from ostinato.ops.core.array import Operand
 from ostinato.ops.core.device import DEVICES
 from ostinato.ops.core.exchange import chunks_of, held_pieces, written
 from ostinato.ops.core.helpers import begin_to_help, check_thread, helper
 from ostinato.ops.core.layout import Box, Layout, Mesh, slices
+from ostinato.ops.core.operand import Operand
 from ostinato.ops.core.signals import Living
 from ostinato.ops.core.spec import Spec, empty_aligned, is_own, lent
 from ostinato.ops.core.targets import targets

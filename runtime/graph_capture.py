@@ -1,17 +1,17 @@
 """Runs of a bound program that a device repeats as one call: on a GPU, one CUDA graph.
 
     first run        operation by operation, as a warm-up
-    second run       is taken down with the addresses of its operands and results, and launched
-    from then on     launched, if operands and results lie where they lay in a run that was taken down
+    second run       is captured with the addresses of its operands and results, and launched
+    from then on     launched, if operands and results lie where they lay in a run that was captured
 
 Buffers of results are used in turn, and so are weights that a plan was given, so few forms of a program
 serve all its runs. What is small and lies elsewhere each time, such as a learning rate or a loss that
 somebody keeps, has a place of its own: it is copied there before, or from there after. What cannot be captured
 runs apart, operation by operation, and what lies between is captured in segments (capture_segments.py). What
-something else spoiled is taken down once more, soon, then after twice as many runs each time; a
+something else spoiled is captured once more, soon, then after twice as many runs each time; a
 program whose large operands are new in each run runs operation by operation. `how` says so in explain.
 
-Messages between devices are part of what is taken down. Then all workers take down the same run, and launch
+Messages between devices are part of what is captured. Then all workers capture the same run, and launch
 what they took down together, wherever operands lie on each: before a run they agree on which form, by a
 number that each tells the others."""
 
@@ -36,14 +36,14 @@ from .capture_segments import OURS, Parts, with_messages
 from .messages.communicator import Communicator
 
 FORMS = 16  # of one program at once
-MOST_TAKEN = 48  # times that it is taken down before it must have been launched more often
+MAX_CAPTURES = 48  # times that it is captured before it must have been launched more often
 MAX_COPIED_BYTES = 1 << 18  # bytes of what is copied to a place of its own
 WINDOW = 32  # numbers of forms that are told apart, twice those that are kept
 MOVING = "its operands lie elsewhere in each run"
 MOST_CALLS = 20_000  # in one run: more would take gigabytes
 TOLD = 3  # operations that are named
-MOST_MISSED = 16  # times that it is bound anew without what could not be taken down
-# What workers tell each other of a part: that it could be taken down, that it could not, that something else
+MAX_REBINDS = 16  # times that it is bound anew without what could not be captured
+# What workers tell each other of a part: that it could be captured, that it could not, that something else
 # spoiled it, or at which node it could not.
 NOBODY, SOMEWHERE, SPOILED, AT = 0, 1, 2, 3
 _CONDITIONAL = ("while", "branch")
@@ -63,7 +63,7 @@ class Replay:
         self,
         program: Program,
         device: Device,
-        repeater: GraphCapture,
+        capture: GraphCapture,
         why: str,
         apart: Mapping[int, str],
         counted: Collection[int],
@@ -73,7 +73,7 @@ class Replay:
         self.agree = agree  # with other workers, on what all do
         self.next = 0  # number of the next form that all make
         self.program, self.name = program, name
-        self.device, self.repeater = device, repeater
+        self.device, self.capture = device, capture
         self.count = len(program.graph.inputs)
         given = (*program.graph.inputs, *program.graph.out_specs)
         self.files = {k for k, s in enumerate(given) if s.layout is not None and s.layout.stored}
@@ -82,24 +82,24 @@ class Replay:
         self.parts: Parts | None = None if why else self._parts()
         self.is_stale = False  # it has to be bound anew
         self.missed = 0
-        self.is_rehearsed = False
+        self.is_warm = False
         self.forms: dict[tuple[int, ...], Sequence[Function]] = {}
         self.numbered: dict[
             int, tuple[tuple[int, ...], Sequence[Function]]
         ] = {}  # those that all workers made
         self.places: dict[int, Any] = {}  # of operands and results that lie elsewhere each time
         self.taken = self.launched = 0
-        self.rests = self.rested = 0  # runs before it is taken down once more; as it was at first
+        self.rests = self.rested = 0  # runs before it is captured once more; as it was at first
 
     def _parts(self) -> Parts:
         apart = with_messages(self.program.graph, self.apart)
-        return Parts(self.repeater, apart, self.counted, self.agree)
+        return Parts(self.capture, apart, self.counted, self.agree)
 
     def renew(self, bound: Bound) -> None:
         """It was bound with these parts."""
-        self.bound, self.is_stale, self.is_rehearsed = bound, False, False
+        self.bound, self.is_stale, self.is_warm = bound, False, False
         if self.parts is not None and not self.parts.count and not self.why:
-            told = self._told_apart()
+            told = self._explain_apart()
             self._give_up(told or "it asks for nothing")
 
     @property
@@ -113,11 +113,11 @@ class Replay:
         if not forms:
             return f"operation by operation so far{self._unknown()}"
         count = self.parts.count if self.parts is not None else 1
-        apart = f", and operation by operation {self._told_apart()}" if self.apart else ""
+        apart = f", and operation by operation {self._explain_apart()}" if self.apart else ""
         graphs = "one graph" if count == 1 else f"{count} graphs"
         return f"as {graphs}, in {forms} form{'s' if forms > 1 else ''} by where its operands lie{apart}"
 
-    def _told_apart(self) -> str:
+    def _explain_apart(self) -> str:
         graph, slots = self.program.graph, self.program.slots
         found = [
             f"{_told(graph.nodes[k])}: {why}"
@@ -140,8 +140,8 @@ class Replay:
             self._run_with_others(self.agree, arrays)
         elif self.why:
             self._run(arrays)
-        elif not self.is_rehearsed:
-            self._rehearse(arrays)
+        elif not self.is_warm:
+            self._warm_up(arrays)
         else:
             graphs = self.forms.get(key := self._key(arrays))
             if graphs is not None:
@@ -162,18 +162,18 @@ class Replay:
         else:
             self.parts.run(lambda: self.bound.call(*arrays))
 
-    def _rehearse(self, arrays: Sequence[Any]) -> None:
+    def _warm_up(self, arrays: Sequence[Any]) -> None:
         assert self.parts is not None
-        self.parts.rehearse(lambda: self.bound.call(*arrays))
-        self.is_rehearsed = all(what.is_known for what, _ in self.bound.conditional)
+        self.parts.warm_up(lambda: self.bound.call(*arrays))
+        self.is_warm = all(what.is_known for what, _ in self.bound.conditional)
 
     def _run_with_others(
         self, agree: Callable[[int], Sequence[int]], arrays: Sequence[Any]
     ) -> None:
-        """As all can: launched, if all have a form of one number for where their arrays lie; taken down, if
+        """As all can: launched, if all have a form of one number for where their arrays lie; captured, if
         all are as far as that; else operation by operation."""
         key, enough = self._key(arrays), self._is_enough()
-        can = int(self.is_rehearsed and not self.why and not enough and not self.rests)
+        can = int(self.is_warm and not self.why and not enough and not self.rests)
         mine = sum(1 << n % WINDOW for n, (at, _) in self.numbered.items() if at == key)
         said = agree(self.next << WINDOW + 1 | can << WINDOW | mine)
         common = functools.reduce(operator.and_, said)
@@ -191,10 +191,10 @@ class Replay:
             if self.why:
                 self._run(arrays)
             else:
-                self._rehearse(arrays)
+                self._warm_up(arrays)
 
     def _key(self, arrays: Sequence[Any]) -> tuple[int, ...]:
-        where, elsewhere = self.repeater.where, self.places.keys() | self.files
+        where, elsewhere = self.capture.where, self.places.keys() | self.files
         if not elsewhere:
             return tuple([where(x) for x in arrays])
         return tuple([0 if k in elsewhere else where(x) for k, x in enumerate(arrays)])
@@ -222,10 +222,10 @@ class Replay:
 
     # -- forms -----------------------------------------------------------------------------
     def _is_enough(self) -> bool:
-        return self.taken >= MOST_TAKEN and self.launched < 2 * self.taken
+        return self.taken >= MAX_CAPTURES and self.launched < 2 * self.taken
 
     def _take(self, key: tuple[int, ...], arrays: Sequence[Any], number: int | None = None) -> None:
-        """A run that is taken down as it runs: a form for arrays that lie here, by the number that all
+        """A run that is captured as it runs: a form for arrays that lie here, by the number that all
         workers have for it."""
         parts = self.parts
         assert parts is not None
@@ -258,13 +258,13 @@ class Replay:
         if row is not None and k is not None and row.node is not self.program.graph.nodes[k]:
             why = f"{_told(row.node)}: {why}"
         mine = NOBODY if why == OURS else SOMEWHERE if k is None else AT + k
-        mine = SPOILED if self.repeater.was_spoiled(error) else mine
+        mine = SPOILED if self.capture.was_spoiled(error) else mine
         said = {*self.agree(mine)} if self.agree is not None else {mine}
         if SPOILED in said:
-            self.rests = self.rested = min(max(2 * self.rested, 1), MOST_TAKEN)
+            self.rests = self.rested = min(max(2 * self.rested, 1), MAX_CAPTURES)
             return
         self.missed += 1
-        if SOMEWHERE in said or said == {NOBODY} or self.missed > MOST_MISSED:
+        if SOMEWHERE in said or said == {NOBODY} or self.missed > MAX_REBINDS:
             self._give_up(f"a run: {why}")
             return
         self._forget()
@@ -330,7 +330,7 @@ def _alike(program: Program, k: int) -> Sequence[int]:
 def why_not(
     program: Program, communicator: Communicator, unconditional: str
 ) -> tuple[str, dict[int, str], Collection[int]]:
-    """Why a program cannot be taken down, or nothing; which of its nodes cannot, as far as that can be seen;
+    """Why a program cannot be captured, or nothing; which of its nodes cannot, as far as that can be seen;
     and of which loops a device counts the turns. `unconditional`: why it looks at no condition."""
     if settings.check_nan:
         return "the host looks for NaN", {}, ()

@@ -68,7 +68,7 @@ class PrepackedOperand:
         self.product = product
         self.names, self.name = names, name  # where the plan's function finds the product
         self.array: Callable[[], Any] = _nothing
-        self.habit = UseCount()
+        self.use_count = UseCount()
         self.kept: Prepacked | None = None
         self.bytes = 0
 
@@ -77,14 +77,14 @@ class PrepackedOperand:
         if self.array() is not array:
             self.ends()
             self.array = weakref.ref(array)
-        due = self.habit.again()
-        return due and self.habit.times == self.habit.enough and is_own(array)
+        due = self.use_count.again()
+        return due and self.use_count.times == self.use_count.enough and is_own(array)
 
     def keep(self, array: Any, kept: Prepacked) -> None:
         """From now on the product has it as it is now."""
         made = self.product.keep(array if self.look is None else self.look(array))
         if made is None:
-            self.habit.enough *= 2
+            self.use_count.enough *= 2
             return
         self.names[self.name], self.bytes = made
         self.kept, key = kept, id(array)
@@ -93,12 +93,12 @@ class PrepackedOperand:
 
     def ends(self) -> None:
         """Another comes, or it changes."""
-        self.habit.ends(self.kept is not None)
+        self.use_count.ends(self.kept is not None)
         self.forget()
 
     def forget(self) -> None:
         """The product reads what it is given again."""
-        self.array, self.habit.times = _nothing, 0
+        self.array, self.use_count.times = _nothing, 0
         if self.kept is None:
             return
         self.names[self.name], self.bytes = self.product.function, 0

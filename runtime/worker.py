@@ -99,7 +99,7 @@ class Loaded:
     # and its operations if they were timed
 
     def clock(self, device: Device) -> None:
-        """Take down what runs took that are done."""
+        """Record what runs took that are done."""
         while self.going:
             is_first, begin, end, talking, rows = self.going[0]
             took = device.seconds(begin, end)
@@ -146,7 +146,7 @@ class Worker:
         self.awake: set[Loaded] = set()  # that have buffers, or keep operands
         self.unloaded = 0
         self.closed = False
-        self.repeater: GraphCapture | None = None
+        self.capture: GraphCapture | None = None
         self.last_try = False  # of a run that had too little memory
         self.tape: Tape | None = None  # of who wants to know when what ran
         self.kept = Prepacked()
@@ -209,7 +209,7 @@ class Worker:
             self._still(loaded)
         self.plans.clear()
         self.arena = self.device.arena(0)
-        self.repeater = None
+        self.capture = None
 
     def restart(self) -> None:
         """After a failure: bound plans may have been in the middle of a run."""
@@ -283,16 +283,16 @@ class Worker:
         """
         if self.tape is not None:
             return None
-        self.repeater = self.repeater or self.device.repeater()
-        if self.repeater is None:
+        self.capture = self.capture or self.device.graph_capture()
+        if self.capture is None:
             return None
         program, talks = loaded.plan.program, loaded.talks
         assert talks is not None
-        why, apart, counted = why_not(program, talks, self.repeater.unconditional)
+        why, apart, counted = why_not(program, talks, self.capture.unconditional)
         together = talks.in_graphs and not why and has_messages(program, talks.size)
         agree = talks.agree if together else None
         name = f"<plan {loaded.plan.id}>"
-        return Replay(program, self.device, self.repeater, why, apart, counted, name, agree)
+        return Replay(program, self.device, self.capture, why, apart, counted, name, agree)
 
     def _rest(self) -> None:
         """Plans that did not run since this was done last let go of their buffers."""
@@ -398,7 +398,7 @@ class Worker:
         """
         for loaded in self.kept_plans:
             self._still(loaded)
-        self.arena, self.repeater = self.device.arena(0), None
+        self.arena, self.capture = self.device.arena(0), None
         self.device.give_back()
 
     def _once_more(self, loaded: Loaded, arrays: list[Any], error: BaseException) -> list[Any]:

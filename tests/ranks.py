@@ -6,7 +6,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
-from ostinato.ops.core.exchange import Piece
+from ostinato.ops.core.exchange import Transfer
 from ostinato.ops.core.layout import Box, Layout, Overlap, Partial, intersect, volume
 
 Shape = tuple[int, ...]
@@ -16,7 +16,7 @@ def boxes(layout: Layout, shape: Shape) -> list[Box]:
     return [layout.box(shape, rank) for rank in range(layout.workers)]
 
 
-def exchange_lists(has: Layout, needs: Layout, shape: Shape) -> list[Piece]:
+def exchange_lists(has: Layout, needs: Layout, shape: Shape) -> list[Transfer]:
     """All messages, by target and by the first rank that has each piece."""
     holders: dict[Box, list[int]] = {}
     for rank, box in enumerate(boxes(has, shape)):
@@ -26,13 +26,13 @@ def exchange_lists(has: Layout, needs: Layout, shape: Shape) -> list[Piece]:
     for target, wanted in enumerate(boxes(needs, shape)):
         own = has.box(shape, target)
         if volume(wanted) and intersect(own, wanted) == wanted:
-            found.append(Piece(target, target, wanted))
+            found.append(Transfer(target, target, wanted))
             continue
         for box, ranks in holders.items():
             common = intersect(box, wanted)
             if volume(common):
                 source = next(r for r in ranks if _alike(has, r, target))
-                found.append(Piece(source, target, common))
+                found.append(Transfer(source, target, common))
     return found
 
 

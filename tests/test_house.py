@@ -119,12 +119,12 @@ def module_name(path: Path) -> str:
 BARS = {
     "numeric constants of modules": (655, 350),
     "constants named by size": (0, 0),
-    "docstrings that begin with What, Of, Those or The same": (62, 62),
-    "functions that begin with a preposition": (75, 5),
-    "files above 900 lines": (4, 0),
-    "functions above 80 lines": (5, 4),
-    "public classes of one name in a room": (27, 0),
-    "file names that are not unique": (34, 0),
+    "docstrings that begin with What, Of, Those or The same": (0, 0),
+    "functions that begin with a preposition": (11, 5),
+    "files above 900 lines": (0, 0),
+    "functions above 80 lines": (4, 4),
+    "public classes of one name in a room": (4, 0),
+    "file names that are not unique": (16, 0),
     "words of the glossary": (14, 15),
 }
 SIZES = {"MOST", "FEW", "LEAST", "MANY", "SMALL", "LARGE", "LONG", "SHORT", "NEAR", "FAR"}
@@ -271,11 +271,11 @@ FAMILIES = {
     "runtime/graph_capture.py": (1, "control flow that a device decides"),
     "runtime/crew/orders.py": (1, "words of messages"),
     "ostinato/__init__.py": (1, "modules"),
-    "ostinato/reach.py": (1, "methods of Python's containers"),
+    "ostinato/code_facts.py": (1, "methods of Python's containers"),
     "ostinato/reading.py": (1, "methods of NumPy's arrays"),
     "ops/jit/arrays.py": (1, "functions of `xp`"),
     "ops/jit/scalar.py": (1, "words of scalar expressions"),
-    "ops/jit/special.py": (2, "words of scalar expressions"),
+    "ops/jit/special_formulas.py": (2, "words of scalar expressions"),
     "ops/cpu/kernels/gather_scatter.py": (3, "modes of `put`"),
     "ops/cpu/libraries/scipy_fft.py": (1, "functions of a library"),
     "ops/cpu/loops/loop_values.py": (1, "what writes a part of its operand"),
@@ -543,5 +543,4 @@ def test_the_house_does_not_silt_up() -> None:
     written_out = sum(len(re.findall(LLVM_TEXT, text)) for text in texts.values())
     assert sum(lines.values()) <= 118_600
     assert written_out <= 470
-    assert max(lines.values()) <= 1_601
-    assert sum(n > 900 for n in lines.values()) <= 4
+    assert max(lines.values()) <= 900

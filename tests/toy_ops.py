@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from ostinato.ops.core.array import Array, apply, as_array
+from ostinato.ops.core.apply import apply, as_array
+from ostinato.ops.core.array import Array
 from ostinato.ops.core.index import Indices, Window, pointwise
 from ostinato.ops.core.monoid import MONOIDS, Monoid, lowest
 from ostinato.ops.core.parameters import AXIS, unfit

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from ostinato.ops.core.array import Array, apply, as_array
+from ostinato.ops.core.apply import apply, as_array
+from ostinato.ops.core.array import Array
 from ostinato.ops.core.device import device_of
 from ostinato.ops.core.index import Window, taps, windowed
 from ostinato.ops.core.parameters import PLACES, STRIDES, Kind, unfit

@@ -28,9 +28,9 @@ from .batches import (
     total_bytes,
 )
 from .chain import Sample, undecoded
-from .draws import Draws
 from .fields import DATA, Fields, fields_of, hosted
 from .later import Later
+from .sample_draws import Draws
 from .slots import Slots
 from .stats import Costs
 

@@ -23,7 +23,7 @@ import numpy as np
 from ostinato.ops.core.layout import Box, intersect, slices, volume
 
 from ..source import chunk_box, chunks_in
-from ..threads import Index, each_of
+from ..thread_counts import Index, each_of
 from .fields import Fields
 from .samples import Row
 from .stage import Box3, Shape

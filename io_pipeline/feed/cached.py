@@ -25,11 +25,11 @@ from ostinato.errors import ArgumentError, SampleError
 from ..source import short
 from .chain import Chain, PartStep, Placed, Sample, Step
 from .content import Unhashable, fingerprint
-from .disk import FORMAT, Disk
-from .draws import Draws
 from .faults import Policy
 from .fields import Fields, hosted
 from .plain import Undescribed
+from .sample_disk import FORMAT, Disk
+from .sample_draws import Draws
 from .samples import Samples, digest, made_source, source_as_data
 from .stage import made_stage, stage_as_data
 from .store import Others, Server, offer_of
@@ -152,7 +152,7 @@ class Cached(Samples):
 
     # -- which stages are kept -------------------------------------------------------------------
     def _look(self, index: int) -> tuple[list[Any], Fields]:
-        """A sample whose costs are taken down; with the last of them, the place is chosen."""
+        """A sample whose costs are recorded; with the last of them, the place is chosen."""
         sample, stages = Sample(_NOTHING), len(self.chain.stages)
         rows = np.zeros((stages + 1, 2))
         begin = time.perf_counter()

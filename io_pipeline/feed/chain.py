@@ -15,10 +15,10 @@ import numpy as np
 from ostinato.ops.core.tree import flatten, paths
 from ostinato.ops.cpu.jit.routine import Routine
 
-from .draws import Draws
 from .faults import Policy
 from .fields import BOXES, DATA, IMAGE, Fields, hosted, kind_of_name
 from .native import Form, Native, Run
+from .sample_draws import Draws
 from .stage import Filter, Map, Rejected, Stage, takes_out
 from .stats import Costs
 from .timed import Calls, LateError, timely
@@ -85,14 +85,14 @@ class Step:
             method = stage.method(kind)
             if method is not None:  # what is late must not write into a batch
                 fills = takes_out(method) and self.seconds is None
-                self.calls.append((n, self.within(method), kind == BOXES, fills))
+                self.calls.append((n, self.timed(method), kind == BOXES, fills))
 
-    def within(self, method: Callable[..., Any]) -> Callable[..., Any]:
+    def timed(self, method: Callable[..., Any]) -> Callable[..., Any]:
         """A method of the stage, in the time that it has."""
         seconds = self.seconds
         if seconds is None:
             return method
-        return lambda *given: self.hurried.within(seconds, partial(method, *given))
+        return lambda *given: self.hurried.call_within(seconds, partial(method, *given))
 
     def run(self, sample: Sample) -> Step | None:
         """Let a sample through; the next step."""
@@ -106,7 +106,7 @@ class Step:
         if sample.part is not None:
             drawn, _, shape = sample.part
         elif self.draw is not None:
-            drawn = self.draw(sample.draws.at(sample.place, self.number), shape)
+            drawn = self.draw(sample.draws.seek(sample.place, self.number), shape)
         following = self.following()
         out = sample.out if following is None else None
         for n, method, wants_shape, fills in self.calls:
@@ -160,13 +160,13 @@ class PartStep(Step):
                 return None
             drawn = None
             if following.draw is not None:
-                drawn = following.draw(sample.draws.at(sample.place, following.number), shape)
+                drawn = following.draw(sample.draws.seek(sample.place, following.number), shape)
             shrinks = following.stage.shrinks(drawn, shape)
-            small = None if shrinks is None else self.within(self.stage.shrunk)(encoded, *shrinks)
+            small = None if shrinks is None else self.timed(self.stage.shrunk)(encoded, *shrinks)
             if small is not None:
                 return small, Part(drawn, (0, 0, *small.shape[:2]), shape)
             asked = following.stage.window(drawn, shape)
-            part = self.within(self.stage.part)
+            part = self.timed(self.stage.part)
             found = None if asked is None else part(encoded, shape, asked[0])
         except LateError:
             raise
@@ -188,9 +188,9 @@ class MapStep(Step):
         assert isinstance(stage, Map)
         more: tuple[Any, ...] = ()
         if stage.random:
-            more = (sample.draws.at(sample.place, self.number).generator,)
+            more = (sample.draws.seek(sample.place, self.number).generator,)
         if stage.on is not None:
-            for n in self.fields.of_kind(stage.on):
+            for n in self.fields.select_kind(stage.on):
                 values[n] = self.function(values[n], *more)
             sample.fields = self.fields
             return self.following()
@@ -216,7 +216,7 @@ class FilterStep(MapStep):
         stage, values = self.stage, sample.values
         assert isinstance(stage, Filter)
         if stage.on is not None:
-            stays = self.function(values[self.fields.of_kind(stage.on)[0]])
+            stays = self.function(values[self.fields.select_kind(stage.on)[0]])
         else:
             stays = self.function(self.fields.tree(values))
         if not stays:
@@ -233,7 +233,7 @@ class BatchStep(Step):
         shape = values[self.sized].shape[1:] if self.sized is not None else ()
         drawn = None
         if self.draw is not None:
-            at = sample.draws.at
+            at = sample.draws.seek
             drawn = [self.draw(at(place, self.number), shape) for place in sample.places]
         for n, method, wants_shape, _ in self.calls:
             more = (shape,) if wants_shape else ()
@@ -296,7 +296,7 @@ class Chain:
 
     def _reads_parts(self, k: int, fields: Fields) -> bool:
         """Whether a stage decodes images for one that need not see all of them."""
-        if k + 1 == len(self.stages) or len(fields.of_kind(IMAGE)) != 1:
+        if k + 1 == len(self.stages) or len(fields.select_kind(IMAGE)) != 1:
             return False
         reader, user = type(self.stages[k].stage), type(self.stages[k + 1].stage)
         looks = user.window is not Stage.window or user.shrinks is not Stage.shrinks
@@ -308,7 +308,7 @@ class Chain:
         """All of it as machine code, for samples with such fields, an image like this one and such a place
         in the batch; None if there is no machine code for one of its stages."""
         n, form = fields.sized(), None
-        if n is None or fields.of_kind(IMAGE) != [n]:
+        if n is None or fields.select_kind(IMAGE) != [n]:
             return None
         if isinstance(value, np.ndarray):
             if value.dtype != np.uint8 or value.ndim != 3 or value.shape[2] not in (1, 3, 4):

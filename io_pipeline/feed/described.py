@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from ostinato.ops.core.encode import need
 
-from . import cached, combine, folders, shards, volume_files  # noqa: F401  (sources that are told of)
+from . import cached, combined_pipes, folders, shards, volume_files  # noqa: F401  (sources that are told of)
 from .entries import Bucket, Cut, Draw, Entry, OnError, Repeat, Shuffle
 from .faults import Policy
 from .pipe import Pipe

@@ -22,7 +22,7 @@ from .faults import RAISE, Quarantine, Rate
 from .fields import Fields
 from .filtered import FilteredWork
 from .portions import Portions
-from .progress import Line
+from .progress_line import Line
 from .slabs import NAMES, axes_of, first_axis
 from .slots import Slots
 from .targets import LATE, converter

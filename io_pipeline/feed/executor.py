@@ -25,11 +25,11 @@ import numpy as np
 from .assembly import Assembly
 from .batches import Batch, Recipe
 from .chain import Sample
-from .draws import Draws
 from .making import Hand, Maker
 from .portions import Portion, Portions
 from .processes import needed_by
 from .running import Thread, run_times, running
+from .sample_draws import Draws
 from .slots import Slots
 from .stats import Consumer, Costs
 
@@ -248,7 +248,7 @@ class Work:
                     last = self.open[-1] if self.open else None
                     if last is not None and last.taken < last.count:
                         first = last.taken
-                        chunk = self.chunk * self.maker.at_once
+                        chunk = self.chunk * self.maker.chunks_per_call
                         last.taken = min(first + chunk, last.count)
                         return last, range(first, last.taken)
                     if self.is_at_end:

@@ -24,7 +24,7 @@ import numpy as np
 from ostinato.ops.core.dlpack import as_numpy
 from ostinato.ops.core.tree import Structure, constructor, flatten, paths
 
-from .plain import made_structure, told_structure
+from .plain import made_structure, plain_structure
 
 IMAGE, MASK, BOXES, LABEL, VOLUME, DATA = KINDS = (
     "image", "mask", "boxes", "label", "volume", "data"
@@ -52,19 +52,19 @@ class Fields:
 
     def as_data(self) -> Any:
         """Encode the fields for another process."""
-        return [list(self.kinds), told_structure(self.structure)]
+        return [list(self.kinds), plain_structure(self.structure)]
 
     @classmethod
     def from_data(cls, said: Any) -> Fields:
         kinds, structure = said
         return cls(tuple(map(str, kinds)), made_structure(structure))
 
-    def of_kind(self, *kinds: str) -> list[int]:
+    def select_kind(self, *kinds: str) -> list[int]:
         return [k for k, kind in enumerate(self.kinds) if kind in kinds]
 
     def sized(self) -> int | None:
         """The leaf whose extents are the sample's."""
-        return next((k for kind in SIZED for k in self.of_kind(kind)), None)
+        return next((k for kind in SIZED for k in self.select_kind(kind)), None)
 
 
 def fields_of(sample: Any, kinds: Sequence[str] | None = None) -> tuple[Fields, list[Any]]:

@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 
 from .batches import Batch, Recipe
 from .chain import Sample
-from .draws import Draws
 from .executor import MAX_AHEAD, MIN_AHEAD, Work
 from .faults import MIN_SAMPLES, Fault
 from .fields import Fields
 from .portions import Portion, Portions
+from .sample_draws import Draws
 from .slots import Slots
 from .stats import Costs
 

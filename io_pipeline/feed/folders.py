@@ -21,8 +21,8 @@ from ..remote import find as find_remote
 from ..source import stamp, trouble
 from .content import fingerprint
 from .fields import IMAGE, LABEL, MASK, Fields
+from .file_reads import expect, stamp_of, whole
 from .plain import as_plain, from_plain
-from .reading import expect, stamp_of, whole
 from .samples import InFiles, Samples, digest
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]

@@ -12,12 +12,15 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from ostinato.ops.core.array import Array, Operand, called, functions, later
+from ostinato.ops.core.apply import called, later
+from ostinato.ops.core.array import Array
+from ostinato.ops.core.array_methods import functions
+from ostinato.ops.core.operand import Operand
 from ostinato.ops.core.spec import Spec
 
 from .chain import Placed
-from .draws import Draws
 from .fields import Fields
+from .sample_draws import Draws
 from .stage import DEVICE, Map, Stage
 
 Rows = np.ndarray[Any, Any]  # with an element for each sample
@@ -39,7 +42,7 @@ def can_move(stage: Stage, fields: Fields | None) -> bool:
     return bool(known) and all(stage.rows(kind) is not None for kind in known)
 
 
-class Recipe:
+class FieldRecipe:
     """What makes one field of what the feed gives for it: its rows, and what was drawn. Equal ones are
     parts of equal plans."""
 
@@ -50,7 +53,7 @@ class Recipe:
         self._key = kind, *((type(s), s.identity()) for s in self.stages)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Recipe) and self._key == other._key
+        return isinstance(other, FieldRecipe) and self._key == other._key
 
     def __hash__(self) -> int:
         return hash(self._key)
@@ -79,7 +82,7 @@ class Later:
 
     def __init__(self, stages: Sequence[Placed]) -> None:
         self.stages = tuple(stages)
-        self._recipes: dict[str, Recipe] = {}
+        self._recipes: dict[str, FieldRecipe] = {}
 
     @property
     def names(self) -> list[str]:
@@ -100,7 +103,7 @@ class Later:
         for p in self.stages:
             stage, rows = p.stage, None
             if stage.is_random:
-                at, shape = draws.at, empty.shape[1:]
+                at, shape = draws.seek, empty.shape[1:]
                 drawn = [stage.draw(at(place, p.draw), shape) for place in places]
                 found.append(rows := np.asarray(stage.as_rows(drawn)))
             if (method := stage.rows(kind)) is not None:
@@ -128,7 +131,7 @@ class Later:
             found.append(later(recipe, convert(x), *own) if recipe.stages else convert(x))
         return found
 
-    def _recipe(self, kind: str) -> Recipe:
+    def _recipe(self, kind: str) -> FieldRecipe:
         if kind not in self._recipes:
-            self._recipes[kind] = Recipe([p.stage for p in self.stages], kind)
+            self._recipes[kind] = FieldRecipe([p.stage for p in self.stages], kind)
         return self._recipes[kind]

@@ -14,11 +14,11 @@ from ..source import short
 from .assembly import Assembly
 from .batches import Batch, Failure, Recipe, fits_in
 from .chain import Sample, undecoded
-from .draws import REPLACED
 from .faults import RAISE, REPLACE, TRIES, Fault, Policy
 from .fields import fields_of, hosted
-from .native import Room, Run, can
-from .reading import reads
+from .file_reads import reads
+from .native import Run, Workspace, can
+from .sample_draws import REPLACED
 from .stage import Rejected
 from .stats import Costs
 
@@ -45,7 +45,7 @@ class Maker:
             assembly.form, self.gathers = (recipe.source.fields, list(forms)), True
 
     @property
-    def at_once(self) -> int:
+    def chunks_per_call(self) -> int:
         """Times as many samples as a chunk's that are worth a call."""
         return GATHERED if self.gathers else AT_ONCE if self.native is not None else 1
 
@@ -186,7 +186,7 @@ class Maker:
                 policy, fault = self._fault(sample, index, error)
                 if policy.do == REPLACE and item is None and attempt + 1 < TRIES:
                     batch.faults.append(fault)
-                    draws = sample.draws.at(place, REPLACED + attempt)
+                    draws = sample.draws.seek(place, REPLACED + attempt)
                     index = draws.integer(0, len(recipe.source))
                     continue
                 raised = None
@@ -230,7 +230,7 @@ class Hand:
     """What a thread has to make chunks by machine code."""
 
     def __init__(self) -> None:
-        self.room = Room()
+        self.room = Workspace()
         # of numbers of Python's, whether they are a slot's
         self._fits: dict[tuple[type, Any], bool] = {}
 

@@ -29,7 +29,7 @@ SAMPLE = (
 NOT_MINE, NO_ROOM = 1, 2
 MIN_ROOM, MAX_ROOM = 1 << 22, 1 << 26  # bytes of a thread's room
 PIXELS = 1 << 25  # that are surely gone over in a second
-MULTIPLIERS = 0xD2E7470EE14C6C93, 0xCA5A826395121157  # Philox4x64's, by which draws.py draws
+MULTIPLIERS = 0xD2E7470EE14C6C93, 0xCA5A826395121157  # Philox4x64's, by which sample_draws.py draws
 WEYL = 0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B
 ROUNDS = 10
 
@@ -300,7 +300,7 @@ def _copied(channels: int, many: int = 16) -> Routine:
 
 
 # -- chunks ------------------------------------------------------------------------------------
-class Room:
+class Workspace:
     """A thread's memory, for what is between two steps."""
 
     def __init__(self) -> None:
@@ -342,7 +342,7 @@ class Run:
 
     def __call__(
         self,
-        room: Room,
+        room: Workspace,
         keys: tuple[int, int],
         values: Sequence[Any],
         places: Sequence[int],

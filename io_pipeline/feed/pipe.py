@@ -24,17 +24,17 @@ from .batches import AHEAD, CHUNK, Recipe, Regroups
 from .borders import Borders
 from .cached import AUTO, END, WHERE, Cached
 from .chain import Chain, Placed
-from .combine import Selected
-from .disk import room_for
+from .combined_pipes import Selected
 from .entries import Bucket, Cut, Draw, Entry, OnError, Repeat, Shuffle
 from .epoch import Cursor, Epoch
 from .faults import POLICIES, RAISE, Fault, Policy, Quarantine
 from .fields import MASK, VOLUME, Fields
 from .later import Later, can_move
-from .order import Balanced, Buckets, Order, Weighted
 from .plain import Undescribed
 from .portions import DROP, KEEP, PAD, TAILS, Portions, Rows, StreamPortions, rows_of
 from .processes import InProcesses, Unfit, needed_by
+from .sample_disk import room_for
+from .sample_order import Balanced, Buckets, Order, Weighted
 from .samples import Samples, Stream, digest
 from .slabs import NAMES, SAMPLES, SlabChain, Slabs
 from .stage import STAGES, Box3, Filter, Map, Shape, Stage
@@ -271,7 +271,7 @@ class Pipe:
             if isinstance(e.what, OnError) and e.what.policy != Policy(RAISE, e.what.policy.most):
                 wrong = wrong or f"on_error({e.what.policy.do!r}), which workers would do apart"
         known = self._fields()
-        if known is not None and not known.of_kind(VOLUME, MASK):
+        if known is not None and not known.select_kind(VOLUME, MASK):
             wrong = wrong or f"samples of {', '.join(known.kinds)}"
         try:
             if not isinstance(self.source, Stream) and len(self.source):

@@ -76,14 +76,14 @@ _MAKE: Mapping[str, Any] = {
 }
 
 
-def told_structure(structure: Structure) -> Any:
+def plain_structure(structure: Structure) -> Any:
     """A tree of tuples, lists and dicts."""
     kind = structure.kind
     if kind is LEAF:
         return "*"
     if kind is type(None):
         return None
-    children = [told_structure(c) for c in structure.children]
+    children = [plain_structure(c) for c in structure.children]
     if kind in (tuple, list):
         return ["t" if kind is tuple else "l", children]
     if kind is dict:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from .order import Buckets, Order
+from .sample_order import Buckets, Order
 from .samples import Samples, Stream
 
 STRETCH = 2048  # places whose samples are found together

@@ -17,8 +17,8 @@ from ostinato.errors import ArgumentError
 
 from .batches import Recipe
 from .chain import Chain, Sample
-from .draws import Draws
 from .fields import BOXES, IMAGE, LABEL, MASK, VOLUME, Fields
+from .sample_draws import Draws
 from .stage import Stage
 
 SIDE, GAP, LINE = 160, 6, 14  # pixels of a picture, between pairs, and of a line of text
@@ -53,7 +53,7 @@ def source_picture(recipe: Recipe, index: int) -> Picture:
 
 def picture(values: Sequence[Any], fields: Fields, stages: Sequence[Stage]) -> Picture:
     """A sample's image, or the middle of its volume, as people see it."""
-    found = fields.of_kind(IMAGE) or fields.of_kind(VOLUME)
+    found = fields.select_kind(IMAGE) or fields.select_kind(VOLUME)
     if not found:
         got = f"samples of {', '.join(fields.kinds) or 'nothing'}"
         raise misfit(ArgumentError, "preview", got=got, needed="an image or a volume")
@@ -76,14 +76,14 @@ def picture(values: Sequence[Any], fields: Fields, stages: Sequence[Stage]) -> P
     scale = np.iinfo(x.dtype).max if x.dtype.kind in "iu" else 1.0
     shown = np.clip(np.round(x.astype(np.float64) * (WHITE / scale)), 0, WHITE).astype(np.uint8)
     shown = shown[..., :3] if x.shape[-1] >= 3 else np.repeat(shown[..., :1], 3, -1)
-    for n in fields.of_kind(MASK):
+    for n in fields.select_kind(MASK):
         mask = np.asarray(values[n])
         mask = mask[len(mask) // 2] if is_volume and mask.ndim == 3 else mask
         if mask.shape == shown.shape[:2] and mask.dtype.kind in "biu":
             shown = _under(shown, mask)
     height, width = shown.shape[:2]
-    boxes = [v / ((width, height) * 2) for n in fields.of_kind(BOXES) for v in _rows(values[n])]
-    return Picture(shown, *_labelled(boxes, [values[n] for n in fields.of_kind(LABEL)]))
+    boxes = [v / ((width, height) * 2) for n in fields.select_kind(BOXES) for v in _rows(values[n])]
+    return Picture(shown, *_labelled(boxes, [values[n] for n in fields.select_kind(LABEL)]))
 
 
 def _rows(boxes: Any) -> Any:

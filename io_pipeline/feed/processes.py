@@ -133,9 +133,9 @@ class InProcesses:
         weakref.finalize(self, _end_own, os.getpid(), self.all, self.free)
 
     def __call__(self, *given: Any) -> Any:
-        return self.within(None, *given)
+        return self.call_within(None, *given)
 
-    def within(self, seconds: float | None, *given: Any) -> Any:
+    def call_within(self, seconds: float | None, *given: Any) -> Any:
         """Call the function in another process. A process that takes longer is ended, and another
         one takes its place; the time until it has found the function does not count.
         """

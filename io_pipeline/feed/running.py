@@ -8,7 +8,6 @@ import ctypes
 import os
 import sys
 import threading
-from collections.abc import Callable
 from typing import Protocol
 
 from ostinato.ops.core.signals import Living
@@ -77,7 +76,6 @@ class Running:
         self.works: Living[Runs] = Living()
         self.count = 0
         self.before = 0.0
-        self.leaving: list[Callable[[], None]] = []
 
     def enter(self, work: Runs) -> None:
         with self.lock:

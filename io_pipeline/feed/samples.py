@@ -185,7 +185,7 @@ class Arrays(Samples):
         check_kinds("arrays", kinds, len(leaves))
         self.fields = Fields(tuple(kinds), structure)
         self.count = lengths[0]
-        known = [self.sources[k] for k in self.fields.of_kind(LABEL)]
+        known = [self.sources[k] for k in self.fields.select_kind(LABEL)]
         self.labels = next((x for x in known if isinstance(x, np.ndarray) and x.ndim == 1), None)
 
     def as_data(self) -> Any:

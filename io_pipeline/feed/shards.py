@@ -25,10 +25,10 @@ from ostinato.errors import ArgumentError, DataFileError
 
 from ..remote import IN_FLIGHT, PIECE, Ahead, is_remote, open_file
 from ..source import regular, short, stamp, trouble
-from ..threads import each_of
+from ..thread_counts import each_of
 from .fields import DATA, IMAGE, LABEL, MASK, Fields
+from .file_reads import stamp_of
 from .folders import IMAGES, find
-from .reading import stamp_of
 from .samples import Samples, digest
 
 BLOCK = 512  # bytes of a header, and what members are padded to

@@ -54,11 +54,11 @@ class Share:
         self.name = pipe.called
 
     def offers(self, host: str) -> list[Any]:
-        """What is kept here of samples, and where it is had."""
+        """List the samples kept here, and where they are had."""
         return [one.offer(host) for one in self._given]
 
     def meet(self, rank: int, offers: Sequence[Any]) -> None:
-        """What all workers keep."""
+        """Record what all workers keep."""
         for one, given in zip(self._given, zip(*offers, strict=True), strict=True):
             one.meet(rank, given)
 
@@ -138,7 +138,7 @@ class Share:
         rate.check(self._epoch.most)
 
     def faults(self) -> tuple[int, list[dict[str, Any]]]:
-        """What was left out or replaced since this was asked last, unless the program knows."""
+        """Report what was left out or replaced since this was asked last, unless the program knows."""
         cursor = self.pipe.cursor
         found = cursor.quarantine
         if self.is_own:

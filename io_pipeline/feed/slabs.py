@@ -79,9 +79,9 @@ class Slabs:
         self.whole: Shape | None = None  # depth, height and width of all results
 
     def read(self, sample: Sample, index: int, is_stopped: Callable[[], bool]) -> None:
-        """What of a sample is needed here, and what was drawn for it."""
+        """Read the part of a sample that is needed here, and what was drawn for it."""
         leaves, fields = self.source.parts(index)
-        deep = [k for k in fields.of_kind(VOLUME, MASK) if np.ndim(leaves[k]) >= 3]
+        deep = [k for k in fields.select_kind(VOLUME, MASK) if np.ndim(leaves[k]) >= 3]
         if not deep:
             raise ValueError(f"samples of {', '.join(fields.kinds)}, where a volume is needed")
         shape = tuple(leaves[deep[0]].shape)
@@ -89,7 +89,7 @@ class Slabs:
         for p in self.stages:
             random = None
             if p.stage.is_random:
-                random = p.stage.draw(sample.draws.at(sample.place, p.draw), shape)
+                random = p.stage.draw(sample.draws.seek(sample.place, p.draw), shape)
             drawn.append(random)
             shapes.append(shape := p.stage.result(random, shape))
         if self.whole is None:
@@ -122,7 +122,7 @@ class Slabs:
     def _back(
         self, box: Box3, drawn: Sequence[Any], shapes: Sequence[Shape]
     ) -> tuple[Box3, list[Any]]:
-        """Of which part of a sample a part of the result is made, and what was drawn as seen from there."""
+        """Find the part of a sample that makes a part of the result, and what was drawn as seen from there."""
         planned = list(drawn)
         for k in reversed(range(len(self.stages))):
             box, planned[k] = self.stages[k].stage.slab(drawn[k], shapes[k], box)

@@ -43,10 +43,10 @@ from ostinato.ops.core.user_line import misfit
 from ostinato.errors import ArgumentError
 
 from .content import code_of
-from .draws import Draws
 from .fields import BOXES, IMAGE, MASK, Fields
 from .native import Form, Native
 from .plain import Undescribed, as_plain, from_plain
+from .sample_draws import Draws
 
 Shape = tuple[int, ...]
 Box3 = tuple[tuple[int, int], ...]  # ranges of depth, height and width
@@ -152,7 +152,7 @@ class Stage:
 
     def check(self, sample: Fields) -> None:
         """Refuse samples that it cannot work on."""
-        if self.needs and not sample.of_kind(*self.needs):
+        if self.needs and not sample.select_kind(*self.needs):
             raise misfit(
                 ArgumentError,
                 self.name,
@@ -161,7 +161,7 @@ class Stage:
                 do="say what the fields of a sample are with kinds=",
             )
         for kind in (MASK, BOXES) if self.moves else ():
-            if sample.of_kind(kind) and self.method(kind) is None:
+            if sample.select_kind(kind) and self.method(kind) is None:
                 raise misfit(
                     ArgumentError,
                     self.name,
@@ -238,7 +238,7 @@ class Map(Stage):
         return self.random
 
     def check(self, sample: Fields) -> None:
-        if self.on is not None and not sample.of_kind(self.on):
+        if self.on is not None and not sample.select_kind(self.on):
             got = f"samples of {_listed(sample.kinds)}"
             raise misfit(ArgumentError, "map", got=got, needed=self.on)
 
@@ -258,7 +258,7 @@ class Filter(Stage):
     on: str | None = None
 
     def check(self, sample: Fields) -> None:
-        if self.on is not None and len(sample.of_kind(self.on)) != 1:
+        if self.on is not None and len(sample.select_kind(self.on)) != 1:
             got = f"samples of {_listed(sample.kinds)}"
             raise misfit(ArgumentError, "filter", got=got, needed=f"one {self.on} in each")
 

@@ -81,7 +81,7 @@ class Calls:
         self.stuck = 0
         self.lock = threading.Lock()
 
-    def within(self, seconds: float, work: Callable[[], Any]) -> Any:
+    def call_within(self, seconds: float, work: Callable[[], Any]) -> Any:
         """Call this in a thread, for so many seconds at the most: then it is a LateError."""
         worker = self._worker()
         if worker is None:
@@ -148,7 +148,7 @@ class Timed(Samples):
     def read(self, index: int) -> tuple[list[Any], Fields]:
         try:
             found: tuple[list[Any], Fields]
-            found = self._calls.within(self.seconds, partial(self.source.read, index))
+            found = self._calls.call_within(self.seconds, partial(self.source.read, index))
         except LateError as error:
             raise self._late(index, str(error)) from None
         return found
@@ -179,13 +179,13 @@ def timely(function: Callable[..., Any], seconds: float | None) -> Callable[...,
     if seconds is None:
         return function
     if isinstance(function, InProcesses):
-        return partial(function.within, seconds)
+        return partial(function.call_within, seconds)
     calls = Calls()
 
-    def within(*given: Any) -> Any:
+    def call(*given: Any) -> Any:
         context = contextvars.copy_context()
         try:
-            return calls.within(seconds, lambda: context.run(function, *given))
+            return calls.call_within(seconds, lambda: context.run(function, *given))
         except LateError as error:
             raise SampleError.because(
                 called(function),
@@ -194,7 +194,7 @@ def timely(function: Callable[..., Any], seconds: float | None) -> Callable[...,
                 do="processes=True ends what hangs",
             ) from None
 
-    return within
+    return call
 
 
 def called(function: Any) -> str:

@@ -33,7 +33,7 @@ class DropBoxes(Stage):
 
     def check(self, sample: Fields) -> None:
         super().check(sample)
-        if len(sample.of_kind(BOXES)) > 1:
+        if len(sample.select_kind(BOXES)) > 1:
             got = "a sample with boxes in several fields"
             raise misfit(ArgumentError, self.name, got=got, needed="one field of boxes")
         lost = [name for name in self.beside if not any(map(_called(name), sample.names))]
@@ -42,7 +42,7 @@ class DropBoxes(Stage):
             raise misfit(ArgumentError, self.name, got=got, needed="names of fields")
 
     def together(self, fields: Fields, values: list[Any]) -> None:
-        (k,) = fields.of_kind(BOXES)
+        (k,) = fields.select_kind(BOXES)
         boxes = values[k]
         stays = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1]) >= self.least
         if stays.all():

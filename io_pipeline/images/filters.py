@@ -11,7 +11,7 @@ from ostinato.ops.core.user_line import misfit
 
 from ostinato.errors import ArgumentError
 
-from ..feed.draws import Draws
+from ..feed.sample_draws import Draws
 from ..feed.stage import DEVICE, HOST, Shape, Stage, Window, stage
 from .backends import opencv
 from .values import (

@@ -103,14 +103,14 @@ class Normalize(Stage):
         found = x.astype(xp.float32) * xp.asarray(line.scale) + xp.asarray(line.bias)
         out[...] = found if self.layout == HWC else xp.moveaxis(found, -1, 0)
 
-    def _line(self, channels: int, dtype: str) -> Line:
+    def _line(self, channels: int, dtype: str) -> ChannelScale:
         return _line(Keys((self.mean, self.std)), channels, dtype)
 
     def _table(self, channels: int) -> Any:
         return _table(Keys((self.mean, self.std)), channels, self.dtype)
 
 
-class Line(NamedTuple):
+class ChannelScale(NamedTuple):
     """Factor and addend of each channel, and where both lie, for machine code."""
 
     scale: Any
@@ -120,7 +120,7 @@ class Line(NamedTuple):
 
 
 @lru_cache(64)
-def _line(numbers: Keys, channels: int, dtype: str) -> Line:
+def _line(numbers: Keys, channels: int, dtype: str) -> ChannelScale:
     mean, std = numbers
     if not {len(mean), len(std)} <= {1, channels}:
         raise ValueError(f"{max(len(mean), len(std))} numbers for {channels} channels")
@@ -128,7 +128,7 @@ def _line(numbers: Keys, channels: int, dtype: str) -> Line:
     full = float(np.iinfo(kind).max) if kind.kind == "u" else 1.0
     middle, width = np.broadcast_to(mean, channels), np.broadcast_to(std, channels)
     both = np.stack((1 / (full * width), -middle / width)).astype(np.float32)
-    return Line(both[0], both[1], both, both.ctypes.data)
+    return ChannelScale(both[0], both[1], both, both.ctypes.data)
 
 
 @lru_cache(64)

@@ -20,8 +20,8 @@ from ostinato.ops.jit.values import Value, cast, shift, where
 
 from ostinato.errors import ArgumentError
 
-from ..feed.draws import Draws
 from ..feed.native import Form, Look, Native
+from ..feed.sample_draws import Draws
 from ..feed.stage import DEVICE, HOST, Shape, Stage, Window, stage
 from .backends import needed, opencv
 from .headers import MOST_PIXELS

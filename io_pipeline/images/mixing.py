@@ -20,8 +20,8 @@ from ostinato.ops.core.user_line import misfit
 
 from ostinato.errors import ArgumentError
 
-from ..feed.draws import Draws
 from ..feed.fields import IMAGE, VOLUME
+from ..feed.sample_draws import Draws
 from ..feed.stage import DEVICE, HOST, Shape, Stage, Window, stage
 from .pixels import mixed
 from .values import check_chance, check_number, moved_in, rows_of

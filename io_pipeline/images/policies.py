@@ -17,7 +17,7 @@ from ostinato.ops.core.user_line import misfit
 
 from ostinato.errors import ArgumentError
 
-from ..feed.draws import Draws
+from ..feed.sample_draws import Draws
 from ..feed.stage import Shape, Stage, stage
 from .colour import AutoContrast, Brightness, Contrast, Equalize, Posterize, Saturation, Solarize
 from .filters import Sharpness
@@ -28,50 +28,52 @@ Make = Callable[..., Stage | None]  # from strength, and what moving stages are 
 
 
 @dataclass(frozen=True)
-class Entry:
+class PolicyEntry:
     name: str
     has_sign: bool
     make: Make
 
 
-def _sheared(most: float) -> tuple[Entry, Entry]:
+def _sheared(most: float) -> tuple[PolicyEntry, PolicyEntry]:
     def angle(strength: float) -> float:
         return math.degrees(math.atan(most * strength))
 
     return (
-        Entry("shear_x", True, lambda s, **how: Affine(shear=(angle(s), 0.0), **how)),
-        Entry("shear_y", True, lambda s, **how: Affine(shear=(0.0, angle(s)), **how)),
+        PolicyEntry("shear_x", True, lambda s, **how: Affine(shear=(angle(s), 0.0), **how)),
+        PolicyEntry("shear_y", True, lambda s, **how: Affine(shear=(0.0, angle(s)), **how)),
     )
 
 
-def _moved(most: float) -> tuple[Entry, Entry]:
+def _moved(most: float) -> tuple[PolicyEntry, PolicyEntry]:
     return (
-        Entry("translate_x", True, lambda s, **how: Affine(translate=(most * s, 0.0), **how)),
-        Entry("translate_y", True, lambda s, **how: Affine(translate=(0.0, most * s), **how)),
+        PolicyEntry("translate_x", True, lambda s, **how: Affine(translate=(most * s, 0.0), **how)),
+        PolicyEntry("translate_y", True, lambda s, **how: Affine(translate=(0.0, most * s), **how)),
     )
 
 
-def _factors(most: float) -> tuple[Entry, ...]:
+def _factors(most: float) -> tuple[PolicyEntry, ...]:
     return (
-        Entry("brightness", True, lambda s, **how: Brightness(1 + most * s)),
-        Entry("saturation", True, lambda s, **how: Saturation(1 + most * s)),
-        Entry("contrast", True, lambda s, **how: Contrast(1 + most * s)),
-        Entry("sharpness", True, lambda s, **how: Sharpness(1 + most * s)),
+        PolicyEntry("brightness", True, lambda s, **how: Brightness(1 + most * s)),
+        PolicyEntry("saturation", True, lambda s, **how: Saturation(1 + most * s)),
+        PolicyEntry("contrast", True, lambda s, **how: Contrast(1 + most * s)),
+        PolicyEntry("sharpness", True, lambda s, **how: Sharpness(1 + most * s)),
     )
 
 
-def _list(shear: float, move: float, degrees: float, factor: float, bits: int) -> tuple[Entry, ...]:
+def _list(
+    shear: float, move: float, degrees: float, factor: float, bits: int
+) -> tuple[PolicyEntry, ...]:
     """The fourteen operations of both papers, as far as each of them goes."""
     return (
-        Entry("identity", False, lambda s, **how: None),
+        PolicyEntry("identity", False, lambda s, **how: None),
         *_sheared(shear),
         *_moved(move),
-        Entry("rotate", True, lambda s, **how: Affine(degrees * s, **how)),
+        PolicyEntry("rotate", True, lambda s, **how: Affine(degrees * s, **how)),
         *_factors(factor),
-        Entry("posterize", False, lambda s, **how: Posterize(8 - round(bits * s))),
-        Entry("solarize", False, lambda s, **how: Solarize(1 - s)),
-        Entry("autocontrast", False, lambda s, **how: AutoContrast()),
-        Entry("equalize", False, lambda s, **how: Equalize()),
+        PolicyEntry("posterize", False, lambda s, **how: Posterize(8 - round(bits * s))),
+        PolicyEntry("solarize", False, lambda s, **how: Solarize(1 - s)),
+        PolicyEntry("autocontrast", False, lambda s, **how: AutoContrast()),
+        PolicyEntry("equalize", False, lambda s, **how: Equalize()),
     )
 
 
@@ -80,18 +82,18 @@ TRIVIAL_AUGMENT = _list(0.99, 32 / 224, 135.0, 0.99, 6)
 
 
 @lru_cache(4096)
-def made(entry: Entry, given: Keys) -> Stage | None:
+def made(entry: PolicyEntry, given: Keys) -> Stage | None:
     """Its stage, of a strength and of what the policy says of affine ones."""
     strength, how = given
     return entry.make(strength, **dict(how))
 
 
 @dataclass(frozen=True)
-class Policy(Filled):
+class AugmentPolicy(Filled):
     """What policies have in common. The fields are those of `affine`, which some of the stages are."""
 
     def chosen(
-        self, entries: tuple[Entry, ...], rng: Draws, strength: float | None
+        self, entries: tuple[PolicyEntry, ...], rng: Draws, strength: float | None
     ) -> Stage | None:
         """One of a list; None for a strength of steps of its own, out of those that `steps` says."""
         a, b, c = rng.random(3).tolist()
@@ -136,7 +138,7 @@ def _check_steps(who: str, name: str, given: Any, least: int) -> None:
 
 @stage("rand_augment")
 @dataclass(frozen=True)
-class RandAugment(Policy):
+class RandAugment(AugmentPolicy):
     """n of fourteen operations, one after another (Cubuk et al., 2020). magnitude: how strong they are, from
     0 to bins - 1."""
 
@@ -161,7 +163,7 @@ class RandAugment(Policy):
 
 @stage("trivial_augment")
 @dataclass(frozen=True)
-class TrivialAugment(Policy):
+class TrivialAugment(AugmentPolicy):
     """One of fourteen operations, as strong as it comes (Mueller and Hutter, 2021; the wide list)."""
 
     bins: int = 31

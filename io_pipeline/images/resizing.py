@@ -107,8 +107,8 @@ def routine(channels: int, smooth: bool) -> Routine:
     free = free.further((width + 1) * GROUP)
     with made.each(rows, step=BAND) as r:
         end = smaller(r + BAND, rows)
-        first = seats[1].of(int64)[2 * r]
-        final = [seats[1].of(int64)[2 * end + k] for k in (-2, -1)]
+        first = seats[1].view(int64)[2 * r]
+        final = [seats[1].view(int64)[2 * end + k] for k in (-2, -1)]
         high = final[0] + final[1] - first
         top = x.further(first * stride)
         made.does(across, top, stride, high, width, columns, *axes[0], group, free, line)
@@ -169,7 +169,7 @@ def _across(channels: int) -> Routine:
         rows = [x.further(smaller(r + j, height - 1) * stride) for j in range(many)]
         with made.each(final) as k:
             for j, row in enumerate(rows):
-                group.further(k * GROUP + j * slot).of(pixel)[0] = row.further(k * channels).of(
+                group.further(k * GROUP + j * slot).view(pixel)[0] = row.further(k * channels).view(
                     pixel
                 )[0]
         for j, row in enumerate(rows):  # behind which there may be no fourth number
@@ -178,7 +178,7 @@ def _across(channels: int) -> Routine:
         with made.each(columns) as k:
             parts = made.recast(_mixed(made, k, group, GROUP, GROUP), pixel, many)
             for j in range(many):
-                found.further((r + j) * line + k * channels).of(pixel)[0] = made.lane(parts, j)
+                found.further((r + j) * line + k * channels).view(pixel)[0] = made.lane(parts, j)
     return made
 
 

@@ -156,7 +156,7 @@ class _Source:
 
     def pixel(self, row: Value, column: Value) -> Memory:
         at = row * self.stride + column * (self.channels * self.fill.dtype.itemsize)
-        return self.image.further(at).of(self.fill.dtype)
+        return self.image.further(at).view(self.fill.dtype)
 
     def around(self, row: Value, column: Value) -> Memory:
         """A pixel, or one of what is around the image."""

@@ -17,7 +17,7 @@ from ostinato.ops.core.user_line import misfit
 
 from ostinato.errors import ArgumentError
 
-from ..feed.draws import Draws
+from ..feed.sample_draws import Draws
 from ..feed.stage import Shape, Stage
 from .backends import opencv
 

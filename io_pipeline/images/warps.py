@@ -18,7 +18,7 @@ from ostinato.ops.core.user_line import misfit
 
 from ostinato.errors import ArgumentError
 
-from ..feed.draws import Draws
+from ..feed.sample_draws import Draws
 from ..feed.stage import DEVICE, HOST, Shape, Stage, stage
 from .sampling import LINEAR, NEAREST, Matrix, Size, seen
 from .values import (

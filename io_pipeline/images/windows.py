@@ -155,18 +155,18 @@ def decoder() -> Routine | None:
             made.label()
 
     call("jpeg_std_error", errors, result=int64)
-    errors.of(int64)[0] = made.code_of(_gives_up())
-    errors.further(SAYS).of(int64)[0] = made.code_of(_is_quiet())
-    image.of(int64)[0] = errors
+    errors.view(int64)[0] = made.code_of(_gives_up())
+    errors.further(SAYS).view(int64)[0] = made.code_of(_is_quiet())
+    image.view(int64)[0] = errors
     came = call("_setjmp", errors.further(JUMP), result=int32, facts="returns_twice")
     leaves_if(came != 0)
     call("jpeg_CreateDecompress", image, made.lines.constant(VERSION, int32), made.whole(SIZE))
     call("jpeg_mem_src", image, data, size)
     call("jpeg_read_header", image, one, result=int32)
-    image.further(COLOURS).of(int32)[0] = colours
+    image.further(COLOURS).view(int32)[0] = colours
     call("jpeg_start_decompress", image, result=int32)
     call("jpeg_crop_scanline", image, columns, columns.further(1))
-    wide = cast(cast(image.further(WIDE).of(int32)[0], uint32), int64)
+    wide = cast(cast(image.further(WIDE).view(int32)[0], uint32), int64)
     stride = wide * where(colours == GREY, made.whole(1), made.whole(3))
     leaves_if(stride > most)
     with made.given_that(top > 0):
@@ -177,9 +177,9 @@ def decoder() -> Routine | None:
         row[0] = out.further(k * stride)
         read = call("jpeg_read_scanlines", image, row, one, result=int32)
         leaves_if(read != 1)
-    with made.given_that(top + height == image.further(TALL).of(int32)[0]):
+    with made.given_that(top + height == image.further(TALL).view(int32)[0]):
         call("jpeg_finish_decompress", image, result=int32)
-    warned = errors.further(WARNINGS).of(int64)[0] != 0
+    warned = errors.further(WARNINGS).view(int64)[0] != 0
     call("jpeg_destroy_decompress", image)
     made.ends(cast(warned, int32))
     return made

@@ -1,6 +1,6 @@
 """The tuner of a pipe that several workers make: all run alike, and change that at the same batch.
 
-Each takes down its laps. Who has waited longest is the slowest, by whom the lead's tuner decides; what it
+Each records its laps. Who has waited longest is the slowest, by whom the lead's tuner decides; what it
 says then holds for all from the next batch on."""
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ def _copy(
         cast(whole_of(_floor(v + 0.5), int32), int64) * stride
         for v, stride in zip(at, strides, strict=True)
     )
-    voxel = x.further(d + h + w).of(kind)
+    voxel = x.further(d + h + w).view(kind)
     for c in range(channels):
         to[c] = voxel[c]
 
@@ -99,7 +99,7 @@ def _mix(
         low = smaller(cast(whole_of(_floor(v), int32), int64), larger(extent - 2, 0))
         shares.append(v - cast(low, float32))
         ends.append((low * stride, smaller(low + 1, extent - 1) * stride))
-    voxels = [x.further(d + h + w).of(kind) for d in ends[0] for h in ends[1] for w in ends[2]]
+    voxels = [x.further(d + h + w).view(kind) for d in ends[0] for h in ends[1] for w in ends[2]]
     for c in range(channels):
         found = [cast(voxel[c], float32) for voxel in voxels]
         for share in reversed(shares):

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from ..feed.draws import Draws
+from ..feed.sample_draws import Draws
 from ..feed.stage import Shape, stage
 from ..images.values import check_chance, check_number, moved_in
 from . import bending
-from .geometry import Moving, Volume, triple
+from .volume_geometry import Moving, Volume, triple
 
 Grid = Any  # 3 x points of the grid: how far each of them moves along the axes, in voxels
 

@@ -13,11 +13,11 @@ from ostinato.ops.core.user_line import misfit
 
 from ostinato.errors import ArgumentError
 
-from ..feed.draws import Draws
 from ..feed.fields import IMAGE, VOLUME
+from ..feed.sample_draws import Draws
 from ..feed.stage import DEVICE, HOST, Box3, Shape, Stage, stage
 from ..images.values import check_chance, check_dtype, check_number, check_range, moved_in
-from .geometry import Volume
+from .volume_geometry import Volume
 
 Pair = tuple[float, float]
 Numbers = float | tuple[float, ...]

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..core.array import Array, Operandish, Split, as_array
+from ..core.apply import as_array
+from ..core.array import Array
+from ..core.array_methods import Operandish
+from ..core.operand import Split
 from ..core.spec import DTypeLike, Shape
 from .arithmetic import abs as absolute
 from .arithmetic import atan2 as arctan2

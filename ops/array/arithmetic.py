@@ -13,7 +13,9 @@ import numpy as np
 
 from ostinato.errors import DTypeError
 
-from ..core.array import Array, Operandish, another, apply, as_array, export
+from ..core.apply import apply, as_array
+from ..core.array import Array, another
+from ..core.array_methods import Operandish, export
 from ..core.parameters import unfit
 from ..core.registry import op
 from ..core.spec import DType, Spec, is_integer, real_of

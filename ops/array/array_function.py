@@ -18,7 +18,9 @@ import numpy as np
 from ostinato.errors import ArgumentError
 
 from .. import fft, linalg
-from ..core.array import Array, as_array, functions, weak_kind
+from ..core.apply import as_array
+from ..core.array import Array, weak_kind
+from ..core.array_methods import functions
 from ..core.spec import DTYPES, DType, bool_, float64, int64, is_inexact, promote
 from ..core.spelling import numpy_counterpart
 from ..core.user_line import misfit

@@ -22,7 +22,9 @@ import numpy as np
 from ostinato.errors import AssignmentError, DTypeError, ShapeError
 
 from ..core import array
-from ..core.array import Array, Operandish, another, as_array, export, in_dtype, weak_kind
+from ..core.apply import as_array, in_dtype
+from ..core.array import Array, another, weak_kind
+from ..core.array_methods import Operandish, export
 from ..core.spec import DType, DTypeLike, Shape, is_inexact
 from ..core.user_line import misfit
 from ..core.views import is_dropped, is_shown

@@ -16,7 +16,9 @@ import numpy as np
 from ostinato.errors import ArgumentError, ShapeError
 
 from ..autodiff.batching import Mapped, given_axis
-from ..core.array import Array, Operandish, apply, as_array, export
+from ..core.apply import apply, as_array
+from ..core.array import Array
+from ..core.array_methods import Operandish, export
 from ..core.bounds import BOUNDS, first_of, inside
 from ..core.device import device_of
 from ..core.index import LETTERS, Dim, Indices, Window
@@ -27,7 +29,7 @@ from ..core.user_line import misfit
 from .casts import astype
 from .creation import iota
 from .elementwise import where
-from .indexing import in_bounds
+from .indexing import check_bounds
 from .shape import listed, moveaxis, reshape
 from .slicing import COMBINES, MODES, grad_of_update, slice_axes, update_box
 from .subscripts import updated as updated_at
@@ -68,7 +70,7 @@ def _places(
         back, last = inside(shape[a], n, how)
         place = xp.where(i < back, i + shape[a], i)
         if how != "clip":
-            in_bounds(xp.where(place < 0, place - last - 1, place), last + 1)
+            check_bounds(xp.where(place < 0, place - last - 1, place), last + 1)
         found.append(xp.clip(place, 0, last))
     return found
 

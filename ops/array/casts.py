@@ -9,7 +9,10 @@ import numpy as np
 from ostinato.errors import ArgumentError, DTypeError
 
 from ..core import array
-from ..core.array import Array, Operandish, Scalar, apply, as_array, unmasked
+from ..core.apply import apply, as_array, unmasked
+from ..core.array import Array
+from ..core.array_methods import Operandish
+from ..core.operand import Scalar
 from ..core.parameters import DTYPE, NUMBER, check_value
 from ..core.registry import op
 from ..core.spec import DTYPES, DType, DTypeLike, Spec, is_inexact

@@ -9,17 +9,9 @@ import numpy as np
 
 from ostinato.errors import ArgumentError, ShapeError
 
-from ..core.array import (
-    Array,
-    Operandish,
-    another,
-    apply,
-    as_array,
-    export,
-    functions,
-    unify,
-    unmasked,
-)
+from ..core.apply import apply, as_array, unify, unmasked
+from ..core.array import Array, another
+from ..core.array_methods import Operandish, export, functions
 from ..core.index import LETTERS, Indices, Window, taps
 from ..core.parameters import AXIS, NUMBER, WIDTHS, check_value, unfit
 from ..core.registry import Params, Piece, Place, Specs, op

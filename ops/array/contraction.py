@@ -17,7 +17,9 @@ import numpy as np
 from ostinato.errors import ArgumentError, DTypeError, ShapeError
 
 from ..autodiff.batching import Mapped, aligned
-from ..core.array import Array, Operandish, apply, as_array, export, unify
+from ..core.apply import apply, as_array, unify
+from ..core.array import Array
+from ..core.array_methods import Operandish, export
 from ..core.index import LETTERS, Indices, along, einsum_indices, product_labels, subscripts
 from ..core.parameters import DTYPE, FARTHEST, TEXT, unfit, whole
 from ..core.registry import Params, Product, Reduce, Scratch, Specs, op

@@ -12,25 +12,12 @@ import numpy as np
 from ostinato.errors import ArgumentError, DTypeError
 
 from ..core import array
-from ..core.array import (
-    DEFAULTS,
-    FREE,
-    Array,
-    Host,
-    Operandish,
-    Split,
-    another,
-    apply,
-    as_array,
-    constant,
-    export,
-    from_operand,
-    unify,
-    unmasked,
-    weak_kind,
-)
-from ..core.dlpack import as_numpy, lies_on_gpu
+from ..core.apply import apply, as_array, constant, unify, unmasked
+from ..core.array import DEFAULTS, Array, another, from_operand, weak_kind
+from ..core.array_methods import Operandish, export
+from ..core.dlpack import as_numpy, is_on_gpu
 from ..core.index import LETTERS, Indices
+from ..core.operand import FREE, Host, Split
 from ..core.parameters import DTYPE, NUMBER, SHAPE, check_value, unfit
 from ..core.parameters import whole as whole_from
 from ..core.registry import Params, Place, Specs, op, stream_cost
@@ -542,12 +529,20 @@ def asarray(
             return placed(_of_arrays(values, kind), split)
         unmasked(inner, "asarray")
     unmasked(values, "asarray")
-    if lies_on_gpu(values):
+    if is_on_gpu(values):
         found = None if split == FREE else _of_gpu(values, kind, copy, split)
         if found is not None:
             return found
         get = getattr(values, "get", None)  # as arrays of CuPy have it
         values = get() if callable(get) else values
+    host = _host_values(values, kind, copy)
+    if split != FREE:
+        split = None if split == ANYWHERE else split_of(split, host.ndim)
+    return from_operand(Host(host, split))
+
+
+def _host_values(values: Any, kind: DType | None, copy: bool | None) -> np.ndarray[Any, Any]:
+    """NumPy's array of values in this process, in order: a copy, unless they may be borrowed."""
     if kind is not None and kind.kind not in "cb" and np.iscomplexobj(values):
         raise misfit(
             DTypeError,
@@ -586,9 +581,7 @@ def asarray(
         host = owned(np.require(host, host.dtype.newbyteorder("="), ["C", "A"]))
     else:
         host = copied(host)
-    if split != FREE:
-        split = None if split == ANYWHERE else split_of(split, host.ndim)
-    return from_operand(Host(host, split))
+    return host
 
 
 def _of_gpu(values: Any, kind: DType | None, copy: bool | None, split: Split) -> Array | None:
@@ -608,7 +601,7 @@ def _of_gpu(values: Any, kind: DType | None, copy: bool | None, split: Split) ->
 
 def _has_memory(values: Any) -> bool:
     """Whether it is an array, or offers a buffer."""
-    if hasattr(values, "__array__") or hasattr(values, "__dlpack__") or lies_on_gpu(values):
+    if hasattr(values, "__array__") or hasattr(values, "__dlpack__") or is_on_gpu(values):
         return not isinstance(values, np.generic)
     try:
         memoryview(values).release()
@@ -655,7 +648,7 @@ def from_dlpack(x: Any, /, *, device: str | None = None, copy: bool | None = Non
             needed="an array of a library that knows DLPack",
             do="use ost.asarray(values)",
         )
-    foreign = x if isinstance(x, Array) or lies_on_gpu(x) else np.from_dlpack(x)
+    foreign = x if isinstance(x, Array) or is_on_gpu(x) else np.from_dlpack(x)
     return asarray(foreign, copy=copy)
 
 

@@ -10,7 +10,9 @@ import numpy as np
 
 from ostinato.errors import ArgumentError, DTypeError
 
-from ..core.array import Array, Operandish, apply, as_array, export
+from ..core.apply import apply, as_array
+from ..core.array import Array
+from ..core.array_methods import Operandish, export
 from ..core.graph import Graph
 from ..core.index import Indices, along
 from ..core.monoid import MONOIDS, identity
@@ -20,7 +22,7 @@ from ..core.registry import Params, Place, Scratch, Specs, op, stream_cost
 from ..core.spec import DType, DTypeLike, Shape, Spec, int64, is_inexact
 from ..core.trace import graph_of
 from ..core.user_line import misfit
-from ..flow.control import scan
+from ..flow.repeat_scan import scan
 from .casts import astype
 from .comparisons import equal, not_equal
 from .concatenation import concat

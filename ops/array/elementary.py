@@ -9,7 +9,9 @@ import numpy as np
 
 from ostinato.errors import DTypeError
 
-from ..core.array import Array, Operandish, apply, as_array, unify
+from ..core.apply import apply, as_array, unify
+from ..core.array import Array
+from ..core.array_methods import Operandish
 from ..core.spec import bool_, float32, float64, is_inexact, promote
 from ..core.user_line import misfit
 from .arithmetic import abs as absolute

@@ -16,18 +16,9 @@ import numpy as np
 
 from ostinato.errors import ArgumentError, DTypeError, ShapeError
 
-from ..core.array import (
-    Array,
-    Axis,
-    Operandish,
-    apply,
-    as_array,
-    export,
-    functions,
-    in_dtype,
-    unify,
-    weak_kind,
-)
+from ..core.apply import apply, as_array, in_dtype, unify
+from ..core.array import Array, weak_kind
+from ..core.array_methods import Axis, Operandish, export, functions
 from ..core.parameters import unfit, wrong_number
 from ..core.registry import ANY, OPS, op, stream_cost
 from ..core.spec import DType, Shape, Spec, bool_, float64, is_inexact, promote, widened
@@ -214,7 +205,7 @@ binaries: list[Binary] = []  # all functions of two operands
 
 
 def _of_two(function: Any) -> Binary:
-    """Take down a function of two operands, to be given its methods."""
+    """Register a function of two operands, to be given its methods."""
     binaries.append(function)
     return cast(Binary, function)
 

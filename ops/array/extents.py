@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..core.array import Array, Host, Term, term_of
+from ..core.array import Array, Term, term_of
+from ..core.operand import Host
 from ..core.spec import DType, is_integer
 
 _MAX_OPERATIONS = 200  # operations that are looked at
@@ -18,7 +19,7 @@ def distance(a: Any, b: Any) -> int | None:
     """b - a; None if that is no fixed number as far as can be seen."""
     sums = _Sums()
     try:
-        one, other = sums.of(a), sums.of(b)
+        one, other = sums.coefficients(a), sums.coefficients(b)
     except _TooLong:
         return None
     left = {k for k in (*one, *other) if one.get(k, 0) != other.get(k, 0)}
@@ -39,7 +40,7 @@ class _Sums:
         self.known: dict[tuple[int, int], dict[Any, int]] = {}
         self.kept: list[Term] = []  # which are known by address
 
-    def of(self, x: Any) -> dict[Any, int]:
+    def coefficients(self, x: Any) -> dict[Any, int]:
         """How often each number is in a sum; that of None is the fixed one."""
         if isinstance(x, Array):
             return self.term(*term_of(x))

@@ -10,7 +10,9 @@ import numpy as np
 
 from ostinato.errors import ArgumentError, DTypeError, ShapeError
 
-from ..core.array import Array, Operandish, another, apply, as_array
+from ..core.apply import apply, as_array
+from ..core.array import Array, another
+from ..core.array_methods import Operandish
 from ..core.spec import DTypeLike, bool_, int64
 from ..core.user_line import misfit
 from .assigning import changed, written

@@ -14,7 +14,9 @@ import numpy as np
 from ostinato.errors import ArgumentError, DTypeError, ShapeError
 
 from ..core import array
-from ..core.array import Array, Operandish, apply, as_array
+from ..core.apply import apply, as_array
+from ..core.array import Array
+from ..core.array_methods import Operandish
 from ..core.spec import DType, bfloat16, float32, float64, int32, is_inexact, promote
 from ..core.user_line import misfit
 from .arithmetic import abs as absolute

@@ -14,7 +14,9 @@ import numpy as np
 from ostinato.errors import ArgumentError, BoundsError, DTypeError, ShapeError
 
 from ..autodiff.batching import Mapped, given_axis
-from ..core.array import Array, Operandish, apply, as_array, export, unify, unmasked
+from ..core.apply import apply, as_array, unify, unmasked
+from ..core.array import Array
+from ..core.array_methods import Operandish, export
 from ..core.bounds import outside
 from ..core.device import device_of
 from ..core.index import LETTERS, Indices, along, pointwise
@@ -36,7 +38,7 @@ __all__ = [
 ]
 
 
-def in_bounds(indices: Any, size: int) -> None:
+def check_bounds(indices: Any, size: int) -> None:
     """NumPy's own check, for kernels that run NumPy without it. Devices note what they see."""
     if noted(indices, size):
         return
@@ -58,12 +60,12 @@ def _from_front(indices: Any, size: int) -> Any:
 
 
 def _in_bounds_kernel(xp: Any, out: Any, i: Any, *, size: int, name: str) -> None:
-    in_bounds(i, size)
+    check_bounds(i, size)
     out[...] = True
 
 
 op(  # before a kernel that gathers: whether all places are inside
-    "in_bounds",
+    "check_bounds",
     infer=lambda i, *, size, name: Spec((), bool_),
     takes={"size": whole(0), "name": TEXT},
     made_by="machine",
@@ -80,7 +82,7 @@ def _take_places_rule(i: Spec, *, size: int, checks: bool) -> Spec:
 
 
 def _take_places_kernel(xp: Any, out: Any, i: Any, *, size: int, checks: bool) -> None:
-    in_bounds(i, size)
+    check_bounds(i, size)
     out[...] = 0 if checks else _from_front(i, size)
 
 
@@ -124,7 +126,7 @@ def _take_indices(ins: Specs, outs: Specs, p: Params) -> Indices:
 
 def _take_kernel(xp: Any, out: Any, x: Any, i: Any, *, axis: int, at: Place) -> None:
     size = at.in_shapes[0][axis]
-    in_bounds(i, size)
+    check_bounds(i, size)
     lo, hi = at.ins[0][axis]
     if hi - lo == size:
         if x.size:
@@ -290,7 +292,7 @@ def _put_kernel(
     if out is not x:
         xp.copyto(out, x)
     size = at.in_shapes[0][axis]
-    in_bounds(i, size)
+    check_bounds(i, size)
     lo, hi = at.outs[0][axis]
     place = _from_front(i.reshape(-1), size)
     values = v.reshape((*v.shape[:axis], place.size, *v.shape[axis + i.ndim :]))
@@ -327,7 +329,7 @@ def _put_grad(
         case "add":
             return g, None, at_v
         case "set":
-            by_v = where(_last_writer(x, i, v, axis), at_v, 0) if i.shape else at_v
+            by_v = where(_last_writer(x, i, axis), at_v, 0) if i.shape else at_v
             return put(zero_of(at_v)), None, by_v
         case "multiply":
             ones = apply("full", shape=x.shape, value=1, dtype=v.dtype)
@@ -345,7 +347,7 @@ def _put_grad(
     return share * kept, None, apply("take", share, i, axis=axis) * won
 
 
-def _last_writer(x: Array, i: Array, v: Array, axis: int) -> Array:
+def _last_writer(x: Array, i: Array, axis: int) -> Array:
     """Which of the updates stayed, where several went to one place: the last."""
     order = apply("iota", shape=i.shape, axis=0, dtype=int64) if i.ndim == 1 else None
     if order is None:
@@ -438,7 +440,7 @@ def _along_rule(x: Spec, i: Spec, *, axis: int) -> Spec:
 
 
 def _take_along_kernel(xp: Any, out: Any, x: Any, i: Any, *, axis: int) -> None:
-    in_bounds(i, x.shape[axis])
+    check_bounds(i, x.shape[axis])
     xp.copyto(out, xp.take_along_axis(x, i, axis=axis))
 
 

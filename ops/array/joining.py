@@ -12,7 +12,9 @@ import numpy as np
 from ostinato.errors import ArgumentError, BoundsError
 
 from .. import linalg
-from ..core.array import Array, Operandish, as_array, export, unify
+from ..core.apply import as_array, unify
+from ..core.array import Array
+from ..core.array_methods import Operandish, export
 from ..core.spec import DTypeLike, bool_
 from ..core.user_line import misfit
 from .arithmetic import conj, multiply
@@ -459,7 +461,7 @@ def choose(a: Operandish, choices: Sequence[Operandish], mode: str = "raise") ->
 
 
 def apply_over_axes(func: Callable[..., Any], a: Operandish, axes: int | Sequence[int]) -> Array:
-    """What a function makes along one axis after the other; an axis that it takes away is kept, as one
+    """Apply a function along one axis after the other; an axis that it takes away is kept, as one
     of extent 1.
 
     >>> ost.apply_over_axes(ost.sum, ost.ones((2, 3, 4)), (0, 2)).reshape(-1)

@@ -9,7 +9,8 @@ import numpy as np
 
 from ostinato.errors import ArgumentError
 
-from ..core.array import Array, unify
+from ..core.apply import unify
+from ..core.array import Array
 from ..core.spec import DTypeLike, ShapeLike, promote
 from ..core.user_line import misfit
 from .casts import as_dtype

@@ -18,7 +18,9 @@ from ostinato.errors import DTypeError, ShapeError
 
 from ..autodiff.batching import Mapped, each
 from ..core import array
-from ..core.array import Array, Operandish, apply, as_array, export
+from ..core.apply import apply, as_array
+from ..core.array import Array
+from ..core.array_methods import Operandish, export
 from ..core.graph import Graph
 from ..core.index import Indices
 from ..core.parameters import unfit, whole

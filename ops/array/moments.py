@@ -7,7 +7,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from ..core.array import Array, Axis, Operandish, apply, apply_all, as_array, export
+from ..core.apply import apply, apply_all, as_array
+from ..core.array import Array
+from ..core.array_methods import Axis, Operandish, export
 from ..core.parameters import AXES, whole
 from ..core.parameters import unfit as _unfit
 from ..core.registry import Reduce, Scratch, Specs, op

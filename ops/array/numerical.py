@@ -12,7 +12,9 @@ import numpy as np
 from ostinato.errors import ArgumentError
 
 from .. import linalg
-from ..core.array import Array, Operandish, apply, as_array, unify
+from ..core.apply import apply, as_array, unify
+from ..core.array import Array
+from ..core.array_methods import Operandish
 from ..core.spec import DTypeLike, int64, is_inexact, promote
 from ..core.user_line import misfit
 from .arithmetic import atan2, clip, imag, maximum, minimum, real, sqrt
@@ -131,7 +133,7 @@ def heaviside(x1: Operandish, x2: Operandish) -> Array:
 def select(
     condlist: Sequence[Operandish], choicelist: Sequence[Operandish], default: Operandish = 0
 ) -> Array:
-    """Of each element the choice whose condition holds first.
+    """Choose for each element the choice whose condition holds first.
 
     >>> x = ost.arange(4)
     >>> ost.select([x < 1, x > 2], [x, 10 * x], -1)
@@ -151,8 +153,8 @@ def select(
 
 
 def piecewise(x: Operandish, condlist: Any, funclist: Sequence[Any], *args: Any) -> Array:
-    """Of each element what the function, or number, of the last condition that holds makes of it; of none, what
-    one more function makes, or 0. Each function gets all elements.
+    """Make each element by the function, or number, of the last condition that holds; where none does, by
+    one more function, or 0. Each function gets all elements.
 
     >>> ost.piecewise([-1.0, 2.0], [[True, False]], [abs, 0.0])
     Array([1., 0.], dtype=float64)

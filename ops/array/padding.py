@@ -11,7 +11,9 @@ import numpy as np
 
 from ostinato.errors import ArgumentError, ShapeError
 
-from ..core.array import Array, Operandish, another, apply, as_array
+from ..core.apply import apply, as_array
+from ..core.array import Array, another
+from ..core.array_methods import Operandish
 from ..core.spec import is_integer
 from ..core.user_line import misfit
 from .arithmetic import round

@@ -21,7 +21,9 @@ from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, cast
 from ostinato.errors import DataDependentShapeError
 
 from ..core import array
-from ..core.array import Array, Axis, Operandish, Term, apply, apply_all, as_array, export, in_dtype
+from ..core.apply import apply, apply_all, as_array, in_dtype
+from ..core.array import Array, Term
+from ..core.array_methods import Axis, Operandish, export, functions
 from ..core.exact import exact_items
 from ..core.registry import Op
 from ..core.spec import DType, Shape, int64, is_inexact
@@ -68,7 +70,7 @@ class Picked(Array):
         return self.whole.ndim - self.mask.ndim + 1
 
     @property
-    def behind(self) -> int:
+    def trailing(self) -> int:
         """The axes behind those of the mask."""
         return self.whole.ndim - self.axis - self.mask.ndim
 
@@ -88,7 +90,7 @@ class Picked(Array):
     @property
     def _count(self) -> int:
         """A number for the user's computations; the library's own would decide by it."""
-        count = array.functions["sum"](self.mask)
+        count = functions["sum"](self.mask)
         count.weak = int
         return cast(int, count)
 
@@ -114,7 +116,7 @@ class Picked(Array):
         """With its axes reversed; those of the mask stay in order."""
         first, last = range(self.axis), range(self.axis + self.mask.ndim, self.whole.ndim)
         own = range(self.axis, self.axis + self.mask.ndim)
-        return self.like(self.whole.transpose([*last[::-1], *own, *first[::-1]]), self.behind)
+        return self.like(self.whole.transpose([*last[::-1], *own, *first[::-1]]), self.trailing)
 
     def _become(self, made: Array) -> None:
         if not isinstance(made, Picked):
@@ -125,7 +127,9 @@ class Picked(Array):
     def places(self) -> Array:
         """The mask, with axes that broadcast to the array's."""
         return (
-            reshape(self.mask, self.mask.shape + (1,) * self.behind) if self.behind else self.mask
+            reshape(self.mask, self.mask.shape + (1,) * self.trailing)
+            if self.trailing
+            else self.mask
         )
 
     def filled(self, value: float, whole: int = 1) -> Array:
@@ -145,10 +149,10 @@ class Picked(Array):
     def place(self, find: Callable[[Array], Array], worst: Any) -> Array:
         """The place, among what is picked, of an element that is found in a row: how many are before it."""
         all_of = reshape(where(self.places, self.whole, astype(worst, self.dtype)), (-1,))
-        picked = array.functions["broadcast_to"](self.places, self.whole.shape)
+        picked = functions["broadcast_to"](self.places, self.whole.shape)
         numbers = apply("iota", shape=all_of.shape, axis=0, dtype=int64)
         before = reshape(picked, (-1,)) & (numbers < find(all_of))
-        return array.functions["sum"](before)
+        return functions["sum"](before)
 
     def flattened_picks(self) -> Array:
         """Return what is picked among zeros, the axes of the mask as one."""
@@ -157,17 +161,17 @@ class Picked(Array):
 
     def goes_with(self, other: Picked) -> bool:
         """Whether the other one has as many, by the same mask."""
-        return self.behind == other.behind and are_same(self.mask, other.mask)
+        return self.trailing == other.trailing and are_same(self.mask, other.mask)
 
-    def beside(self, x: Array, name: str) -> Array:
+    def aligned(self, x: Array, name: str) -> Array:
         """Another operand, as it is to stand beside all elements."""
         if isinstance(x, Picked):
             if not self.goes_with(x):
                 raise _apart(name, "what two masks pick", "the same mask of both")
             return x.whole
-        if x.ndim <= self.behind:
+        if x.ndim <= self.trailing:
             return x
-        at = x.ndim - self.behind - 1
+        at = x.ndim - self.trailing - 1
         if x.shape[at] != 1:
             raise _apart(name, f"x[mask] and {x.spec.bare}", "as many of both")
         return reshape(x, (*x.shape[:at], *(1,) * self.mask.ndim, *x.shape[at + 1 :]))
@@ -188,7 +192,7 @@ class Picked(Array):
         its = range(self.axis, self.axis + width)
         spread = [a + (width - 1) * (a > self.axis) for a in axes if a != self.axis]
         mask = (
-            None if which is None else self.beside(as_array(which), f"{function.__name__}(where=)")
+            None if which is None else self.aligned(as_array(which), f"{function.__name__}(where=)")
         )
         how["keepdims"] = keepdims
         if self.axis not in axes:
@@ -202,8 +206,8 @@ class Picked(Array):
         whole_axes = (*spread, *its)
         made = function(self.whole, whole_axes, where=mask, **how)
         if fallback and is_inexact(self.dtype):
-            counted = array.functions["broadcast_to"](mask, self.whole.shape)
-            count = array.functions["sum"](counted, whole_axes, keepdims=keepdims)
+            counted = functions["broadcast_to"](mask, self.whole.shape)
+            count = functions["sum"](counted, whole_axes, keepdims=keepdims)
             made = where(count > 0, made, astype(math.nan, self.dtype))
         if keepdims and width > 1:
             shape = made.shape
@@ -280,13 +284,13 @@ def apply_picked(op: Op, operands: Sequence[Array], params: dict[str, Any]) -> t
     first = next(x for x in operands if isinstance(x, Picked))
     if not op.aligns or (op.takes and not op.moves.converts):
         first.refuse()
-    beside = [first.beside(x, op.name) for x in operands]
+    beside = [first.aligned(x, op.name) for x in operands]
     given = [
         x.filled(op.element.calm) if isinstance(x, Picked) else y
         for x, y in zip(operands, beside, strict=True)
     ]
     made = apply_all(op.name, *given, **params)
-    return tuple([first.like(y, y.ndim - first.behind - first.mask.ndim) for y in made])
+    return tuple([first.like(y, y.ndim - first.trailing - first.mask.ndim) for y in made])
 
 
 def product(multiply: Callable[[Array, Array], Array], a: Array, b: Array) -> Array:

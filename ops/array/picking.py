@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..core.array import Array, apply, as_array, export
+from ..core.apply import apply, as_array
+from ..core.array import Array
+from ..core.array_methods import export
 from ..core.registry import lookup
 from ..core.spec import int64
 from .casts import astype
@@ -31,7 +33,7 @@ class Opened:
     axis: int
     place: int
 
-    def of(self, x: Array) -> Array:
+    def expand(self, x: Array) -> Array:
         """All of which the mask picks."""
         return self._moved(getitem(x, self.key), self.axis, self.place)
 
@@ -116,7 +118,7 @@ def picked(x: Array, key: Any) -> Array | None:
         found = opened(x, items)
         if found is None:
             return None
-        whole, mask = found.of(x), copy(found.mask)  # either may be assigned to later
+        whole, mask = found.expand(x), copy(found.mask)  # either may be assigned to later
         return pick(copy(x) if whole is x else whole, mask, found.place)
     return None
 
@@ -142,11 +144,11 @@ def assign_masked(x: Array, items: Sequence[Any], v: Array, mode: str, what: str
     found = opened(x, items)
     if found is None:
         return None
-    old = found.of(x)
+    old = found.expand(x)
     width, behind = found.mask.ndim, old.ndim - found.place - found.mask.ndim
     places = reshape(found.mask, found.mask.shape + (1,) * behind)
     if isinstance(v, Picked):
-        v = pick(old, found.mask, found.place).beside(v, what)
+        v = pick(old, found.mask, found.place).aligned(v, what)
     elif v.size == 1:
         v = reshape(v, ())
     else:
@@ -182,8 +184,8 @@ def _everywhere(items: Sequence[Any], what: str) -> tuple[tuple[Any, ...], Picke
     first = next(k for k in items if isinstance(k, Picked))
     for k in items:
         if isinstance(k, Picked):
-            first.beside(k, what)
-            if k.behind or k.axis or k.dtype.kind not in "iu":
+            first.aligned(k, what)
+            if k.trailing or k.axis or k.dtype.kind not in "iu":
                 k.refuse()
         elif is_places(k):
             first.refuse()
@@ -212,7 +214,7 @@ def _scattered(x: Array, items: Sequence[Any], v: Array, mode: str, what: str) -
     picked = _gathered(numbers, items)
     if picked is None:
         return None
-    values = broadcast_to(picked.beside(v, what), picked.whole.shape)
+    values = broadcast_to(picked.aligned(v, what), picked.whole.shape)
     places = where(picked.places, picked.whole, x.size)
     room = concat([reshape(x, (-1,)), broadcast_to(astype(0, x.dtype), (1,))])
     flat = [reshape(y, (-1,)) for y in (places, values)]
@@ -231,7 +233,7 @@ def _changed(x: Picked, items: Sequence[Any], v: Array, mode: str) -> Picked:
     key, mask, axis = _within(x, items)
     if mask is x.mask:
         taken = pick(getitem(x.whole, key), mask, axis)
-        v = taken.beside(v, "x[mask][...]")
+        v = taken.aligned(v, "x[mask][...]")
     else:
         key = (*[_ALL] * axis, mask)
     return pick(updated(x.whole, key, v, mode), x.mask, x.axis, x.line)

@@ -9,7 +9,9 @@ import numpy as np
 from ostinato.errors import ArgumentError
 
 from .. import linalg
-from ..core.array import Array, Operandish, apply, as_array
+from ..core.apply import apply, as_array
+from ..core.array import Array
+from ..core.array_methods import Operandish
 from ..core.user_line import misfit
 from .casts import astype
 from .concatenation import add_zeros, concat

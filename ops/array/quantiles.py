@@ -11,7 +11,9 @@ import numpy as np
 
 from ostinato.errors import ArgumentError, DTypeError, ShapeError
 
-from ..core.array import Array, Axis, Operandish, apply, as_array, weak_kind
+from ..core.apply import apply, as_array
+from ..core.array import Array, weak_kind
+from ..core.array_methods import Axis, Operandish
 from ..core.spec import float64, int64, is_inexact, promote
 from ..core.user_line import misfit
 from .arithmetic import ceil, clip, floor, maximum, round

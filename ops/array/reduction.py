@@ -17,7 +17,9 @@ import numpy as np
 
 from ostinato.errors import ArgumentError, DTypeError, ShapeError
 
-from ..core.array import Array, Axis, Operandish, apply, apply_all, as_array, export, functions
+from ..core.apply import apply, apply_all, as_array
+from ..core.array import Array
+from ..core.array_methods import Axis, Operandish, export, functions
 from ..core.index import LETTERS, Indices
 from ..core.monoid import highest, identity, lowest
 from ..core.parameters import AXES, DTYPE

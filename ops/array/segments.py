@@ -19,7 +19,9 @@ from ostinato.errors import ArgumentError, DTypeError, ShapeError
 
 from ..autodiff.batching import Mapped, given_axis
 from ..core import array
-from ..core.array import Array, Operandish, apply, as_array
+from ..core.apply import apply, as_array
+from ..core.array import Array
+from ..core.array_methods import Operandish
 from ..core.index import LETTERS, Indices
 from ..core.monoid import identity
 from ..core.parameters import AXES, unfit, whole

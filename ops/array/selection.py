@@ -22,7 +22,9 @@ import numpy as np
 
 from ostinato.errors import BoundsError, DTypeError
 
-from ..core.array import Array, Operandish, apply, as_array
+from ..core.apply import apply, as_array
+from ..core.array import Array
+from ..core.array_methods import Operandish
 from ..core.graph import Graph
 from ..core.index import LETTERS, Indices
 from ..core.parameters import AXES, AXIS, DTYPE, PLACES, unfit

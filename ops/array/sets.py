@@ -20,7 +20,9 @@ import numpy as np
 from ostinato.errors import ArgumentError, ShapeError
 
 from ..core import array
-from ..core.array import Array, Operandish, apply, as_array, export, unify
+from ..core.apply import apply, as_array, unify
+from ..core.array import Array
+from ..core.array_methods import Operandish, export
 from ..core.graph import Graph
 from ..core.index import LETTERS, Indices
 from ..core.parameters import BOUNDS, unfit, whole

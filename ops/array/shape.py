@@ -13,9 +13,12 @@ import numpy as np
 
 from ostinato.errors import ArgumentError, BoundsError, LayoutError, OstinatoError, ShapeError
 
-from ..core.array import Array, Operandish, Split, apply, as_array, export
+from ..core.apply import apply, as_array
+from ..core.array import Array
+from ..core.array_methods import Operandish, export
 from ..core.index import LETTERS, Indices, along, reshape_labels
 from ..core.layout import Box
+from ..core.operand import Split
 from ..core.parameters import AXES, MESH, NEW_AXES, ORDER, SHAPE, SPLIT, unfit
 from ..core.registry import ANY, Params, Piece, Place, Specs, op, stream_cost
 from ..core.spec import DType, Shape, Spec, float32, int64, is_float

@@ -10,7 +10,9 @@ from typing import Any
 
 from ostinato.errors import BoundsError
 
-from ..core.array import Array, Operandish, apply, as_array, export
+from ..core.apply import apply, as_array
+from ..core.array import Array
+from ..core.array_methods import Operandish, export
 from ..core.index import LETTERS, Indices, Window, taps
 from ..core.parameters import SIZES, STARTS, STEPS, one_of, unfit
 from ..core.registry import Params, Piece, Place, Specs, op

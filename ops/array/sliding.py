@@ -15,7 +15,9 @@ from ostinato.errors import ArgumentError, ShapeError
 
 from ..autodiff.batching import Mapped, given_axis
 from ..autodiff.gradient import fitted
-from ..core.array import Array, Operandish, apply, as_array
+from ..core.apply import apply, as_array
+from ..core.array import Array
+from ..core.array_methods import Operandish
 from ..core.index import LETTERS, Indices, Window
 from ..core.parameters import AXES, PLACES, Kind, unfit, whole
 from ..core.registry import Params, Place, Specs, op

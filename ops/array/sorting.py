@@ -14,7 +14,9 @@ import numpy as np
 from ostinato.errors import ArgumentError, DTypeError, ShapeError
 
 from ..autodiff.batching import Mapped
-from ..core.array import Array, Operandish, apply, as_array, export
+from ..core.apply import apply, as_array
+from ..core.array import Array
+from ..core.array_methods import Operandish, export
 from ..core.index import LETTERS, Indices
 from ..core.parameters import AXIS, BOUNDS, FLAG, one_of, unfit
 from ..core.parameters import whole as whole_from

@@ -8,7 +8,9 @@ import ml_dtypes
 
 from ostinato.errors import ArgumentError, ShapeError
 
-from ..core.array import Array, Axis, Operandish, another, as_array
+from ..core.apply import as_array
+from ..core.array import Array, another
+from ..core.array_methods import Axis, Operandish
 from ..core.spec import DTypeLike, float64, int64, is_inexact, promote, real_of
 from ..core.user_line import misfit
 from .arithmetic import abs as absolute

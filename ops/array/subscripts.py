@@ -17,7 +17,10 @@ import numpy as np
 from ostinato.errors import ArgumentError, BoundsError, DTypeError, ShapeError
 
 from ..core import array
-from ..core.array import Array, Operandish, apply, as_array, export, unify, unmasked
+from ..core.apply import apply, as_array, unify, unmasked
+from ..core.array import Array
+from ..core.array_methods import Operandish, export, functions
+from ..core.operand import Host
 from ..core.spec import Shape, int64, is_inexact
 from ..core.user_line import misfit
 from .arithmetic import maximum, minimum
@@ -40,7 +43,7 @@ class _Plain(NamedTuple):
 
     @property
     def shape(self) -> Shape:
-        """Of what it picks."""
+        """The shape of what it picks."""
         sizes = [n for d, (_, n, _) in enumerate(self.parts) if d not in self.drop]
         for d in self.new:
             sizes.insert(d, 1)
@@ -251,7 +254,7 @@ def _with_axes(x: Array, key: Any) -> tuple[Array, Any]:
 def getitem(x: Operandish, key: Any) -> Array:
     """x[key]"""
     x = as_array(x)
-    found: Array | None = array.functions["picked"](x, key)
+    found: Array | None = functions["picked"](x, key)
     if found is not None:
         return found
     plain = _plain(x.shape, key)
@@ -343,7 +346,7 @@ def _is_count(i: Array, size: int) -> bool:
     """Whether places are all that there are, one after the other: `x[arange(n), places]`."""
     if i.shape != (size,) or size == 1:
         return False
-    if isinstance(i._operand, array.Host):
+    if isinstance(i._operand, Host):
         return bool((i._operand.value == np.arange(size)).all())
     op = i._term.op if i._term is not None else None
     return op is not None and op.name == "iota"
@@ -354,7 +357,7 @@ def _is_count(i: Array, size: int) -> bool:
 def updated(x: Array, key: Any, values: Operandish, mode: str) -> Array:
     assert mode in MODES
     v = updated_values(x, values)
-    made: Array | None = array.functions["picked_updated"](x, key, v, mode)
+    made: Array | None = functions["picked_updated"](x, key, v, mode)
     if made is not None:
         return made
     masks = is_places(key) and is_mask(key)

@@ -8,7 +8,9 @@ from typing import Any
 
 from ostinato.errors import ArgumentError
 
-from ..core.array import Array, Operandish, another, as_array, export
+from ..core.apply import as_array
+from ..core.array import Array, another
+from ..core.array_methods import Operandish, export
 from ..core.registry import Scratch
 from ..core.spec import Shape, Spec, bool_, float32, is_float, is_inexact, promote
 from ..core.user_line import misfit

@@ -19,10 +19,12 @@ import numpy as np
 from ostinato.errors import ArgumentError, BoundsError, DTypeError, ShapeError
 
 from ..core import array
-from ..core.array import Array, Axis, Operandish, as_array
+from ..core.apply import apply, as_array
+from ..core.array import Array
+from ..core.array_methods import Axis, Operandish, functions
 from ..core.spec import bool_, int64
 from ..core.user_line import misfit
-from ..flow.control import repeat, scan
+from ..flow.repeat_scan import repeat, scan
 from . import arithmetic, comparisons, segments, transcendental
 from . import elementwise as e
 from .casts import astype
@@ -218,16 +220,16 @@ def at(function: Binary, a: Array, indices: Any, b: Operandish, /) -> None:
             ArgumentError, name, got=f"a {type(a).__name__}", needed="an array of ostinato's"
         )
     if function in _MODES:
-        made = array.functions["updated"](a, indices, b, _MODES[function])
+        made = functions["updated"](a, indices, b, _MODES[function])
     elif function is arithmetic.subtract:
-        made = array.functions["updated"](a, indices, arithmetic.negative(b), "add")
+        made = functions["updated"](a, indices, arithmetic.negative(b), "add")
     elif _once(indices, a.shape):
-        cast = array.functions["cast_in_place"]
+        cast = functions["cast_in_place"]
         made = a.copy()
         made[indices] = cast(function(a[indices], b), a.dtype, name)
     else:
         made = _in_turn(function, a, indices, b, name)
-    array.functions["written"](a, made, name)
+    functions["written"](a, made, name)
 
 
 # -- what they are made of -----------------------------------------------------------------
@@ -283,14 +285,14 @@ def _folded(
     shape = (-1, *[x.shape[d] for d in left])
     count = math.prod(x.shape[d] for d in axes)
 
-    def in_rows(y: Array) -> Array:
+    def fold_rows(y: Array) -> Array:
         return reshape(y.transpose([*axes, *left]), (count, *shape[1:]))
 
-    rows = in_rows(x)
+    rows = fold_rows(x)
     first = None if initial is None else broadcast_to(astype(initial, x.dtype), rows.shape[1:])
     neutral = first if nothing is None else astype(nothing, x.dtype)
     if mask is not None and free and neutral is not None:
-        rows, mask = where(in_rows(mask), rows, neutral), None
+        rows, mask = where(fold_rows(mask), rows, neutral), None
     if not count and neutral is not None and free:
         return broadcast_to(neutral if first is None else first, rows.shape[1:])
     if first is None and (mask is not None or not count):
@@ -308,7 +310,7 @@ def _folded(
     assert first is not None
     if not len(rows):
         return first
-    inside = None if mask is None else in_rows(mask)
+    inside = None if mask is None else fold_rows(mask)
 
     def step(state: Array, given: tuple[Array, ...]) -> tuple[Array, tuple[()]]:
         made = astype(function(state, given[0]), x.dtype)
@@ -348,13 +350,13 @@ def _once(indices: Any, shape: Sequence[int]) -> bool:
 
 def _in_turn(function: Binary, a: Array, indices: Any, b: Operandish, name: str) -> Array:
     """One place after the other, since a place may come again."""
-    numbers = reshape(array.apply("iota", shape=(a.size,), axis=0, dtype=int64), a.shape)[indices]
+    numbers = reshape(apply("iota", shape=(a.size,), axis=0, dtype=int64), a.shape)[indices]
     values = broadcast_to(b, numbers.shape).ravel()
     numbers = numbers.ravel()
 
     def step(k: Array, x: Array) -> Array:
         here = numbers[k]
-        made = array.functions["cast_in_place"](function(x[here], values[k]), x.dtype, name)
+        made = functions["cast_in_place"](function(x[here], values[k]), x.dtype, name)
         return x.at[here].set(made)
 
     counted = (as_array(0), a.ravel())

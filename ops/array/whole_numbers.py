@@ -6,10 +6,12 @@ import numpy as np
 
 from ostinato.errors import DTypeError
 
-from ..core.array import Array, Operandish, as_array
+from ..core.apply import as_array
+from ..core.array import Array
+from ..core.array_methods import Operandish
 from ..core.spec import DType, float32, int32, promote, uint8, uint64
 from ..core.user_line import misfit
-from ..flow.control import while_loop
+from ..flow.while_loops import while_loop
 from .arithmetic import abs as absolute
 from .arithmetic import floor, floor_divide, remainder
 from .casts import astype

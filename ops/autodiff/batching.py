@@ -20,7 +20,9 @@ from typing import Any
 from ostinato.errors import OstinatoError
 
 from ..array.shape import broadcast_to, reshape
-from ..core.array import Array, Term, Trace, act, apply_all, functions, placeholder, term_of
+from ..core.apply import act, apply_all
+from ..core.array import Array, Term, Trace, placeholder, term_of
+from ..core.array_methods import functions
 from ..core.graph import Graph
 from ..core.registry import Op, lookup
 from ..core.spec import Shape, Spec
@@ -159,7 +161,7 @@ class Batch:
         self.known[id(term), k] = whole, True
         return item
 
-    def of(self, items: Sequence[Array]) -> list[Mapped]:
+    def compute(self, items: Sequence[Array]) -> list[Mapped]:
         """Compute these for all elements. What is to happen for one, happens for all."""
         acts, self.trace.acts = self.trace.acts, []
         refs = [term_of(x) for x in (*items, *acts)]
@@ -224,4 +226,4 @@ def each(function: Callable[..., Sequence[Array]], xs: Sequence[Mapped], size: i
     """Apply a function of one element to all of them."""
     batch = Batch(Trace("vmap"), size)
     own = [batch.enter(item_of(x), x[0]) if x[1] else x[0] for x in xs]
-    return batch.of(function(*own))
+    return batch.compute(function(*own))

@@ -14,7 +14,8 @@ from ostinato.errors import ArgumentError, GradientError
 
 from ..array.arithmetic import convert
 from ..array.shape import sum_to, zero_of
-from ..core.array import Array, Term, Watch, act, apply, apply_all, term_of
+from ..core.apply import act, apply, apply_all
+from ..core.array import Array, Term, Watch, term_of
 from ..core.graph import Graph
 from ..core.index import Indices, pointwise
 from ..core.parameters import GRAPH, PLACES, joined, unfit, whole

@@ -18,7 +18,8 @@ from ostinato.errors import GradientError
 from ..array.casts import astype
 from ..array.creation import eye
 from ..array.shape import reshape, zero_of
-from ..core.array import Array, Term, apply, apply_all, term_of
+from ..core.apply import apply, apply_all
+from ..core.array import Array, Term, term_of
 from ..core.graph import Graph
 from ..core.spec import Spec, is_inexact
 from ..core.trace import array_of, inline, quiet

@@ -12,26 +12,14 @@ cannot compute. Reading a value goes through `reader`, which the front door inst
 
 from __future__ import annotations
 
-import builtins
 import itertools
 import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
 from importlib import import_module
 from types import FrameType
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Literal,
-    Protocol,
-    Self,
-    SupportsIndex,
-    TypeVar,
-    cast,
-    runtime_checkable,
-)
+from typing import TYPE_CHECKING, Any, Protocol, Self, cast
 
 import numpy as np
 
@@ -44,93 +32,21 @@ from ostinato.errors import (
     ShapeError,
 )
 
-from .dlpack import Shared, as_bfloat, as_read_only
-from .exact import plain
+from .array_methods import WEAK, ArrayMethods, Operandish, Readable, call, functions
+from .dlpack import lent
 from .layout import Layout
-from .registry import Op, lookup
-from .spec import (
-    DType,
-    DTypeLike,
-    Shape,
-    Spec,
-    bfloat16,
-    bool_,
-    complex64,
-    complex128,
-    float64,
-    int64,
-    is_inexact,
-    promote,
-)
+from .operand import File, Host, Operand, Scalar, Split, Wish
+from .registry import Op
+from .spec import DType, Shape, Spec, bool_, complex128, float64, int64
 from .spelling import attribute_hint
 from .tracebacks import shorten
-from .user_line import misfit, user_line
+from .user_line import misfit
 from .views import takes_view, tell
-
-F = TypeVar("F", bound=Callable[..., Any])
-Scalar = bool | int | float | complex
-Split = int | str | tuple[int | None, ...] | None
-FREE = "auto"  # the split of a Host that lies where plans make best use of it
-
-
-class Operand:
-    """A value that exists. Engines subclass it; `Host` is one in the caller's own memory.
-
-    `shared`: more than one Array, a compiled function, or a NumPy view refers to it, so that no one may
-    give it away. `spoiled`: it was given to a run that failed, which may have written over it.
-    """
-
-    __slots__ = ("__weakref__", "engine", "shared", "spec", "spoiled")
-    spec: Spec
-    shared: bool
-    spoiled: bool
-    engine: Any  # that holds it; None where the caller does
-
-    def __init__(self, spec: Spec) -> None:
-        self.spec = spec
-        self.shared = self.spoiled = False
-        self.engine = None
-
-
-class Wish(tuple[int | None, ...]):
-    """How an array lay on a mesh, for a session that may have another one."""
-
-    def on(self, axes: int) -> Split:
-        return tuple(self) if len(self) == axes else next((s for s in self if s is not None), None)
-
-
-class Host(Operand):
-    """A value in the caller's memory, to be placed on the workers when it is first used."""
-
-    __slots__ = ("split", "value")
-
-    def __init__(self, value: np.ndarray[Any, Any], split: Split = None) -> None:
-        super().__init__(Spec(value.shape, value.dtype))
-        self.value = value
-        self.split = split
-
-
-class File(Operand):
-    """A value in a file, to be read by the workers where they need it.
-
-    `source.read(out, box)` reads a box of it."""
-
-    __slots__ = ("source", "split")
-
-    def __init__(self, source: Any, split: Split = None) -> None:
-        super().__init__(Spec(source.shape, source.dtype))
-        self.source = source
-        self.split = split
-
 
 SHOWN = 200  # elements that are shown; of more, the first and last along each axis
 changing = threading.RLock()  # held while an Array gets, or loses, its operand
-MOST_KNOWN = 256  # forms of what one recipe is given
 LATE_DEPTH = 32  # operations of what is made later, at the most, about
-DEEPEST = 400  # operations that may wait one behind another; then they run, asked for or not
-DEEP = 24  # the same where what waited ran before: as much in each turn of a loop, and one plan
 MOST_WAITING = 4096  # Arrays of which some may not wait any more
-STEPS = 8  # operations one behind another that tell a place in a loop
 _serial = itertools.count(1)
 
 
@@ -146,7 +62,7 @@ class _Current(threading.local):
     place: list[Any] | None = None  # at which what was waiting ran, since it was much
 
 
-_current = _Current()
+current_thread = _Current()
 _traces = 0  # that began
 
 
@@ -181,14 +97,14 @@ class Trace:
             self.began = _traces
 
     def __enter__(self) -> Self:
-        self.outer = _current.trace
+        self.outer = current_thread.trace
         if self.outer is not None:
             self.outer.begin_inner(self)
-        _current.trace = self
+        current_thread.trace = self
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        _current.trace = self.outer
+        current_thread.trace = self.outer
         if kind is not None:
             self.acts.clear()
         if self.outer is not None and kind is None:
@@ -300,7 +216,7 @@ class Term:
             self.tell(x, operand)
 
     def tell(self, x: Array, operand: Operand) -> None:
-        """What an Array of this Term came to."""
+        """Give an Array of this Term its value."""
         with changing:
             if x._term is not self:
                 return
@@ -368,9 +284,6 @@ class Reader(Protocol):
 
 
 reader: Reader
-functions: dict[
-    str, Callable[..., Any]
-] = {}  # filled by the op families; what operators and methods call
 
 
 def install(made: Reader) -> None:
@@ -395,7 +308,7 @@ def _in_place(name: str) -> Operator:
     return lambda self, other: self._combine(name, other)
 
 
-class Array:
+class Array(ArrayMethods["Array"]):
     """An n-dimensional array, lazy, and laid out over the workers of a session. Values never change:
     an assignment to an Array makes it stand for another value.
 
@@ -520,9 +433,9 @@ class Array:
         return reader.to_dask(self)
 
     def __copy__(self) -> Array:
-        """What has its value shares it: values do not change, and what is shared is not given away."""
+        """Share the value, if it is there: values do not change, and shared ones are not given away."""
         if self._operand is None or (self._term is not None and self._term.is_open):
-            return _call("copy", self)
+            return call("copy", self)
         self._operand.shared = True
         return from_operand(self._operand, self.weak)
 
@@ -549,19 +462,11 @@ class Array:
         GPU `stream`, which is the taker's, waits for what makes them."""
         host = dl_device is not None and dl_device[0] == 1
         value = None if host else reader.on_gpu(self)
-        host, value = value is None, reader.value(self) if value is None else value
-        unmarked = max_version is None or tuple(max_version) < (1, 0)
-        if copy is None and unmarked:
-            copy = True
-        is_bfloat = value.dtype == bfloat16
-        value = value.view(np.int16) if is_bfloat else value
-        if host and unmarked and not copy:
-            value = np.asarray(Shared(value))
-        capsule = value.__dlpack__(
-            stream=stream, max_version=max_version, dl_device=dl_device, copy=copy
+        on_host = value is None
+        value = reader.value(self) if on_host else value
+        return lent(
+            value, on_host, copy, stream=stream, max_version=max_version, dl_device=dl_device
         )
-        capsule = as_bfloat(capsule) if is_bfloat else capsule
-        return capsule if host or copy else as_read_only(capsule)
 
     def __jax_array__(self) -> Any:
         """For functions of JAX, which take it as one of theirs."""
@@ -653,7 +558,7 @@ class Array:
         return f"Array({text}, {shape}dtype={self.dtype.name}{lies})"
 
     def __str__(self) -> str:
-        """Of an array without axes its number, as NumPy's; else what `repr` gives."""
+        """The number of an array without axes, as NumPy's; else what `repr` gives."""
         if self.spec.shape or self._is_traced or isinstance(self._operand, File):
             return repr(self)
         return str(reader.value(self)[()])
@@ -721,28 +626,35 @@ class Array:
     __gt__ = _operator("greater")
     __ge__ = _operator("greater_equal")
 
+    def dot(self, other: Operandish) -> Array:
+        return _binary("matmul", self, other)
+
     def __neg__(self) -> Array:
-        return _call("negative", self)
+        return call("negative", self)
 
     def __pos__(self) -> Array:
-        return _call("positive", self)
+        return call("positive", self)
 
     def __abs__(self) -> Array:
-        return _call("abs", self)
+        return call("abs", self)
 
     def __invert__(self) -> Array:
-        return _call("bitwise_invert", self)
+        return call("bitwise_invert", self)
 
     def __round__(self, digits: int = 0) -> Array:
-        return _call("round", self, digits)
+        return call("round", self, digits)
 
     # -- indexing --------------------------------------------------------------------------
     def __getitem__(self, key: Any) -> Array:
-        made = _call("getitem", self, key)
+        made = call("getitem", self, key)
         if made.__class__ is not Array:
             return made
         term, of = made._term, self._of
-        if _current.trace is None and not (term is not None and term.traces) and takes_view(key):
+        if (
+            current_thread.trace is None
+            and not (term is not None and term.traces)
+            and takes_view(key)
+        ):
             made._of = weakref.ref(self) if of is None or of() is None else of
         return made
 
@@ -755,6 +667,9 @@ class Array:
             shorten(error)
             raise
 
+    def fill(self, value: Operandish) -> None:
+        self[...] = value
+
     def _check_own(self, what: str) -> None:
         """Refuse to assign to what was there before a function that is being traced: it would be
         assigned to once, and not whenever the function is called."""
@@ -766,7 +681,7 @@ class Array:
                 needed="an array",
                 do="make one of it first, with ost.asarray",
             )
-        trace = _current.trace
+        trace = current_thread.trace
         if trace is not None and self._began < trace.began and not trace.lends(self):
             raise misfit(
                 AssignmentError,
@@ -824,283 +739,15 @@ class Array:
     __ilshift__ = _in_place("bitwise_left_shift")
     __irshift__ = _in_place("bitwise_right_shift")
 
-    @property
-    def at(self) -> At:
-        """`x.at[key].set(v)`, `.add(v)`, ...: the array with some elements changed."""
-        return At(self)
-
-    # -- methods that read better than functions -------------------------------------------
-    @property
-    def T(self) -> Array:
-        """The array with its axes reversed."""
-        return _call("permute_dims", self, builtins_range(self.ndim - 1, -1, -1))
-
-    @property
-    def mT(self) -> Array:
-        """The last two axes swapped."""
-        return _call("matrix_transpose", self)
-
-    @property
-    def real(self) -> Array:
-        return _call("real", self)
-
-    @property
-    def imag(self) -> Array:
-        return _call("imag", self)
-
-    def conj(self) -> Array:
-        return _call("conj", self)
-
-    conjugate = conj
-
-    def copy(self, order: str = "C") -> Array:
-        return _call("copy", self, order)
-
-    def astype(self, dtype: DTypeLike, *, copy: bool = True) -> Array:
-        if not copy:
-            return cast(Array, functions["astype"](self, dtype, copy=False))
-        return _call("astype", self, dtype)
-
-    def reshape(self, *shape: Any, order: str = "C", copy: bool | None = None) -> Array:
-        given = shape[0] if len(shape) == 1 and not _is_int(shape[0]) else shape
-        return _call("reshape", self, given, order, copy=copy)
-
-    def transpose(self, *axes: Any) -> Array:
-        """Axes in the given order; reversed if none is given."""
-        if not axes:
-            return self.T
-        return _call("permute_dims", self, axes[0] if not _is_int(axes[0]) else axes)
-
-    def swapaxes(self, axis1: int, axis2: int) -> Array:
-        return _call("swapaxes", self, axis1, axis2)
-
-    def ravel(self, order: str = "C") -> Array:
-        return _call("reshape", self, (-1,), order)
-
-    @property
-    def flat(self) -> Flat:
-        """The elements in one row: to be read, assigned to, gone through.
-
-        >>> ost.eye(2).flat[1:3]
-        Array([0., 0.], dtype=float64)
-        """
-        return Flat(self)
-
-    flatten = ravel
-
-    def squeeze(self, axis: int | tuple[int, ...] | None = None) -> Array:
-        if axis is None:
-            axis = tuple(d for d, n in enumerate(self.shape) if n == 1)
-        return _call("squeeze", self, axis)
-
-    def resplit(self, split: Split = None, *, mesh: tuple[int, ...] | None = None) -> Array:
-        """The same values in another layout: split along a dimension (or one per mesh axis), None
-        for replicas.
-        """
-        return _call("resplit", self, split, mesh=mesh)
-
-    def sum(
-        self,
-        axis: Axis = None,
-        dtype: Any = None,
-        out: Array | None = None,
-        keepdims: bool = False,
-        initial: Operandish | None = None,
-        where: Operandish | None = None,
-    ) -> Array:
-        return _call("sum", self, axis, dtype, out, keepdims, initial=initial, where=where)
-
-    def prod(
-        self,
-        axis: Axis = None,
-        dtype: Any = None,
-        out: Array | None = None,
-        keepdims: bool = False,
-        initial: Operandish | None = None,
-        where: Operandish | None = None,
-    ) -> Array:
-        return _call("prod", self, axis, dtype, out, keepdims, initial=initial, where=where)
-
-    def mean(
-        self,
-        axis: Axis = None,
-        dtype: Any = None,
-        out: Array | None = None,
-        keepdims: bool = False,
-        where: Operandish | None = None,
-    ) -> Array:
-        return _call("mean", self, axis, dtype, out, keepdims, where=where)
-
-    def var(
-        self,
-        axis: Axis = None,
-        dtype: Any = None,
-        out: Array | None = None,
-        ddof: float | None = None,
-        keepdims: bool = False,
-        *,
-        correction: float = 0.0,
-        where: Operandish | None = None,
-    ) -> Array:
-        how = {"correction": correction, "where": where}
-        return _call("var", self, axis, dtype, out, ddof, keepdims, **how)
-
-    def std(
-        self,
-        axis: Axis = None,
-        dtype: Any = None,
-        out: Array | None = None,
-        ddof: float | None = None,
-        keepdims: bool = False,
-        *,
-        correction: float = 0.0,
-        where: Operandish | None = None,
-    ) -> Array:
-        how = {"correction": correction, "where": where}
-        return _call("std", self, axis, dtype, out, ddof, keepdims, **how)
-
-    def min(
-        self,
-        axis: Axis = None,
-        out: Array | None = None,
-        keepdims: bool = False,
-        initial: Operandish | None = None,
-        where: Operandish | None = None,
-    ) -> Array:
-        return _call("min", self, axis, out, keepdims, initial=initial, where=where)
-
-    def max(
-        self,
-        axis: Axis = None,
-        out: Array | None = None,
-        keepdims: bool = False,
-        initial: Operandish | None = None,
-        where: Operandish | None = None,
-    ) -> Array:
-        return _call("max", self, axis, out, keepdims, initial=initial, where=where)
-
-    def argmin(
-        self, axis: int | None = None, out: Array | None = None, *, keepdims: bool = False
-    ) -> Array:
-        return _call("argmin", self, axis, out, keepdims=keepdims)
-
-    def argmax(
-        self, axis: int | None = None, out: Array | None = None, *, keepdims: bool = False
-    ) -> Array:
-        return _call("argmax", self, axis, out, keepdims=keepdims)
-
-    def any(
-        self,
-        axis: Axis = None,
-        out: Array | None = None,
-        keepdims: bool = False,
-        where: Operandish | None = None,
-    ) -> Array:
-        return _call("any", self, axis, out, keepdims, where=where)
-
-    def all(
-        self,
-        axis: Axis = None,
-        out: Array | None = None,
-        keepdims: bool = False,
-        where: Operandish | None = None,
-    ) -> Array:
-        return _call("all", self, axis, out, keepdims, where=where)
-
-    def cumsum(self, axis: int | None = None, dtype: DTypeLike | None = None) -> Array:
-        return _call("cumsum", self, axis, dtype=dtype)
-
-    def cumprod(self, axis: int | None = None, dtype: DTypeLike | None = None) -> Array:
-        return _call("cumprod", self, axis, dtype=dtype)
-
-    def repeat(self, repeats: Any, axis: int | None = None) -> Array:
-        return _call("repeat", self, repeats, axis=axis)
-
-    def clip(self, min: Operandish | None = None, max: Operandish | None = None) -> Array:
-        return _call("clip", self, min, max)
-
-    def round(self, decimals: int = 0) -> Array:
-        return _call("round", self, decimals)
-
-    def dot(self, other: Operandish) -> Array:
-        return _binary("matmul", self, other)
-
-    def sort(
-        self,
-        axis: int | None = -1,
-        kind: str | None = None,
-        *,
-        descending: bool = False,
-        stable: bool | None = True,
-    ) -> Array:
-        """The elements in order; as a statement, it sorts the array itself, as NumPy's does."""
-        made = _call("sort", self, axis, kind, descending=descending, stable=stable)
-        return cast(Array, functions["changed"](self, made, "x.sort()", sys._getframe(1)))
-
-    def argsort(
-        self,
-        axis: int | None = -1,
-        kind: str | None = None,
-        *,
-        descending: bool = False,
-        stable: bool | None = True,
-    ) -> Array:
-        return _call("argsort", self, axis, kind, descending=descending, stable=stable)
-
-    def take(self, indices: Operandish, axis: int | None = None, mode: str = "raise") -> Array:
-        return _call("take", self, indices, axis=axis, mode=mode)
-
-    def searchsorted(
-        self, v: Operandish, side: Literal["left", "right"] = "left", sorter: Any = None
-    ) -> Array:
-        return _call("searchsorted", self, v, side, sorter)
-
-    def diagonal(self, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Array:
-        return _call("diagonal", self, offset, axis1, axis2)
-
-    def trace(self, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Array:
-        return _call("trace", self, offset, axis1, axis2)
-
-    def fill(self, value: Operandish) -> None:
-        self[...] = value
-
-    def nonzero(self) -> tuple[Array, ...]:
-        return cast("tuple[Array, ...]", functions["nonzero"](self))
-
-
-Axis = int | tuple[int, ...] | None
-
 
 def have_values(xs: Sequence[Array]) -> bool:
     """Whether these can be read, and nobody would miss it: neither a trace nor a gradient."""
     plain = not any(x._term is not None and x._term.traces for x in xs)
-    return plain and _current.trace is None
-
-
-def builtins_range(*args: int) -> tuple[int, ...]:
-    return tuple(builtins.range(*args))
-
-
-def _is_int(value: Any) -> bool:
-    return isinstance(value, SupportsIndex) and getattr(value, "ndim", 0) == 0
-
-
-_WEAK = {"b": bool, "i": int, "u": int, "f": float, "c": complex}
-
-
-def _call(name: str, x: Array, *args: Any, **kwargs: Any) -> Array:
-    try:
-        made = cast(Array, functions[name](x, *args, **kwargs))
-    except Exception as error:
-        shorten(error)
-        raise
-    if x.weak is not None:
-        made.weak = _WEAK.get(made.dtype.kind)
-    return made.__copy__() if made is x else made
+    return plain and current_thread.trace is None
 
 
 def _binary(name: str, x: Any, y: Any) -> Array:
-    """What operators make of Python numbers is a number again; what functions make is an array."""
+    """Apply a function for an operator: of Python numbers it makes a number again, and no array."""
     if not isinstance(x if y.__class__ is Array else y, _READABLE):
         return NotImplemented
     try:
@@ -1109,7 +756,7 @@ def _binary(name: str, x: Any, y: Any) -> Array:
         shorten(error)
         raise
     if weak_kind(x) is not None and weak_kind(y) is not None:
-        made.weak = _WEAK.get(made.dtype.kind)
+        made.weak = WEAK.get(made.dtype.kind)
     return made
 
 
@@ -1118,31 +765,6 @@ def _quotient_and_rest(x: Any, y: Any) -> tuple[Array, Array]:
     return quotient if quotient is NotImplemented else (quotient, _binary("remainder", x, y))
 
 
-@runtime_checkable
-class Readable(Protocol):
-    """Anything that offers its values as an array."""
-
-    def __array__(self) -> Any: ...
-
-
-class Lent(Protocol):
-    """Anything that lends its memory by the protocol DLPack."""
-
-    def __dlpack__(self) -> Any: ...
-
-
-# an Array, a number, or anything that NumPy can read
-Operandish = (
-    Array
-    | complex
-    | np.ndarray[Any, Any]
-    | np.generic
-    | list[Any]
-    | tuple[Any, ...]
-    | range
-    | Readable
-    | Lent
-)
 _READABLE = (Array, bool, int, float, complex, np.ndarray, np.generic, list, tuple, Readable)
 
 
@@ -1164,7 +786,7 @@ def from_operand(operand: Operand, weak: type | None = None) -> Array:
 
 
 def another(x: Array) -> Array:
-    """The same value as an Array of its own, which may be assigned to."""
+    """Make another Array of this value, which may be assigned to."""
     return x.__copy__()
 
 
@@ -1173,7 +795,7 @@ def restored(value: np.ndarray[Any, Any], split: Any, weak: str | None) -> Array
     made = cast(Array, functions["asarray"](value))
     assert isinstance(made._operand, Host)
     made._operand.split = Wish(split) if isinstance(split, tuple) else split
-    made.weak = None if weak is None else _WEAK[weak[0]]
+    made.weak = None if weak is None else WEAK[weak[0]]
     return made
 
 
@@ -1197,40 +819,25 @@ def hold(term: Term, k: int, x: Array) -> None:
     """Tell a Term, and the traces that it belongs to, who has its output k."""
     ref = term.holders[k] = weakref.ref(x)
     if not term.traces and term.depth:
-        waiting = _current.waiting
+        waiting = current_thread.waiting
         waiting.append(ref)
-        if len(waiting) > _current.most:
+        if len(waiting) > current_thread.most:
             pending()
     for trace in term.traces:
         trace.made.append(ref)
 
 
 def pending() -> list[tuple[Term, int]]:
-    """What this thread's Arrays wait for that somebody holds, in the order in which they began to."""
+    """List what this thread's Arrays that somebody holds wait for, in the order in which they began to."""
     found: dict[tuple[Term, int], weakref.ref[Array]] = {}
-    for ref in _current.waiting:
+    for ref in current_thread.waiting:
         x = ref()
         term = x._term if x is not None and x._operand is None else None
         if term is not None and x is not None:
             found.setdefault((term, x._k), ref)
-    _current.waiting = [*found.values()]
-    _current.most = max(MOST_WAITING, 2 * len(found))
+    current_thread.waiting = [*found.values()]
+    current_thread.most = max(MOST_WAITING, 2 * len(found))
     return [*found]
-
-
-def later(recipe: Recipe, *given: Array) -> Array:
-    """What a recipe makes, which is something that nobody has yet, in the plan of who takes it (`Late`)."""
-    key = tuple([x.spec for x in given])
-    spec = recipe.known.get(key)
-    if spec is None:
-        made = recipe(*given)
-        if made._term is None or made._term.op is None:  # what it was given
-            return made
-        spec = made.spec
-        if len(recipe.known) >= MOST_KNOWN:
-            recipe.known.clear()
-        recipe.known[key] = spec
-    return from_term(Late(spec, recipe, given))
 
 
 def placeholder(spec: Spec, number: int, trace: Trace, weak: type | None = None) -> Array:
@@ -1276,181 +883,8 @@ def settled(x: Array) -> Operand:
     return operand
 
 
-_NO_TRACES: frozenset[Trace] = frozenset()
-
-
-def apply_all(name: str, *operands: Array, **params: Any) -> tuple[Array, ...]:
-    """The results of one operation, as pending Arrays. No code of the user's runs in here, so the
-    function by which a trace hears of calls (before Python 3.12) rests meanwhile."""
-    heard = sys.getprofile()
-    try:
-        if heard is None or not hasattr(heard, "of_trace"):
-            return _apply_all(name, operands, params)
-        sys.setprofile(None)
-        try:
-            return _apply_all(name, operands, params)
-        finally:
-            sys.setprofile(heard)
-    except Exception as error:
-        shorten(error)
-        raise
-
-
-def _apply_all(name: str, operands: Sequence[Array], params: dict[str, Any]) -> tuple[Array, ...]:
-    op = lookup(name)
-    for x in operands:
-        if (
-            x.__class__ is not Array
-        ):  # what a mask picks, whose shape nobody knows (ops/array/picked.py)
-            return cast("tuple[Array, ...]", functions["apply_picked"](op, operands, params))
-    line = user_line()
-    given = tuple([x.spec for x in operands])
-    specs = _specs(op.infer(*given, **params)) if params else _inferred(op.infer, given)
-    inputs = tuple([term_of(x) for x in operands])
-    traces = _NO_TRACES
-    for t, _ in inputs:
-        if t.traces:
-            traces = traces | t.traces if traces else t.traces
-    items = tuple([(k, plain(params[k])) for k in sorted(params)])
-    term = Term(op, inputs, items, specs, line, traces)
-    if term.depth > DEEP and not term.is_open and (_is_deepest(term) or _ran_here(term)):
-        _current.place = _place(term)
-        made = tuple([from_term(term, k) for k in range(len(specs))])
-        reader.settle(made)
-        return made
-    return tuple([from_term(term, k) for k in range(len(specs))])
-
-
-def _specs(inferred: Spec | tuple[Spec, ...]) -> tuple[Spec, ...]:
-    return inferred if isinstance(inferred, tuple) else (inferred,)
-
-
-@lru_cache(256)
-def _inferred(
-    rule: Callable[..., Spec | tuple[Spec, ...]], given: tuple[Spec, ...]
-) -> tuple[Spec, ...]:
-    """The results of an operation without parameters: programs repeat them for the same shapes."""
-    return _specs(rule(*given))
-
-
-def _is_deepest(term: Term) -> bool:
-    """Whether so much is waiting, when what has run meanwhile is left out."""
-    stack = [term] if term.depth > DEEPEST else []
-    seen = set[int]()
-    while stack:
-        found = stack[-1]
-        inputs = [t for t, k in found.inputs if t.operands is None or t.operands[k] is None]
-        if id(found) not in seen:
-            seen.add(id(found))
-            stack += [t for t in inputs if t.depth and id(t) not in seen and type(t) is Term]
-        else:
-            stack.pop()
-            found.depth = 1 + max([t.depth for t in inputs], default=0)
-    return term.depth > DEEPEST
-
-
-def _place(term: Term) -> list[Any]:
-    """Where in a program an operation is noted, as its line, its form and those before it tell."""
-    found: list[Any] = [term.line]
-    for _ in range(STEPS):
-        found += term.op, term.params
-        before = term.inputs[0][0] if term.inputs else None
-        if type(before) is not Term or before.op is None:
-            break
-        term = before
-    return found
-
-
-def _ran_here(term: Term) -> bool:
-    """Whether what waited ran with an operation like this one before."""
-    place = _current.place
-    return (
-        place is not None
-        and place[0] == term.line
-        and place[1] is term.op
-        and place == _place(term)
-    )
-
-
-def act(made: Array) -> None:
-    """Let what makes this happen, though nobody may read it: with what is traced here, or else now."""
-    term, _ = term_of(made)
-    traces = [t for t in (*term.traces, _current.trace) if t and not isinstance(t, Watch)]
-    if traces:
-        inner = max(traces, key=lambda t: t.serial)
-        term.traces |= {inner}
-        inner.acts.append(made)
-    else:
-        reader.settle([made])
-
-
-def acted(x: Array) -> Array:
-    """The same value, when all has happened that was to happen before."""
-    trace = _current.trace
-    while trace is not None and not trace.acts:
-        trace = trace.outer
-    return x if trace is None else apply("barrier", x, trace.acts[-1], outputs=1)
-
-
-def apply(name: str, *operands: Array, **params: Any) -> Array:
-    """The result of an operation that has one."""
-    try:
-        return apply_all(name, *operands, **params)[0]
-    except Exception as error:
-        shorten(error)
-        raise
-
-
-def called(name: str, made: Array) -> Array:
-    """The result of an operation that users know by another name, which errors then say."""
-    if made._term is not None:
-        made._term.line += f" ({name})"
-    return made
-
-
 # -- operands of every kind ----------------------------------------------------------------
 DEFAULTS: dict[type, DType] = {bool: bool_, int: int64, float: float64, complex: complex128}
-
-
-def constant(value: Scalar, dtype: DType | None = None) -> Array:
-    """A number as part of the graph."""
-    kind = type(value)
-    dtype = dtype if dtype is not None else DEFAULTS[kind]
-    return apply("constant", value=_python(value, dtype), dtype=dtype)
-
-
-def _python(value: Scalar, dtype: DType) -> Scalar:
-    """The Python number that a dtype makes of a number."""
-    if dtype.kind == "b":
-        return bool(value)
-    if dtype.kind in "iu":
-        return int(value)  # type: ignore[arg-type]
-    if dtype.kind == "c":
-        return complex(value)
-    return float(value)  # type: ignore[arg-type]
-
-
-def as_array(x: Any, dtype: DType | None = None) -> Array:
-    """Any operand as an Array; numbers become constants, foreign arrays are copied."""
-    if isinstance(x, Array):
-        return x if x.weak is None else from_term(*term_of(x))
-    if isinstance(x, (bool, int, float, complex)) and not isinstance(x, np.generic):
-        return constant(x, dtype)
-    return cast(Array, functions["asarray"](x, dtype=dtype))
-
-
-def unmasked(x: Any, who: str) -> None:
-    """Refuse a masked array, or a list with some of them: what does not count would count."""
-    kinds = set(map(type, x)) if isinstance(x, list) else (type(x),)
-    for kind in kinds:
-        if issubclass(kind, np.ndarray) and hasattr(kind, "mask"):
-            raise misfit(
-                ArgumentError,
-                who,
-                got="a masked array",
-                needed="an array all of whose elements count",
-                do="pass x.filled(value), or the values and the mask as two arrays for ost.where",
-            )
 
 
 def weak_kind(x: Any) -> type | None:
@@ -1461,141 +895,3 @@ def weak_kind(x: Any) -> type | None:
         return x.weak
     kind = type(x)
     return kind if kind in DEFAULTS else None
-
-
-def weak_dtype(kind: type, beside: DType) -> DType:
-    """The dtype that a Python number takes beside an array: its own kind only if that is the higher
-    one.
-    """
-    if kind is bool:
-        return beside if beside.kind != "b" else bool_
-    if kind is int:
-        return beside if beside.kind != "b" else int64
-    if kind is float:
-        return beside if is_inexact(beside) else float64
-    return (
-        beside
-        if beside.kind == "c"
-        else promote(beside, complex64)
-        if is_inexact(beside)
-        else complex128
-    )
-
-
-def unify(*xs: Any) -> list[Array]:
-    """Operands of one operation as Arrays; Python numbers take the dtype of the arrays that they
-    meet.
-    """
-    strong = [x if isinstance(x, Array) else as_array(x) for x in xs if weak_kind(x) is None]
-    if not strong:
-        kinds = [weak_kind(x) for x in xs]
-        dtype = promote(*(DEFAULTS[k] for k in kinds if k is not None))
-        return [in_dtype(x, dtype) for x in xs]
-    if len(strong) == len(xs):
-        return strong
-    beside = promote(*(x.dtype for x in strong))
-    arrays = iter(strong)
-    found = []
-    for x in xs:
-        kind = weak_kind(x)
-        found.append(next(arrays) if kind is None else in_dtype(x, weak_dtype(kind, beside)))
-    return found
-
-
-def in_dtype(x: Any, dtype: DType) -> Array:
-    """A Python number, or one lifted to an input, in a dtype."""
-    if isinstance(x, Array) and x.weak is int and dtype.kind in "iu" and dtype != int64:
-        turns = x._term is not None and any(type(t) is Trace for t in x._term.traces)
-        x = (
-            x if turns else int(x)
-        )  # the value decides whether it fits; in a loop, the first one did
-    if isinstance(x, Array):
-        return x if x.dtype == dtype else cast(Array, functions["astype"](x, dtype))
-    if dtype.kind in "iu" and isinstance(x, int):
-        limits = np.iinfo(dtype)
-        if not limits.min <= x <= limits.max:
-            raise misfit(
-                DTypeError,
-                f"the number {x}",
-                got=f"an operand of dtype {dtype.name}",
-                needed=f"a number from {limits.min} to {limits.max}",
-                do="convert the array first, e.g. x.astype(ost.int64)",
-            )
-    return constant(x, dtype)
-
-
-class At:
-    """`x.at`: a place in an array, to make another array that differs there."""
-
-    __slots__ = ("_x",)
-
-    def __init__(self, x: Array) -> None:
-        self._x = x
-
-    def __getitem__(self, key: Any) -> Spot:
-        return Spot(self._x, key)
-
-
-class Flat:
-    """`x.flat`: the elements of x in one row."""
-
-    __slots__ = ("_x",)
-
-    def __init__(self, x: Array) -> None:
-        self._x = x
-
-    def __len__(self) -> int:
-        return self._x.size
-
-    def __iter__(self) -> Iterator[Array]:
-        return iter(self._x.ravel())
-
-    def __getitem__(self, key: Any) -> Array:
-        return self._x.ravel()[key]
-
-    def __setitem__(self, key: Any, values: Operandish) -> None:
-        row = self._x.ravel()
-        self._x[...] = functions["assigned"](row, key, values).reshape(self._x.shape)
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
-        return self._x.ravel().__array__(dtype, copy)
-
-
-class Spot:
-    """`x.at[key]`."""
-
-    __slots__ = ("_key", "_x")
-
-    def __init__(self, x: Array, key: Any) -> None:
-        self._x = x
-        self._key = key
-
-    def get(self) -> Array:
-        """x[key]"""
-        return self._x[self._key]
-
-    def set(self, values: Operandish) -> Array:
-        """The array with these values there; of several for one place, the last."""
-        return cast(Array, functions["updated"](self._x, self._key, values, "set"))
-
-    def add(self, values: Operandish) -> Array:
-        """The array with these values added there, each as often as it comes."""
-        return cast(Array, functions["updated"](self._x, self._key, values, "add"))
-
-    def multiply(self, values: Operandish) -> Array:
-        """The array multiplied there."""
-        return cast(Array, functions["updated"](self._x, self._key, values, "multiply"))
-
-    def min(self, values: Operandish) -> Array:
-        """The array with the smaller of old and new there."""
-        return cast(Array, functions["updated"](self._x, self._key, values, "min"))
-
-    def max(self, values: Operandish) -> Array:
-        """The array with the larger of old and new there."""
-        return cast(Array, functions["updated"](self._x, self._key, values, "max"))
-
-
-def export(function: F) -> F:
-    """Make a function available to Array's operators and methods under its own name."""
-    functions[function.__name__] = function
-    return function

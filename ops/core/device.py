@@ -90,7 +90,7 @@ class GraphCapture:
     unconditional = "its device looks at no condition"  # why it does not; or nothing
 
     def warm_up(self) -> AbstractContextManager[None]:
-        """For a run that finds all that is needed while a run is taken down: compiled kernels, memory."""
+        """For a run that finds all that is needed while a run is captured: compiled kernels, memory."""
         raise NotImplementedError
 
     def capturing(self) -> AbstractContextManager[list[Function]]:
@@ -100,8 +100,8 @@ class GraphCapture:
         raise NotImplementedError
 
     def was_spoiled(self, error: Exception) -> bool:
-        """Whether what was being taken down is lost, by this error, for what somebody else did meanwhile: the
-        same may be taken down at another time."""
+        """Whether what was being captured is lost, by this error, for what somebody else did meanwhile: the
+        same may be captured at another time."""
         return False
 
     def where(self, array: Any) -> int:
@@ -119,8 +119,8 @@ class GraphCapture:
 
 
 class Loop:
-    """A loop of a bound program. The host looks at its condition before each turn; where a run is taken
-    down it goes through one turn, and the device will look."""
+    """A loop of a bound program. The host looks at its condition before each turn; where a run is captured
+    it goes through one turn, and the device will look."""
 
     is_known = False  # a warm-up went through a turn
 
@@ -140,10 +140,10 @@ class Loop:
 
 
 class Branch:
-    """A branch of a bound program. The host looks which side it goes; where a run is taken down it goes both,
+    """A branch of a bound program. The host looks which side it goes; where a run is captured it goes both,
     one after the other, and the device will look."""
 
-    is_known = False  # rehearsals went both ways
+    is_known = False  # warm-ups went both ways
 
     def sides(self, flag: Any) -> Iterator[bool]:
         raise NotImplementedError
@@ -257,7 +257,7 @@ class Device:
         """Whose products into float32 are faster than those of float32."""
         return tuple([d for d in (bfloat16, float16) if self.widens(d, d, float32)])
 
-    def behind(self, graph: Graph, k: int, fast: bool) -> Sequence[int]:
+    def epilogue_of(self, graph: Graph, k: int, fast: bool) -> Sequence[int]:
         """The nodes behind a product that are done as it is written, by the library that multiplies.
         `fast`: with other bits, too."""
         return ()
@@ -385,7 +385,7 @@ class Device:
         raise NotImplementedError
 
     # -- time ------------------------------------------------------------------------------
-    def told(self) -> Sequence[str]:
+    def environment(self) -> Sequence[str]:
         """Name all that times depend on here, beside the host: libraries and versions."""
         return ()
 
@@ -419,7 +419,7 @@ class Device:
         """For a loop, among names that are the same array in every run."""
         return Recorder()
 
-    def repeater(self) -> GraphCapture | None:
+    def graph_capture(self) -> GraphCapture | None:
         """For one worker; None where a call costs as little as a repeated one."""
         return None
 

@@ -57,7 +57,7 @@ _told = False
 
 
 @dataclass(frozen=True, slots=True)
-class File:
+class CacheFile:
     """One of ours."""
 
     path: Path
@@ -185,7 +185,7 @@ class Cache:
             return None
 
     # -- all of them -----------------------------------------------------------------------
-    def files(self, *kinds: str) -> Iterator[File]:
+    def files(self, *kinds: str) -> Iterator[CacheFile]:
         """Iterate over the cache's files, of all kinds or of some (`plans`, `plans/VERSION`,
         `kernels`, ...).
         """
@@ -195,7 +195,7 @@ class Cache:
                     path = folder / name
                     facts = path.lstat()
                     if not _wrong(facts, stat.S_ISREG):
-                        yield File(path, facts.st_size, facts.st_mtime)
+                        yield CacheFile(path, facts.st_size, facts.st_mtime)
 
     def _listed(self, kinds: Sequence[str]) -> Iterator[tuple[Path, str]]:
         """Folders of these kinds, and names in them that are like ours."""
@@ -229,7 +229,7 @@ class Cache:
             total, left = total - file.size, left - 1
         return left
 
-    def forget(self, files: Iterable[File]) -> None:
+    def forget(self, files: Iterable[CacheFile]) -> None:
         """Remove these, and the folders of versions in which nothing is left."""
         folders = set()
         for file in files:

@@ -51,7 +51,21 @@ class Shared:
         self.__array_interface__ = value.__array_interface__ | {"data": (value.ctypes.data, False)}
 
 
-def lies_on_gpu(x: Any) -> bool:
+def lent(value: Any, on_host: bool, copy: bool | None, **asked: Any) -> Any:
+    """A capsule of values that may only be read: one without a version, which cannot say so, is of a
+    copy, unless copy=False."""
+    unmarked = asked["max_version"] is None or tuple(asked["max_version"]) < (1, 0)
+    copy = True if copy is None and unmarked else copy
+    is_bfloat = value.dtype == bfloat16
+    value = value.view(np.int16) if is_bfloat else value
+    if on_host and unmarked and not copy:
+        value = np.asarray(Shared(value))
+    capsule = value.__dlpack__(copy=copy, **asked)
+    capsule = as_bfloat(capsule) if is_bfloat else capsule
+    return capsule if on_host or copy else as_read_only(capsule)
+
+
+def is_on_gpu(x: Any) -> bool:
     """Whether it is an array of a library that has it in the memory of a GPU."""
     kind = getattr(type(x), "__dlpack_device__", None)
     if kind is not None:

@@ -82,14 +82,14 @@ def encode_graph(graph: Graph, lines: bool = False) -> dict[str, Any]:
     table: dict[Spec, int] = {}
     named: dict[str, int] = {}
 
-    def of(spec: Spec) -> int:
+    def index_of(spec: Spec) -> int:
         return table.setdefault(spec, len(table))
 
-    inputs = [of(s) for s in graph.inputs]
+    inputs = [index_of(s) for s in graph.inputs]
     nodes = []
     for node in graph.nodes:
         params = {k: encode_value(v, lines) for k, v in node.params}
-        made: list[Any] = [node.op, list(node.inputs), params, [of(s) for s in node.specs]]
+        made: list[Any] = [node.op, list(node.inputs), params, [index_of(s) for s in node.specs]]
         if lines:
             made.append(named.setdefault(node.line, len(named)))
         nodes.append(made)

@@ -38,7 +38,7 @@ SHARE = 4  # or such a part of a memory limit
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class Transfer:
     """One message: a box of the global array from one rank to another."""
 
     source: int
@@ -47,7 +47,7 @@ class Piece:
 
 
 # -- the messages of one worker ----------------------------------------------------------------
-def pieces_to(has: Layout, needs: Layout, shape: Shape, rank: int) -> tuple[Piece, ...]:
+def pieces_to(has: Layout, needs: Layout, shape: Shape, rank: int) -> tuple[Transfer, ...]:
     """List the pieces a worker gets, and from whom; what is there already comes from itself. By the
     ranks of the first who has each.
     """
@@ -56,13 +56,13 @@ def pieces_to(has: Layout, needs: Layout, shape: Shape, rank: int) -> tuple[Piec
     if not volume(wanted):
         return ()
     if intersect(has.box(shape, rank), wanted) == wanted:
-        return (Piece(rank, rank, wanted),)
+        return (Transfer(rank, rank, wanted),)
     coords, strides = has.coords(rank), _strides(has.mesh)
     mine = sum(coords[a] * strides[a] for a, s in enumerate(has.splits) if s is None)
-    return tuple([Piece(first + mine, rank, box) for first, box in _cells(has, shape, wanted)])
+    return tuple([Transfer(first + mine, rank, box) for first, box in _cells(has, shape, wanted)])
 
 
-def pieces_from(has: Layout, needs: Layout, shape: Shape, rank: int) -> tuple[Piece, ...]:
+def pieces_from(has: Layout, needs: Layout, shape: Shape, rank: int) -> tuple[Transfer, ...]:
     """List the pieces a worker gives, in the order of those who get them; what stays there goes to
     itself.
 
@@ -87,7 +87,7 @@ def pieces_from(has: Layout, needs: Layout, shape: Shape, rank: int) -> tuple[Pi
             other = has.coords(target)
             if any(other[a] != coords[a] for a in alike):
                 continue
-        found.append(Piece(rank, target, tuple([part for _, part in choice[: len(shape)]])))
+        found.append(Transfer(rank, target, tuple([part for _, part in choice[: len(shape)]])))
     return tuple(sorted(found, key=lambda p: p.target))
 
 

@@ -236,7 +236,7 @@ class Layout:
         return Layout(self.mesh, self.splits, (), self.blocks)
 
     @property
-    def at_once(self) -> Layout:
+    def without_last_axis(self) -> Layout:
         """Drop the last mesh axis."""
         return Layout(self.mesh[:-1], self.splits[:-1], self.windows, self.blocks)
 

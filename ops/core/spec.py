@@ -248,7 +248,7 @@ def copied(value: Any) -> Any:
     return made
 
 
-def lying(shape: Sequence[int], dtype: Any, strides: Sequence[int] | None = None) -> Any:
+def strided_like(shape: Sequence[int], dtype: Any, strides: Sequence[int] | None = None) -> Any:
     """An array of this form, in order if nothing else is said; its elements are not there."""
     steps = []
     size = dtype.itemsize

@@ -11,10 +11,12 @@ from typing import Any
 
 from ostinato.errors import AssignmentError
 
-from .array import Array, Operand, Term, Trace, apply, constant, from_term, placeholder, term_of
+from .apply import apply, constant
+from .array import Array, Term, Trace, from_term, placeholder, term_of
 from .build import Builder
 from .exact import exact_items
 from .graph import Graph
+from .operand import Operand
 from .refusals import end_refusals
 from .registry import lookup
 from .spec import Spec, bool_

@@ -24,7 +24,7 @@ from .kernels.gemm import make_ordered_product
 from .libraries import lapack
 from .libraries.onednn import can_widen, library
 from .loops.boxes import boxed_kernel
-from .loops.copies import copying, in_pieces, in_rows
+from .loops.copies import copy_by_rows, copy_of_pieces, copying
 from .loops.record import Record
 
 LINE = LIMITS.line
@@ -106,7 +106,7 @@ class Cpu(Device):
             return None  # such a function knows no places: everything has to be here
         if op.moves.pieces is not None and not in_parts:
             parts = op.moves.pieces([x.shape for x in arrays[: len(node.inputs)]], **plain(node.kw))
-            found = None if parts is None else in_pieces(parts, arrays, threads, often)
+            found = None if parts is None else copy_of_pieces(parts, arrays, threads, often)
             if found is not None:
                 return found
         if native is None or (not often and max(x.size for x in arrays) < native.least):
@@ -128,7 +128,7 @@ def _generated(
         return boxed_kernel(body, whole, arrays, threads, axes, share)
     strides = strides_over(body, whole, arrays, axes)
     kernel = native_kernel(body, whole, strides, threads, axes, share)
-    return kernel or in_rows(body, whole, arrays, threads, axes)
+    return kernel or copy_by_rows(body, whole, arrays, threads, axes)
 
 
 CPU = add(Cpu("cpu", np), np.ndarray)

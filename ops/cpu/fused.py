@@ -57,7 +57,7 @@ def _bytes_read(body: Graph, k: int) -> int:
     return sum(n.specs[0].nbytes for n in readers)
 
 
-def stages_room(
+def stages_scratch(
     ins: Sequence[Shape], outs: Sequence[Shape], specs: Sequence[Spec], **labelled: Any
 ) -> Sequence[Scratch]:
     """Size the workspace of a kernel in stages: what it keeps in cache, and what waits for its end,

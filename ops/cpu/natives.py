@@ -13,31 +13,38 @@ from ostinato.ops.array.contraction import Folds
 from ostinato.ops.core.device import Classes, Device, Prepackable
 from ostinato.ops.core.monoid import identity
 from ostinato.ops.core.registry import OPS, Params, Place, Scratch, Specs
-from ostinato.ops.core.spec import Shape, Spec, bfloat16, int64, lying
+from ostinato.ops.core.spec import Shape, Spec, bfloat16, int64, strided_like
 from ostinato.ops.cpu.limits import LIMITS
 from ostinato.ops.flow.control import ONE_KERNEL, WHOLE
 from ostinato.ops.linalg.factorizations import SINGULAR
 
-from .fused import WITH_PRODUCT, stages, stages_room, stages_ways
+from .fused import WITH_PRODUCT, stages, stages_scratch, stages_ways
 from .jit.llvm import why_not
 from .kernels import fft
-from .kernels.banded import banded_kernel
+from .kernels.band_solve import banded_kernel
 from .kernels.distances import pair_distances
-from .kernels.gather_scatter import adding_along, adding_rows, inside, putting, taking, taking_along
+from .kernels.gather_scatter import (
+    adding_along,
+    adding_rows,
+    inside,
+    putting,
+    take_along_kernel,
+    taking,
+)
 from .kernels.gemm import QUICK, any_product, product, ways
-from .kernels.gemm_epilogue import epilogue_native, epilogue_room, epilogue_ways
+from .kernels.gemm_epilogue import epilogue_native, epilogue_scratch, epilogue_ways
 from .kernels.ranks import order_statistics, order_workspace, select
 from .kernels.scan import running_kernel
-from .kernels.search import searching_kernel
-from .kernels.sort.order import sort_function, sort_room
-from .kernels.syrk import gram_native, gram_room, gram_ways
+from .kernels.searchsorted import searching_kernel
+from .kernels.sort.order import sort_function, sort_scratch
+from .kernels.syrk import gram_native, gram_scratch, gram_ways
 from .kernels.tally import counting_kernel, folding_kernel
 from .kernels.triangular import triangular_kernel
 from .kernels.true_places import true_places
 from .libraries import lapack
 from .libraries.onednn import Unable
 from .libraries.onednn_conv import conv_room, onednn_conv
-from .loops.loop_kernel import all_turns, turns_room
+from .loops.loop_kernel import all_turns, turns_scratch
 
 Made = Callable[..., None] | Prepackable | None
 Arrays = Sequence[Any]
@@ -53,7 +60,7 @@ def _product(arrays: Arrays, threads: int, *, way: str = "", stays: bool = False
 
 
 def _product_ways(ins: Specs, outs: Specs, p: Params, threads: int) -> Classes:
-    a, b, out = (lying(s.shape, s.dtype) for s in (*ins, *outs))
+    a, b, out = (strided_like(s.shape, s.dtype) for s in (*ins, *outs))
     return [(way,) for way in ways(a, b, out, threads, p.get("stays", False))]
 
 
@@ -66,7 +73,7 @@ def _einsum(arrays: Arrays, threads: int, *, text: str, way: str = "", **_: Any)
             like.append(np.reshape(folds.ordered(k, x), folds.shape(k), copy=False))
             views.append(True)
         except ValueError:
-            like.append(lying(folds.shape(k), x.dtype))
+            like.append(strided_like(folds.shape(k), x.dtype))
             views.append(False)
     run = product(like[0], like[1], like[2], threads, way)
     if run is None:
@@ -83,8 +90,8 @@ def _einsum(arrays: Arrays, threads: int, *, text: str, way: str = "", **_: Any)
 
 
 def _einsum_ways(ins: Specs, outs: Specs, p: Params, threads: int) -> Classes:
-    folds = Folds(p["text"], *(lying(s.shape, s.dtype) for s in ins))
-    a, b, out = (lying(folds.shape(k), s.dtype) for k, s in enumerate((*ins, *outs)))
+    folds = Folds(p["text"], *(strided_like(s.shape, s.dtype) for s in ins))
+    a, b, out = (strided_like(folds.shape(k), s.dtype) for k, s in enumerate((*ins, *outs)))
     return [(way,) for way in ways(a, b, out, threads)]
 
 
@@ -137,7 +144,7 @@ def _sort(
     return sort_function(x, out, threads, axis, descending, places, scratch)
 
 
-def _sort_room(
+def _sort_scratch(
     places: bool,
     ins: Sequence[Shape],
     outs: Sequence[Shape],
@@ -146,7 +153,7 @@ def _sort_room(
     axis: int,
     **_: Any,
 ) -> Sequence[Scratch]:
-    return sort_room(ins[0], specs[0].dtype, axis, outs[0][axis], places)
+    return sort_scratch(ins[0], specs[0].dtype, axis, outs[0][axis], places)
 
 
 def _search(arrays: Arrays, threads: int, *, side: str, **_: Any) -> Made:
@@ -219,7 +226,7 @@ def _member(arrays: Arrays, threads: int, **_: Any) -> Made:
     if x.dtype == bfloat16:
         return None
     search: Any = searching_kernel(
-        lying(table.shape, table.dtype), x, lying(x.shape, int64), False, threads
+        strided_like(table.shape, table.dtype), x, strided_like(x.shape, int64), False, threads
     )
     whole = x.dtype.kind in "iu" and x.itemsize > 1 and x.size >= table.size
     places = np.dtype(f"u{x.itemsize}")
@@ -271,13 +278,13 @@ def register(cpu: Device) -> None:
     for name in ("matmul", "wide_matmul"):
         cpu.runs(name, _product, ways=_product_ways, by_threads=True)
     cpu.runs("einsum", _einsum, ways=_einsum_ways, by_threads=True)
-    cpu.runs("gram", gram_native, ways=gram_ways, scratch=gram_room, by_threads=True)
+    cpu.runs("gram", gram_native, ways=gram_ways, scratch=gram_scratch, by_threads=True)
     for name in WITH_PRODUCT:
-        facts = {"ways": epilogue_ways, "scratch": epilogue_room, "by_threads": True}
+        facts = {"ways": epilogue_ways, "scratch": epilogue_scratch, "by_threads": True}
         cpu.runs(name, epilogue_native, **facts)
-    cpu.runs("fused_nest", stages, ways=stages_ways, scratch=stages_room)
+    cpu.runs("fused_nest", stages, ways=stages_ways, scratch=stages_scratch)
     for name in (*ONE_KERNEL.values(), WHOLE):
-        made, room = partial(all_turns, name), partial(turns_room, name)
+        made, room = partial(all_turns, name), partial(turns_scratch, name)
         cpu.runs(name, made, scratch=room)
     conv = partial(cpu.runs, make=_conv, ways=_conv_ways, scratch=conv_room, placed=True)
     conv("conv")
@@ -289,15 +296,15 @@ def register(cpu: Device) -> None:
     cpu.runs("cumulative_sum", partial(_running, False), least=COMPILED)
     cpu.runs("cumulative_prod", partial(_running, True), least=COMPILED)
     for name, places in (("sort", False), ("argsort", True)):
-        room = partial(_sort_room, places)
+        room = partial(_sort_scratch, places)
         cpu.runs(name, partial(_sort, places), scratch=room, least=COMPILED)
     cpu.runs("fft", _fft)
     cpu.runs("rfft", _rfft)
     cpu.runs("irfft", _irfft)
     cpu.runs("searchsorted", _search, least=COMPILED)
-    cpu.runs("in_bounds", inside, least=COMPILED)
+    cpu.runs("check_bounds", inside, least=COMPILED)
     cpu.runs("take", taking, least=COMPILED)
-    cpu.runs("take_along_axis", taking_along, least=COMPILED)
+    cpu.runs("take_along_axis", take_along_kernel, least=COMPILED)
     cpu.runs("put", putting, least=COMPILED)
     cpu.runs("put_along_axis", adding_along, least=COMPILED)
     cpu.runs("order_statistics", order_statistics, scratch=order_workspace)

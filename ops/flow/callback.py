@@ -23,7 +23,8 @@ import numpy as np
 
 from ostinato.errors import ArgumentError, GradientError
 
-from ..core.array import Array, act, acted, apply, apply_all, constant
+from ..core.apply import act, acted, apply, apply_all, constant
+from ..core.array import Array
 from ..core.device import device_of
 from ..core.graph import Graph
 from ..core.index import Indices

@@ -17,12 +17,15 @@ from ..array.concatenation import concat, stack
 from ..array.shape import axis_of, reshape, whole_number
 from ..array.slicing import slice_axes
 from ..autodiff.batching import each, given_axis
-from ..core.array import Array, Operandish, as_array, export
+from ..core.apply import as_array
+from ..core.array import Array
+from ..core.array_methods import Operandish, export
 from ..core.spec import is_integer
 from ..core.tracebacks import door
 from ..core.tree import flatten, unflatten
 from ..core.user_line import misfit
-from .control import cond, scan
+from .branches import cond
+from .repeat_scan import scan
 
 __all__ = ["associative_scan", "map", "switch"]
 

@@ -1,4 +1,4 @@
-"""Runs, or parts of them, as CUDA graphs: what a worker's stream is asked for is taken down, and launched as
+"""Runs, or parts of them, as CUDA graphs: what a worker's stream is asked for is captured, and launched as
 a whole.
 
     warm-up       a run on a stream of its own, whose memory comes from a pool of its own: after it all
@@ -26,7 +26,7 @@ from typing import Any
 
 from ostinato.ops.core.device import Branch, Function, GraphCapture, Loop
 
-from .conditions import REHEARSED, TAKEN, Bodies, GpuBranch, GpuLoop
+from .conditions import CAPTURE, WARM_UP, Bodies, GpuBranch, GpuLoop
 
 _capturing: set[int] = set()  # threads
 _changes = threading.Lock()
@@ -64,7 +64,7 @@ class Captures(GraphCapture):
         outside = self.xp.cuda.get_current_stream()
         self.stream.wait_event(outside.record())
         try:
-            with self.aside(), self.bodies.of(REHEARSED):
+            with self.aside(), self.bodies.of(WARM_UP):
                 yield
         finally:
             outside.wait_event(self.stream.record())
@@ -82,7 +82,7 @@ class Captures(GraphCapture):
         with _alone(self.xp), self.aside():
             self.stream.begin_capture(mode)
             try:
-                with self.bodies.of(TAKEN):
+                with self.bodies.of(CAPTURE):
                     yield made
             except BaseException:
                 with contextlib.suppress(Exception):  # that it is worth nothing is known

@@ -23,7 +23,7 @@ from ostinato.ops.core.device import Branch, Loop
 
 from .loops.text import OPTIONS
 
-REHEARSED, TAKEN = "rehearsed", "taken"  # how a run goes on that is repeated later
+WARM_UP, CAPTURE = "warm up", "capture"  # how a run goes on that is repeated later
 VERSION = 12080  # of the driver that has nodes with two bodies
 BINDINGS = 13
 NAME = "set_condition"
@@ -161,7 +161,7 @@ class GpuLoop(Loop):
         self.copies: Sequence[tuple[Any, Any]] = ()  # to where a turn reads
 
     def begin(self, inits: Sequence[Any], firsts: Sequence[Any], seconds: Sequence[Any]) -> Any:
-        if self.bodies.mode != TAKEN:
+        if self.bodies.mode != CAPTURE:
             return inits
         for init, *places in zip(inits, firsts, seconds, strict=True):
             for place in places:
@@ -172,12 +172,12 @@ class GpuLoop(Loop):
 
     def ends(self, turn: int) -> bool:
         bodies = self.bodies
-        if bodies.mode == TAKEN:
+        if bodies.mode == CAPTURE:
             return self._taken(turn)
         stops = turn == self.most or not (self.test is None or bool(self.test[()]))
-        if bodies.mode == REHEARSED and not stops and not turn:
+        if bodies.mode == WARM_UP and not stops and not turn:
             bodies.enter()
-        elif bodies.mode == REHEARSED and stops and turn:
+        elif bodies.mode == WARM_UP and stops and turn:
             bodies.leave()
             self.is_known = True
         return stops
@@ -201,7 +201,7 @@ class GpuLoop(Loop):
         self.bodies.set(handle, self.flag, self.turns, self.most, first)
 
     def number(self, index: Any, turn: int) -> None:
-        if self.bodies.mode == TAKEN:
+        if self.bodies.mode == CAPTURE:
             self.bodies.xp.copyto(index, self.turns)
         else:
             index[()] = turn
@@ -216,7 +216,7 @@ class GpuBranch(Branch):
 
     def sides(self, flag: Any) -> Iterator[bool]:
         bodies = self.bodies
-        if bodies.mode == TAKEN:
+        if bodies.mode == CAPTURE:
             _, found = bodies.node(
                 "CU_GRAPH_COND_TYPE_IF",
                 2,
@@ -228,7 +228,7 @@ class GpuBranch(Branch):
                 bodies.leave()
             return
         side = bool(flag[()])
-        if bodies.mode != REHEARSED:
+        if bodies.mode != WARM_UP:
             yield side
             return
         bodies.enter()

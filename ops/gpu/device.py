@@ -39,8 +39,8 @@ from ostinato.ops.core.spec import (
     empty_aligned,
     float32,
     is_float,
-    lying,
     no_memory,
+    strided_like,
 )
 from ostinato.ops.jit.epilogues import begin_of
 from ostinato.ops.jit.loops import Loops, loops_of, space, strides_over
@@ -92,7 +92,7 @@ class Gpu(Device):
         wide = left != out and cublaslt.multiplies(left, right, out)
         return wide and not isinstance(self.library, str)
 
-    def behind(self, graph: Graph, k: int, fast: bool) -> Sequence[int]:
+    def epilogue_of(self, graph: Graph, k: int, fast: bool) -> Sequence[int]:
         specs = [*(graph.specs[v] for v in graph.nodes[k].inputs), *graph.nodes[k].specs]
         if not self._is_ours(specs):
             return ()
@@ -105,7 +105,7 @@ class Gpu(Device):
             return False
         assert not isinstance(self.library, str)
         shapes = [s.layout.largest(s.shape) if s.layout is not None else s.shape for s in specs]
-        arrays = [lying(n, s.dtype) for n, s in zip(shapes, specs, strict=True)]
+        arrays = [strided_like(n, s.dtype) for n, s in zip(shapes, specs, strict=True)]
         return is_one_call(self.library, body, arrays)
 
     def multiplies(self, ops: Collection[str]) -> str:
@@ -270,7 +270,7 @@ class Gpu(Device):
             self.folds[key] = self._flat(body, loops, 0)
         return self.folds[key]
 
-    def repeater(self) -> GraphCapture:
+    def graph_capture(self) -> GraphCapture:
         if self._driver is None:
             self._driver = conditions.found()
         return Captures(self.xp, self._driver)
@@ -358,7 +358,7 @@ class Gpu(Device):
         name: str = runtime.getDeviceProperties(runtime.getDevice())["name"].decode()
         return name
 
-    def told(self) -> Sequence[str]:
+    def environment(self) -> Sequence[str]:
         name = self.model()
         library = self.library
         by = library if isinstance(library, str) else f"cuBLASLt {library.functions.get_version()}"

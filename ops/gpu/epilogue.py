@@ -20,7 +20,7 @@ from ostinato.ops.array.bits import BITS, LINE, MASKED
 from ostinato.ops.core.device import Function
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.registry import OPS
-from ostinato.ops.core.spec import Spec, float32, lying
+from ostinato.ops.core.spec import Spec, float32, strided_like
 from ostinato.ops.jit.epilogues import begin_of, rest_of
 from ostinato.ops.jit.stacks import stacked
 
@@ -384,7 +384,7 @@ def _node_by_node(
     node, count = body.nodes[begin_of(body)], len(body.inputs)
     (left, right), tf32 = node.inputs, node.kw.get("tf32", False)
     shape, dtype = arrays[count].shape, rest.inputs[0].dtype
-    matrices = [arrays[left], arrays[right], lying(shape, dtype)]
+    matrices = [arrays[left], arrays[right], strided_like(shape, dtype)]
     run = product(library, xp, matrices, scratch, way=way, tf32=tf32)
     behind = OPS["fused"].kernel
     assert behind is not None
@@ -415,7 +415,7 @@ def _apart(
     spec, out = rest.inputs[0], arrays[-1]
     others = [arrays[v] for v in used]
     shape = out.shape
-    in_order = lying(shape, spec.dtype)
+    in_order = strided_like(shape, spec.dtype)
     products: dict[bool, Function] = {}
     kernels: dict[bool, Function] = {}
 

@@ -16,7 +16,7 @@ import numpy as np
 from ostinato.ops.array.contraction import Folds
 from ostinato.ops.core.device import Function
 from ostinato.ops.core.registry import OPS, Scratch
-from ostinato.ops.core.spec import Shape, Spec, float32, int8, lying
+from ostinato.ops.core.spec import Shape, Spec, float32, int8, strided_like
 from ostinato.ops.jit.stacks import Stack, stacked, transposed
 
 from .libraries.cublaslt import (
@@ -244,7 +244,7 @@ def product(
 
 def layout_like(x: Any, in_order: bool = False) -> Any:
     """Without memory: as it lies, or as its copy does."""
-    return lying(x.shape, x.dtype, None if in_order else x.strides)
+    return strided_like(x.shape, x.dtype, None if in_order else x.strides)
 
 
 _COPIES = tuple(itertools.product((False, True), repeat=3))
@@ -272,7 +272,7 @@ def einsum(
     for k, x in enumerate(arrays):
         seen = _as_matrices(folds, k, x)
         views.append(seen is not None)
-        like.append(lying(folds.shape(k), x.dtype) if seen is None else seen)
+        like.append(strided_like(folds.shape(k), x.dtype) if seen is None else seen)
     run = product(library, xp, like, scratch, **how)
 
     def multiply(a: Any, b: Any, out: Any) -> None:

@@ -20,7 +20,7 @@ from .values import Lines, Value, bits, cast, fma, unbits, where
 
 
 @dataclass(frozen=True, slots=True)
-class Reduction:
+class Combination:
     """A reduction in a kernel: what goes in, how it is combined, where it goes."""
 
     out: int  # which result
@@ -53,7 +53,7 @@ class Reduction:
 
 def element(
     body: Graph, lines: Lines, loads: Sequence[Value], known: Mapping[Part, str]
-) -> tuple[list[tuple[int, Value]], list[Reduction]]:
+) -> tuple[list[tuple[int, Value]], list[Combination]]:
     """Emit one element of a kernel's body: results by their places behind the operands, and what
     reductions take. `known`: the registers of numbers that are data.
     """
@@ -74,16 +74,16 @@ def element(
 
 def results(
     body: Graph, values: Mapping[int, Value], known: Mapping[Part, str]
-) -> tuple[list[tuple[int, Value]], list[Reduction]]:
+) -> tuple[list[tuple[int, Value]], list[Combination]]:
     """Values and reductions of a body's outputs, element by element."""
-    made, sums = list[tuple[int, Value]](), list[Reduction]()
+    made, sums = list[tuple[int, Value]](), list[Combination]()
     for k, v in enumerate(body.outputs, len(body.inputs)):
         maker = body.nodes[body.producers[v]] if body.producers[v] >= 0 else None
         if maker is not None and OPS[maker.op].reduce:
             kind, _ = combines(body, maker)
             value, count = values[v], known.get((v, 0), "")
             parts = (value.real, value.imag) if isinstance(value, Pair) else (value,)
-            sums += [Reduction(k, x, kind, x.dtype, count, n) for n, x in enumerate(parts)]
+            sums += [Combination(k, x, kind, x.dtype, count, n) for n, x in enumerate(parts)]
         else:
             made.append((k, values[v]))
     return made, sums

@@ -142,7 +142,7 @@ class Part:
     body: Graph
     reads: tuple[tuple[int | Cell, Look], ...]
 
-    def lies(self, read: int, steps: Sequence[int]) -> tuple[int, tuple[int, ...]]:
+    def offset_and_strides(self, read: int, steps: Sequence[int]) -> tuple[int, tuple[int, ...]]:
         """How far from its operand's first element a read begins, and its strides over the
         loops, where the operand has such steps."""
         _, look = self.reads[read]

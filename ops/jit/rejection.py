@@ -13,7 +13,7 @@ from ostinato.ops.core.spec import float64, int64, uint64
 from ostinato.ops.random.draws import STREAMS
 
 from .random_bits import philox
-from .special import cos_pi, elementary, gammaln_positive
+from .special_formulas import cos_pi, elementary, gammaln_positive
 from .values import Function, Value, cast, fma, intrinsic, shift, where
 
 _log, _log1p, _exp = elementary("log"), elementary("log1p"), elementary("exp")

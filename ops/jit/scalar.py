@@ -23,7 +23,7 @@ from . import pairs
 from .math_functions import FUNCTIONS, INEXACT
 from .pairs import Pair
 from .rejection import REJECTION
-from .special import SPECIAL
+from .special_formulas import SPECIAL
 from .values import HALVES, KINDS, Lines, Unsupported, Value, as_bits, cast
 
 CAST = "astype"  # whose expression depends on what is wanted

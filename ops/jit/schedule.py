@@ -138,12 +138,12 @@ def chosen(stages: Stages, v: int, known: Collection[int]) -> tuple[int, int] | 
     or `known`.
     """
     body = stages.body
-    v = stages.behind(v, converted=True)
+    v = stages.source_of(v, converted=True)
     k = body.producers[v]
     if k < 0 or body.nodes[k].op != "equal":
         return None
     for a, b in (body.nodes[k].inputs, body.nodes[k].inputs[::-1]):
-        position, line = stages.behind(a), stages.behind(b)
+        position, line = stages.source_of(a), stages.source_of(b)
         maker = body.producers[line]
         if maker < 0 or OPS[body.nodes[maker].op].element.source != "index":
             continue
@@ -175,7 +175,7 @@ def grouped(
         rest = {*stages.labels(first)} - {label, *stages.rows}
         if other < 0:
             return (label, position, -1) if not rest else None
-        u = stages.behind(other)
+        u = stages.source_of(other)
         own = {*stages.labels(u)} - {*stages.rows}
         if u < stages.operands and own == rest and stages.body.specs[u].dtype == dtype:
             return label, position, u

@@ -1,4 +1,4 @@
-"""Coefficients of ops/jit/special.py, the highest power first.
+"""Coefficients of ops/jit/special_formulas.py, the highest power first.
 
 Interpolants at Chebyshev's nodes, found with 60 digits by mpmath, of:
     GAMMALN: log(gamma(2 + e)) / e, for e up to 1/2

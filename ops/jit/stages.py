@@ -15,7 +15,7 @@ from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.monoid import MONOIDS
 from ostinato.ops.core.registry import OPS
-from ostinato.ops.core.spec import Shape, lying
+from ostinato.ops.core.spec import Shape, strided_like
 
 from .labels import Dims, Fit, Labels, combines, gives_places, indices_of
 from .random_bits import numbers_in
@@ -82,7 +82,7 @@ class Stages:
         """The value of an operand or a result, by its place among them."""
         return a if a < self.operands else self.body.outputs[a - self.operands]
 
-    def behind(self, v: int, converted: bool = False) -> int:
+    def source_of(self, v: int, converted: bool = False) -> int:
         """Find the value that this one is a view of, or is `converted` from."""
         k = self.body.producers[v]
         while k >= 0 and ((op := OPS[self.body.nodes[k].op]).rearranges or
@@ -116,7 +116,7 @@ def strides_in_order(
     operands that are windows, how many elements it is to the next one along each axis.
     """
     specs = (*body.inputs, *body.out_specs)
-    found = [lying(shape, s.dtype).strides for shape, s in zip(shapes, specs, strict=True)]
+    found = [strided_like(shape, s.dtype).strides for shape, s in zip(shapes, specs, strict=True)]
     for k, own in enumerate(steps):
         found[k] = tuple([n * specs[k].dtype.itemsize for n in own]) if own else found[k]
     return found

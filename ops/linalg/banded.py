@@ -3,7 +3,7 @@ number of them side by side, each with diagonals of its own or views of the same
 
 Rows are eliminated from the first to the last, by the one whose element in the column is largest, as
 LAPACK does it. What is left of a row needs only the next few, so many systems go side by side: on a
-CPU in vectors (ops/cpu/kernels/banded.py). Of more diagonals LAPACK solves one after the other there.
+CPU in vectors (ops/cpu/kernels/band_solve.py). Of more diagonals LAPACK solves one after the other there.
 
 Diagonals lie by rows: element i of the one `o` above the main one is a[i, i + o]; what lies outside of
 the matrix is not read. `transposed`: the matrix is the transpose of the one whose diagonals these are."""
@@ -20,7 +20,6 @@ from ostinato.ops.array.creation import iota
 from ostinato.ops.array.cumulative import running
 from ostinato.ops.array.elementwise import broadcast, floating, where
 from ostinato.ops.array.shape import axis_of, broadcast_to, expand_dims, reshape, squeeze, zero_of
-from ostinato.ops.core.array import Array, Operandish, apply, as_array, unify
 from ostinato.ops.core.device import device_of
 from ostinato.ops.core.parameters import AXIS, FLAG, whole
 from ostinato.ops.core.registry import Params, Specs, op
@@ -29,6 +28,9 @@ from ostinato.ops.core.user_line import misfit
 
 from ostinato.errors import ArgumentError, DTypeError, ShapeError
 
+from ..core.apply import apply, as_array, unify
+from ..core.array import Array
+from ..core.array_methods import Operandish
 from .matrices import WHOLE, sum_bytes
 
 __all__ = ["solve_banded", "solve_tridiagonal"]

@@ -23,7 +23,6 @@ from ostinato.ops.array.elementwise import where
 from ostinato.ops.array.reduction import prod, sum
 from ostinato.ops.array.shape import expand_dims, reshape
 from ostinato.ops.array.transcendental import log
-from ostinato.ops.core.array import Array, apply, apply_all
 from ostinato.ops.core.device import device_of
 from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.index import Indices
@@ -36,6 +35,8 @@ from ostinato.ops.core.user_line import misfit
 
 from ostinato.errors import ShapeError
 
+from ..core.apply import apply, apply_all
+from ..core.array import Array
 from .matrices import adjoint, matrix, one_matrix
 from .tall_qr import thin_qr
 

@@ -36,7 +36,6 @@ from ostinato.ops.array.shape import (
 )
 from ostinato.ops.array.sorting import argsort
 from ostinato.ops.autodiff.batching import Mapped, aligned
-from ostinato.ops.core.array import Array, apply, apply_all
 from ostinato.ops.core.device import device_of
 from ostinato.ops.core.index import LETTERS, Indices
 from ostinato.ops.core.parameters import FLAG, one_of
@@ -46,6 +45,8 @@ from ostinato.ops.core.user_line import misfit
 
 from ostinato.errors import DTypeError, GradientError, ShapeError
 
+from ..core.apply import apply, apply_all
+from ..core.array import Array
 from . import blocked
 from .matrices import (
     adjoint,
@@ -415,7 +416,7 @@ def _column(x: Array) -> Array:
 
 def _det_grad(g: Array, y: Array, x: Array) -> Sequence[Array | None]:
     """The cofactors: by the inverse, or, where that is none or a poor one, by singular values."""
-    from ostinato.ops.flow.control import cond
+    from ..flow.branches import cond
 
     def inverse_slope(x: Array) -> Array:
         turned = _inverse_transposed(x)

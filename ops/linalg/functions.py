@@ -31,13 +31,15 @@ from ostinato.ops.array.shape import (
     squeeze,
     whole_number,
 )
-from ostinato.ops.core.array import Array, Operandish, apply, apply_all, as_array, called, unify
 from ostinato.ops.core.spec import DTypeLike, promote, real_of
 from ostinato.ops.core.user_line import misfit
 from ostinato.ops.random.draws import normal
 
 from ostinato.errors import ArgumentError, ShapeError
 
+from ..core.apply import apply, apply_all, as_array, called, unify
+from ..core.array import Array
+from ..core.array_methods import Operandish
 from .matrices import adjoint, matrix
 
 __all__ = [

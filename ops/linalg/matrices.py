@@ -10,13 +10,15 @@ import numpy as np
 from ostinato.ops.array.arithmetic import conj
 from ostinato.ops.array.creation import eye
 from ostinato.ops.array.shape import expand_dims, matrix_transpose
-from ostinato.ops.core.array import Array, apply
 from ostinato.ops.core.index import LETTERS, Indices, along
 from ostinato.ops.core.registry import Params, Specs
 from ostinato.ops.core.spec import Spec
 from ostinato.ops.core.user_line import misfit
 
 from ostinato.errors import DTypeError, ShapeError
+
+from ..core.apply import apply
+from ..core.array import Array
 
 WHOLE = ("float32", "float64", "complex64", "complex128")
 

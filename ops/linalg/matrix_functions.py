@@ -18,11 +18,13 @@ import numpy as np
 from ostinato.ops.array.concatenation import concat
 from ostinato.ops.array.elementwise import floating
 from ostinato.ops.array.shape import matrix_transpose, zero_of
-from ostinato.ops.core.array import Array, Operandish, apply
 from ostinato.ops.core.device import device_of
 from ostinato.ops.core.registry import op
 from ostinato.ops.core.spec import Spec
 
+from ..core.apply import apply
+from ..core.array import Array
+from ..core.array_methods import Operandish
 from .matrices import cubic, each, matrix, put, turned, whole
 
 __all__ = ["expm", "logm", "signm", "sqrtm"]

@@ -13,7 +13,6 @@ from ostinato.ops.array.arithmetic import conj, convert, imag, real
 from ostinato.ops.array.creation import eye
 from ostinato.ops.array.elementwise import where
 from ostinato.ops.array.shape import expand_dims, matrix_transpose
-from ostinato.ops.core.array import Array, apply, apply_all
 from ostinato.ops.core.device import device_of
 from ostinato.ops.core.index import LETTERS, Indices
 from ostinato.ops.core.parameters import FLAG, SHARE
@@ -23,6 +22,8 @@ from ostinato.ops.core.user_line import misfit
 
 from ostinato.errors import GradientError, ShapeError
 
+from ..core.apply import apply, apply_all
+from ..core.array import Array
 from . import blocked
 from .factorizations import qr_of_one
 from .matrices import (

@@ -13,12 +13,14 @@ from ostinato.ops.array.elementwise import floating
 from ostinato.ops.array.indexing import take, take_along_axis
 from ostinato.ops.array.shape import broadcast_to, expand_dims, reshape
 from ostinato.ops.array.sorting import argsort
-from ostinato.ops.core.array import Array, Operandish, apply_all, as_array
 from ostinato.ops.core.spec import int64, promote
 from ostinato.ops.core.user_line import misfit
 
 from ostinato.errors import ArgumentError, ShapeError
 
+from ..core.apply import apply_all, as_array
+from ..core.array import Array
+from ..core.array_methods import Operandish
 from .functions import cholesky, solve_triangular, svd
 from .matrices import adjoint
 

@@ -13,12 +13,14 @@ from ostinato.ops.array.reduction import sum as total_of
 from ostinato.ops.array.shape import accumulator, broadcast_to, matrix_transpose, reshape
 from ostinato.ops.array.slicing import slice_axes
 from ostinato.ops.array.transcendental import cos, exp, sin
-from ostinato.ops.core.array import Array, Operandish, as_array
 from ostinato.ops.core.spec import bool_
 from ostinato.ops.core.user_line import misfit
 
 from ostinato.errors import ArgumentError, ShapeError
 
+from ..core.apply import as_array
+from ..core.array import Array
+from ..core.array_methods import Operandish
 from .composed import shifted, softmax
 
 __all__ = ["attention", "rotary"]

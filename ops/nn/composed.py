@@ -20,13 +20,15 @@ from ostinato.ops.array.shape import (
 )
 from ostinato.ops.array.slicing import slice_axes
 from ostinato.ops.array.transcendental import erf, exp, expm1, log, sigmoid, softplus, tanh
-from ostinato.ops.core.array import Array, Axis, Operandish, as_array
 from ostinato.ops.core.spec import float32, is_inexact, is_integer
 from ostinato.ops.core.user_line import misfit
 from ostinato.ops.random.draws import _unit
 
 from ostinato.errors import ArgumentError, DTypeError, ShapeError
 
+from ..core.apply import as_array
+from ..core.array import Array
+from ..core.array_methods import Axis, Operandish
 from .spatial import order_of
 
 __all__ = [

@@ -16,7 +16,6 @@ from ostinato.ops.array.elementwise import broadcast
 from ostinato.ops.array.expressions import Expression
 from ostinato.ops.array.shape import accumulator, moveaxis, reshape, swapaxes
 from ostinato.ops.autodiff.gradient import fitted
-from ostinato.ops.core.array import Array, Operandish, apply, unify
 from ostinato.ops.core.index import Indices, taps, windowed
 from ostinato.ops.core.parameters import DTYPE, PLACES, STRIDES, unfit
 from ostinato.ops.core.registry import Cost, Params, Place, Product, Specs, op
@@ -25,6 +24,9 @@ from ostinato.ops.core.user_line import misfit
 
 from ostinato.errors import ArgumentError, DTypeError, ShapeError
 
+from ..core.apply import apply, unify
+from ..core.array import Array
+from ..core.array_methods import Operandish
 from .spatial import Pair, backwards, extent, for_each, order_of, padding_of, windows_of
 
 __all__ = ["conv", "conv_transpose"]

@@ -30,13 +30,16 @@ from ostinato.ops.array.shape import (
 )
 from ostinato.ops.array.slicing import slice_axes
 from ostinato.ops.array.transcendental import exp, log, log1p, softplus
-from ostinato.ops.core.array import Array, Axis, Host, Operandish, apply, as_array
 from ostinato.ops.core.spec import is_integer
 from ostinato.ops.core.user_line import misfit
-from ostinato.ops.flow.control import scan
 
 from ostinato.errors import ArgumentError, BoundsError, ShapeError
 
+from ..core.apply import apply, as_array
+from ..core.array import Array
+from ..core.array_methods import Axis, Operandish
+from ..core.operand import Host
+from ..flow.repeat_scan import scan
 from .composed import log_softmax
 
 __all__ = [

@@ -14,11 +14,12 @@ from ostinato.ops.array.moments import moments_of
 from ostinato.ops.array.padding import pad
 from ostinato.ops.array.shape import accumulator, axes_of, reshape
 from ostinato.ops.array.slicing import slice_axes
-from ostinato.ops.core.array import Array, Operandish
 from ostinato.ops.core.user_line import misfit
 
 from ostinato.errors import ArgumentError, ShapeError
 
+from ..core.array import Array
+from ..core.array_methods import Operandish
 from .spatial import Pair, for_each, order_of
 
 __all__ = [

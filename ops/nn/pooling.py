@@ -19,7 +19,6 @@ from ostinato.ops.array.moments import mean
 from ostinato.ops.array.reduction import max as largest
 from ostinato.ops.array.reduction import sum as total_of
 from ostinato.ops.array.shape import accumulator, reshape
-from ostinato.ops.core.array import Array, Operandish, apply, as_array
 from ostinato.ops.core.index import Indices, taps, windowed
 from ostinato.ops.core.layout import Box
 from ostinato.ops.core.monoid import MONOIDS, identity
@@ -30,6 +29,9 @@ from ostinato.ops.core.user_line import misfit
 
 from ostinato.errors import ArgumentError
 
+from ..core.apply import apply, as_array
+from ..core.array import Array
+from ..core.array_methods import Operandish
 from .spatial import Order, Pair, backwards, extent, for_each, order_of, padding_of, windows_of
 
 __all__ = [
@@ -189,7 +191,7 @@ def _matching_indices(ins: Specs, outs: Specs, p: Params) -> Indices:
 def _matching_grad(
     g: Array, y: Array, a: Array, b: Array, v: Array, **p: Any
 ) -> Sequence[Array | None]:
-    """Of the values alone; what is compared has none."""
+    """Gradient of the values alone; what is compared has none."""
     k = len(p["extents"])
     return None, None, apply("matching_pool", b, a, g, **backwards(p, b.shape[-k - 1 : -1]))
 

@@ -15,13 +15,15 @@ from ostinato.ops.array.elementwise import floating, where
 from ostinato.ops.array.shape import accumulator, expand_dims, matrix_transpose, moveaxis
 from ostinato.ops.array.slicing import slice_axes
 from ostinato.ops.array.transcendental import sigmoid, tanh
-from ostinato.ops.core.array import Array, Operandish, apply, as_array
 from ostinato.ops.core.spec import Shape
 from ostinato.ops.core.user_line import misfit
-from ostinato.ops.flow.control import scan
 
 from ostinato.errors import ArgumentError, ShapeError
 
+from ..core.apply import apply, as_array
+from ..core.array import Array
+from ..core.array_methods import Operandish
+from ..flow.repeat_scan import scan
 from .composed import relu
 
 __all__ = ["gru", "lstm", "rnn"]

@@ -15,11 +15,13 @@ from ostinato.ops.array.elementwise import floating, where
 from ostinato.ops.array.indexing import take
 from ostinato.ops.array.shape import accumulator, listed, moveaxis
 from ostinato.ops.array.slicing import slice_axes
-from ostinato.ops.core.array import Array, Operandish, as_array
 from ostinato.ops.core.user_line import misfit
 
 from ostinato.errors import ArgumentError
 
+from ..core.apply import as_array
+from ..core.array import Array
+from ..core.array_methods import Operandish
 from .spatial import for_each, order_of
 
 __all__ = ["resize", "upsample"]

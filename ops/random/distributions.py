@@ -30,7 +30,10 @@ from ..array.reduction import sum
 from ..array.shape import axis_of, broadcast_to, expand_dims, matrix_transpose, whole_number
 from ..array.sorting import argsort, searchsorted
 from ..array.transcendental import exp, expm1, log, log1p, tan
-from ..core.array import Array, Operandish, Split, apply, as_array, weak_kind
+from ..core.apply import apply, as_array
+from ..core.array import Array, weak_kind
+from ..core.array_methods import Operandish
+from ..core.operand import Split
 from ..core.parameters import unfit, wrong_number
 from ..core.registry import op, stream_cost
 from ..core.spec import (
@@ -47,7 +50,7 @@ from ..core.spec import (
 )
 from ..core.user_line import misfit
 from ..jit.arrays import formula_kernel
-from ..special.functions import _gamma_density, _gammainc_by_a
+from ..special.special_functions import _gamma_density, _gammainc_by_a
 from .draws import (
     _DIGITS,
     _float_dtype,

@@ -27,8 +27,11 @@ from ..array.reduction import argmax
 from ..array.shape import axis_of, broadcast_to, moveaxis, whole_number
 from ..array.sorting import argsort
 from ..array.transcendental import log
-from ..core.array import Array, Operandish, Split, apply, as_array, weak_kind
+from ..core.apply import apply, as_array
+from ..core.array import Array, weak_kind
+from ..core.array_methods import Operandish
 from ..core.index import LETTERS, Indices
+from ..core.operand import Split
 from ..core.parameters import DTYPE, FLAG, SHAPE, unfit, whole
 from ..core.registry import Params, Place, Scratch, Specs, op, stream_cost
 from ..core.spec import (

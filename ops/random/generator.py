@@ -15,7 +15,9 @@ import numpy as np
 
 from ..array import assigning
 from ..array.shape import whole_number
-from ..core.array import Array, Operandish, as_array
+from ..core.apply import as_array
+from ..core.array import Array
+from ..core.array_methods import Operandish
 from ..core.spec import DType, DTypeLike, ShapeLike, float64, int64
 from ..core.spelling import hint
 from . import distributions, draws

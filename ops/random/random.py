@@ -10,7 +10,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..array.creation import ANYWHERE
-from ..core.array import Array, Operandish, Split
+from ..core.array import Array
+from ..core.array_methods import Operandish
+from ..core.operand import Split
 from ..core.spec import DTypeLike, ShapeLike, float64, int64
 from ..core.spelling import missing
 from .distributions import (

@@ -14,7 +14,8 @@ import numpy as np
 from ostinato.errors import ArgumentError
 
 from ..array.casts import astype
-from ..core.array import Array, as_array
+from ..core.apply import as_array
+from ..core.array import Array
 from ..core.spec import is_integer, uint64
 from ..core.user_line import misfit
 

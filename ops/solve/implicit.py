@@ -18,7 +18,8 @@ from typing import Any
 from ..array.shape import stop_gradient, zero_of
 from ..autodiff.batching import Mapped, each, given_axis
 from ..autodiff.tangents import Tangents, solid
-from ..core.array import Array, apply, apply_all
+from ..core.apply import apply, apply_all
+from ..core.array import Array
 from ..core.graph import Graph
 from ..core.index import Indices
 from ..core.parameters import GRAPH, PLACES, SHARE, TEXT, unfit, whole

@@ -22,13 +22,15 @@ from ..array.shape import matrix_transpose, reshape, whole_number, zero_of
 from ..autodiff.batching import each
 from ..autodiff.gradient import vjp
 from ..autodiff.tangents import solid
-from ..core.array import Array, apply, as_array
+from ..core.apply import apply, as_array
+from ..core.array import Array
 from ..core.graph import Graph
 from ..core.spec import int64, is_inexact, real_of
 from ..core.trace import inline
 from ..core.tree import flatten, unflatten
 from ..core.user_line import misfit
-from ..flow.control import repeat, while_loop
+from ..flow.repeat_scan import repeat
+from ..flow.while_loops import while_loop
 from ..linalg import lstsq
 from ..linalg import solve as solve_whole
 from .implicit import kind, solution
@@ -69,9 +71,9 @@ class Raveled:
                 needed="arrays of floating numbers",
                 do="convert them with .astype(ost.float64)",
             )
-        self.value = self.of(self.leaves)
+        self.value = self.ravel(self.leaves)
 
-    def of(self, leaves: Sequence[Array]) -> Array:
+    def ravel(self, leaves: Sequence[Array]) -> Array:
         if len(leaves) == 1:
             return leaves[0]
         return concat([reshape(x, (-1,)) for x in leaves])
@@ -89,7 +91,7 @@ class Raveled:
                 got=f"{structure} of {', '.join(str(x.shape) for x in xs)}",
                 needed=f"{self.structure} of {', '.join(str(x.shape) for x in self.leaves)}",
             )
-        return astype(self.of(xs), self.value.dtype)
+        return astype(self.ravel(xs), self.value.dtype)
 
     def _is_row(self, tree: Any, xs: Sequence[Array]) -> bool:
         """Whether it lists the numbers of an array, as functions for SciPy's solvers do."""

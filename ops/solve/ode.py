@@ -20,12 +20,14 @@ from ..array.elementwise import where
 from ..array.shape import reshape, whole_number, zero_of
 from ..autodiff.gradient import vjp
 from ..autodiff.tangents import Tangents, pushed, solid
-from ..core.array import Array, apply, as_array
+from ..core.apply import apply, as_array
+from ..core.array import Array
 from ..core.graph import Graph
 from ..core.spec import int64, is_inexact, promote, real_of
 from ..core.trace import inline
 from ..core.user_line import misfit
-from ..flow.control import scan, while_loop
+from ..flow.repeat_scan import scan
+from ..flow.while_loops import while_loop
 from .implicit import forward, kind, solution
 from .linear import Raveled, square
 
@@ -258,7 +260,7 @@ class _Joined:
         self.specs = [x.spec for x in xs]
         self.dtype = promote(*(x.dtype for x in xs))
 
-    def of(self, xs: Sequence[Array]) -> Array:
+    def join(self, xs: Sequence[Array]) -> Array:
         return concat([reshape(astype(x, self.dtype), (-1,)) for x in xs])
 
     def parts(self, whole: Array) -> list[Array]:
@@ -296,12 +298,12 @@ def _ode_grad(
         (rate,) = inline(law, [t, *own])
         found = vjp([rate], own, [weight])
         by_state = solid(found[0], state)
-        return [joined.of([rate, -by_state, *(-solid(found[1 + k], rest[k]) for k in live)])]
+        return [joined.join([rate, -by_state, *(-solid(found[1 + k], rest[k]) for k in live)])]
 
     def interval(state: Sequence[Array], item: Any) -> tuple[list[Array], Array]:
         later, sooner, here, ct = item
         rate = inline(law, [later, here, *rest])[0]
-        start = joined.of([here, state[0] + ct, *state[1:]])
+        start = joined.join([here, state[0] + ct, *state[1:]])
         to = reshape(sooner, (1,))
         made, _, _ = _trajectory(back, start, later, sooner, to, rtol=rtol, atol=atol, most=most)
         return joined.parts(made[0])[1:], (ct * rate).sum()
@@ -339,12 +341,12 @@ def _ode_forward(
     def both(t: Array, whole: Array) -> list[Array]:
         state, change = joined.parts(whole)
         made, moved = pushed(law, [t, state, *rest], [None, change, *by_rest])
-        return [joined.of([made[0], solid(moved[0], made[0])])]
+        return [joined.join([made[0], solid(moved[0], made[0])])]
 
     change = solid(by_start, y0)
     if by_begin is not None:
         change = change - rates(begin, y0) * by_begin
-    start = joined.of([y0, change])
+    start = joined.join([y0, change])
     made, _, _ = _trajectory(both, start, begin, times[-1], times, rtol=rtol, atol=atol, most=most)
     found = joined.parts(made)[1]
     if by_times is not None:

@@ -23,11 +23,12 @@ from ..array.shape import reshape, whole_number
 from ..autodiff.batching import each
 from ..autodiff.gradient import vjp
 from ..autodiff.tangents import push, solid
-from ..core.array import Array, apply, as_array, from_term, term_of
+from ..core.apply import apply, as_array
+from ..core.array import Array, from_term, term_of
 from ..core.spec import int64
 from ..core.tree import flatten
 from ..core.user_line import misfit
-from ..flow.control import while_loop
+from ..flow.while_loops import while_loop
 from ..linalg import solve as solve_whole
 from .implicit import solution
 from .linear import DENSE, Raveled, Solution, dot, flat, ratio, square

@@ -14,9 +14,10 @@ from ..array.comparisons import equal, greater, isnan, less_equal
 from ..array.elementwise import floating, where
 from ..array.shape import whole_number
 from ..array.transcendental import exp, expm1, log, log1p
-from ..core.array import Array, Operandish
+from ..core.array import Array
+from ..core.array_methods import Operandish
 from ..core.user_line import misfit
-from .functions import beta, gamma, gammaln
+from .special_functions import beta, gamma, gammaln
 
 __all__ = [
     "binom",
@@ -148,7 +149,7 @@ def huber(delta: Operandish, r: Operandish) -> Array:
 
 
 def pseudo_huber(delta: Operandish, r: Operandish) -> Array:
-    """The same, smoothly: delta**2 (sqrt(1 + (r / delta)**2) - 1).
+    """Huber's loss, smoothed: delta**2 (sqrt(1 + (r / delta)**2) - 1).
 
     >>> ost.special.pseudo_huber(3.0, 4.0)
     Array(6., dtype=float64)

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 from ..core.spelling import missing
 from .composed import *
 from .composed import __all__ as _more
-from .functions import *
-from .functions import __all__ as _functions
+from .special_functions import *
+from .special_functions import __all__ as _functions
 
 __all__ = sorted([*_functions, *_more])
 

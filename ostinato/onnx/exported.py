@@ -11,7 +11,8 @@ from onnx import helper, numpy_helper
 from ostinato.arguments import Call, fixed_leaves, leaf
 from ostinato.compiled import CompiledFunction
 from ostinato.errors import ArgumentError
-from ostinato.ops.core.array import Array, Operand, Term
+from ostinato.ops.core.array import Array, Term
+from ostinato.ops.core.operand import Operand
 from ostinato.ops.core.spec import Spec
 from ostinato.ops.core.trace import array_of
 from ostinato.ops.core.tree import flatten

@@ -20,7 +20,8 @@ from ostinato.ops.array.comparisons import isfinite, logical_and
 from ostinato.ops.array.creation import asarray
 from ostinato.ops.array.elementwise import where
 from ostinato.ops.array.reduction import all as all_of
-from ostinato.ops.core.array import Array, as_array
+from ostinato.ops.core.apply import as_array
+from ostinato.ops.core.array import Array
 from ostinato.ops.core.spec import float32, int32, promote
 from ostinato.ops.core.tree import flatten, tree_map, unflatten
 from ostinato.ops.core.user_line import misfit

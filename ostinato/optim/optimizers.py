@@ -20,7 +20,8 @@ from ostinato.ops.array.comparisons import logical_and
 from ostinato.ops.array.creation import asarray, zeros, zeros_like
 from ostinato.ops.array.elementwise import where
 from ostinato.ops.array.transcendental import expm1
-from ostinato.ops.core.array import Array, as_array
+from ostinato.ops.core.apply import as_array
+from ostinato.ops.core.array import Array
 from ostinato.ops.core.spec import DType, float32, int32, is_float, is_inexact, promote
 from ostinato.ops.core.tree import Structure, flatten, paths, unflatten
 from ostinato.ops.core.user_line import misfit

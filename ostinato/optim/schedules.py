@@ -15,7 +15,8 @@ from ostinato.ops.array.arithmetic import floor, maximum, minimum
 from ostinato.ops.array.casts import astype
 from ostinato.ops.array.elementwise import where
 from ostinato.ops.array.transcendental import cos, exp
-from ostinato.ops.core.array import Array, as_array
+from ostinato.ops.core.apply import as_array
+from ostinato.ops.core.array import Array
 from ostinato.ops.core.spec import float32
 from ostinato.ops.core.user_line import misfit
 

@@ -9,11 +9,12 @@ from ostinato.errors import ArgumentError
 from ostinato.ops.array.arithmetic import clip, maximum, minimum, sqrt
 from ostinato.ops.array.casts import astype
 from ostinato.ops.array.creation import asarray
-from ostinato.ops.core.array import Array, as_array
+from ostinato.ops.core.apply import as_array
+from ostinato.ops.core.array import Array
 from ostinato.ops.core.spec import float32, int32
 from ostinato.ops.core.tree import flatten, tree_map, unflatten
 from ostinato.ops.core.user_line import misfit
-from ostinato.ops.flow.control import cond
+from ostinato.ops.flow.branches import cond
 
 from .optimizers import Optimizer, State, copy_of, is_trained, paired, wide, zeros_laid_like
 

@@ -19,7 +19,7 @@ from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.registry import OPS, op_of
 from ostinato.ops.core.spec import Spec
 from ostinato.ops.cpu.jit.llvm import why_not
-from ostinato.ops.cpu.loops.loop_kernel import MAX_OPERATIONS, in_one_kernel, is_short_program
+from ostinato.ops.cpu.loops.loop_kernel import MAX_OPERATIONS, fits_one_kernel, is_short_program
 from ostinato.ops.flow.control import ONE_KERNEL, WHOLE
 from ostinato.ops.jit.scalar import differs
 from ostinato.planner.layouts.costs import UNTIL
@@ -97,7 +97,7 @@ def _may_be(graph: Graph, node: Node, target: Target, turns: int) -> bool:
         return False
     if any(_has_other_bits(n, target) for _, n in inside):
         return False
-    return in_one_kernel(node, tuple(s.bare for s in specs))
+    return fits_one_kernel(node, tuple(s.bare for s in specs))
 
 
 def _all_nodes(node: Node, times: int = 1) -> Iterator[tuple[int, Node]]:

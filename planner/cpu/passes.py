@@ -9,7 +9,7 @@ from ostinato.planner.passes.order import order
 
 from .fuse import fuse
 from .loop_kernels import make_loop_kernels
-from .packed_weights import mark_staying
+from .prepack import mark_prepacked
 from .sink_transposes import sink_transposes
 from .slices import slice_first
 from .symmetric import halve
@@ -24,7 +24,7 @@ PASSES = (
     fuse,
     order,
     halve,
-    mark_staying,
+    mark_prepacked,
 )
 FUSE = fuse  # makes kernels that have several ways, of which timing takes one
 NEED_ROOM = (halve,)  # what is left out where memory is short

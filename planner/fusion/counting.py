@@ -105,7 +105,7 @@ def steps_of(graph: Graph, v: int) -> tuple[int, ...]:
 
 
 def _looked(node: Node, shape: Shape, source: _Count) -> _Count | None:
-    """What a look at it is: NumPy finds it out, with a byte for each number."""
+    """Count a view: NumPy finds its strides, with a byte for each number."""
     rule, to = OPS[node.op], node.specs[0].shape
     if rule.view is None or not (rule.is_view or rule.reshapes):
         return None

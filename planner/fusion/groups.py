@@ -222,7 +222,7 @@ def _is_constant(graph: Graph, v: int) -> bool:
 
 
 def _behind_count(graph: Graph, v: int) -> int:
-    """What a kernel reads to have this value."""
+    """Count what a kernel reads to have this value."""
     k = graph.producers[v]
     return graph.nodes[k].inputs[0] if k >= 0 and graph.nodes[k].op == COUNTED else v
 
@@ -354,7 +354,7 @@ def with_kernels(
 
 
 def kernel_of(graph: Graph, group: Group, read: Container[int]) -> Made:
-    """Of one group."""
+    """Make the kernel of one group."""
     kind = f"fused{'_matmul' * group.product}{'_rows' * (group.rows > 0)}"
     joins = any(graph.nodes[k].op == JOINED for k in group.members)
     kind = "fused_joins" if joins and not group.rows else kind

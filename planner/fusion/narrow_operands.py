@@ -37,7 +37,7 @@ def narrow(graph: Graph, target: Target) -> Graph:
 
 
 def _sources(graph: Graph, node: Node, device: Device) -> list[tuple[int, list[Node]]]:
-    """What a product's operands are cast from, and how the casts are looked at; nothing where one is
+    """Find what a product's operands are cast from, and the views of the casts; nothing where one is
     no cast, or gains nothing.
     """
     product = OPS[node.op].product

@@ -142,7 +142,7 @@ def worthy_nests(
     fits: Fits,
     blocks: int = 0,
 ) -> list[Nested]:
-    """Those that pay and can be. Running sums of which a unit has no room stay by themselves."""
+    """Choose the nests that pay and can be. Running sums of which a unit has no room stay by themselves."""
     paying = [g for g in nests(graph, target.workers, lowers, alone, blocks) if is_worth(g)]
     found = [g for g in paying if can_be(graph, g, fits)]
     freed = {
@@ -405,7 +405,7 @@ def _labels_of_both(one: Labels, other: Labels) -> Labels | None:
 
 
 def _behind(graph: Graph, v: int) -> Iterator[int]:
-    """What a value is a view of, and what that is a view of."""
+    """Yield what a value is a view of, and what that is a view of."""
     k = graph.producers[v]
     while k >= 0 and op_of(graph.nodes[k].op).rearranges:
         v = graph.nodes[k].inputs[0]
@@ -553,7 +553,7 @@ def _is_inside(graph: Graph, node: Node, group: Nested) -> bool:
 
 
 def checks_of(graph: Graph, group: Nested) -> list[Node]:
-    """What has to be looked at before a kernel begins: whether the operands that say where something
+    """List the checks before a kernel begins: whether the operands that say where something
     is gathered are places in it.
     """
     found: dict[tuple[int, int], Node] = {}
@@ -568,7 +568,7 @@ def checks_of(graph: Graph, group: Nested) -> list[Node]:
         params = (("name", node.op), ("size", size))
         for u in (v, *_behind(graph, v)):
             if u in group.operands:
-                found.setdefault((u, size), Node("in_bounds", (u,), params, (spec,), node.line))
+                found.setdefault((u, size), Node("check_bounds", (u,), params, (spec,), node.line))
     return list(found.values())
 
 

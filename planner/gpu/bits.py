@@ -78,7 +78,7 @@ def _groups(graph: Graph, target: Target) -> list[Group]:
     for k, node in enumerate(graph.nodes):
         if not is_gemm(graph, node, PRODUCT) or node.specs[0].ndim != 2:
             continue
-        members = [k, *device.behind(graph, k, True)]
+        members = [k, *device.epilogue_of(graph, k, True)]
         while any(graph.nodes[m].op in (BITS, MASKED) for m in members):
             group = _group(graph, members)
             if device.is_one_call(_body(kernel_of(graph, group, _shown(graph, members)).node)):

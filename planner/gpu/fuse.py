@@ -82,7 +82,7 @@ def _products(graph: Graph, target: Target) -> dict[int, Collection[int]]:
     fast = _is_fast(target)
     found: dict[int, Collection[int]] = {}
     for k, node in enumerate(graph.nodes):
-        if is_gemm(graph, node, PRODUCT) and (behind := device.behind(graph, k, fast)):
+        if is_gemm(graph, node, PRODUCT) and (behind := device.epilogue_of(graph, k, fast)):
             found[k] = frozenset(behind)
     return found
 

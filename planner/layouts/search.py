@@ -107,7 +107,7 @@ class _Solver:
         order = _contract(costs, near)
         gone = {i for i, _, _ in order}
         names = [i for i in range(len(costs)) if i not in gone]
-        core = _Core.of(names, costs, near)
+        core = _Core.from_costs(names, costs, near)
         found, gap = core.solved(self.limit)
         values = dict(zip(names, found, strict=True))
         for i, cost, others in reversed(order):
@@ -254,7 +254,9 @@ class _Core:
     least: float = math.inf  # what it costs
 
     @classmethod
-    def of(cls, names: Sequence[int], costs: list[Table], near: list[dict[int, Table]]) -> _Core:
+    def from_costs(
+        cls, names: Sequence[int], costs: list[Table], near: list[dict[int, Table]]
+    ) -> _Core:
         at = {i: k for k, i in enumerate(names)}
         pairs = {
             (at[i], at[j]): t.astype(float) for i in names for j, t in near[i].items() if i < j

@@ -146,7 +146,7 @@ class Looks:
         return View(view.shape, tuple(found))
 
     def _gone(self, indices: Sequence[Index]) -> None:
-        """Take down what fails where one of these places is outside, since they make no other
+        """Record what fails where one of these places is outside, since they make no other
         difference."""
         for index in indices:
             if index.table >= 0:

@@ -360,9 +360,11 @@ def _fit(part: Part, k: int, label: str, short: bool = False) -> Sharding | None
     whole = [v for v, cut in zip(graph.outs(k), cuts, strict=True) if cut is None]
     if len(whole) == len(cuts) or any(_is_read(graph, v) for v in whole):
         return None
-    if any(not holds(s, w.at_once) for w, s in zip(sharding.needs, ins, strict=True)):
+    if any(not holds(s, w.without_last_axis) for w, s in zip(sharding.needs, ins, strict=True)):
         return None
-    if any(w.at_once is not s.layout for w, s in zip(sharding.gives, node.specs, strict=True)):
+    if any(
+        w.without_last_axis is not s.layout for w, s in zip(sharding.gives, node.specs, strict=True)
+    ):
         return None
     if any(
         v in part.cut and part.cut[v] != w.splits[-1]
@@ -521,7 +523,7 @@ def _made(part: Part, results: Sequence[int]) -> _Made | None:
         if need not in known:
             known.append(need)
         whole = any(s is None for s in need.splits[:-1])
-        return source == v or not whole or need.at_once.splits == _splits(graph, source)
+        return source == v or not whole or need.without_last_axis.splits == _splits(graph, source)
 
     for v in results:
         k = graph.producers[v]
@@ -551,7 +553,9 @@ def _made(part: Part, results: Sequence[int]) -> _Made | None:
             layouts = _file_blocks(layouts, spec) if is_file else layouts
             inputs += [(v, need) for need in layouts]
             for need in layouts:
-                if not (is_file and need.splits[-1] is not None) and not holds(spec, need.at_once):
+                if not (is_file and need.splits[-1] is not None) and not holds(
+                    spec, need.without_last_axis
+                ):
                     return None
     return _Made(dict(sorted(found.items())), inputs, numbers)
 

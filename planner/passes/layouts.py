@@ -41,10 +41,10 @@ from functools import lru_cache
 
 import numpy as np
 from ostinato.ops.array.shape import split_of
-from ostinato.ops.core.array import FREE, Split, Wish
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.layout import Layout, Mesh, Shape
+from ostinato.ops.core.operand import FREE, Split, Wish
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import DType, Spec
 from ostinato.ops.planned.collective import STORED
@@ -530,9 +530,9 @@ class _Search:
         body: Graph = kw["body"]
         inside = weight * max(1, repeats(node))
         specs = [laid.graph.specs[v] for v in node.inputs]
-        consts = self.before(specs[:nc], refs[:nc], weight)
+        consts = self.loop_operands(specs[:nc], refs[:nc], weight)
         sums = [] if self.blocks else _sums(body, 1 + nc, ns)
-        state = self.before(specs[nc : nc + ns], refs[nc : nc + ns], weight, True, sums)
+        state = self.loop_operands(specs[nc : nc + ns], refs[nc : nc + ns], weight, True, sums)
         stacks, items = [], []
         for s, r in zip(specs[nc + ns :], refs[nc + ns :], strict=True):
             one = Spec(s.shape[1:], s.dtype)
@@ -550,7 +550,7 @@ class _Search:
         laid.state[k] = ends
         return [*state, *(_Ref(r.variable, tuple(map(_stacked, r.layouts))) for r in ends[ns:])]
 
-    def before(
+    def loop_operands(
         self,
         specs: Sequence[Spec],
         refs: Sequence[_Ref],
@@ -591,9 +591,9 @@ class _Search:
         nc, _ = kw["counts"]
         inside = weight * max(1, repeats(node))
         specs = [laid.graph.specs[v] for v in node.inputs]
-        consts = self.before(specs[:nc], refs[:nc], weight)
+        consts = self.loop_operands(specs[:nc], refs[:nc], weight)
         sums = [] if self.blocks else _sums(kw["body"], nc, len(specs) - nc)
-        state = self.before(specs[nc:], refs[nc:], weight, True, sums)
+        state = self.loop_operands(specs[nc:], refs[nc:], weight, True, sums)
         body = self.graph(kw["body"], [*consts, *state], inside, fixed=nc)
         test = self.graph(kw["condition"], [*consts, *state], inside, fixed=nc)
         for v, ref in zip(kw["body"].outputs, state, strict=True):
@@ -610,7 +610,7 @@ class _Search:
         kw = node.kw
         specs = [laid.graph.specs[v] for v in node.inputs]
         self.needs(refs[0], specs[0], (self.whole,), -1, weight)
-        inputs = self.before(specs[1:], refs[1:], weight)
+        inputs = self.loop_operands(specs[1:], refs[1:], weight)
         fixed = len(inputs)
         sides = {s: self.graph(kw[s], inputs, weight, fixed=fixed) for s in ("then", "otherwise")}
         ends = []

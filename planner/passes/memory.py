@@ -491,7 +491,7 @@ class _Assigner:
             return [0 if j in stays else local_bytes(s) for j, s in enumerate(node.specs[:carried])]
         if node.op == "blocks":
             (body,) = self._bodies(k, node)
-            kept = [*read_ahead(graph, node), *written_behind(node, body)]
+            kept = [*read_ahead(graph, node), *written_specs(node, body)]
             turned = [local_bytes(s) for s in kept for _ in range(BUFFERS)]
             ends = [
                 n for j in going_on(body) for n in scratch_bytes(self.device, body, body.nodes[j])
@@ -588,7 +588,7 @@ def with_written(body: Graph, in_order: Sequence[bool] | None) -> Graph:
     return Graph(found.inputs, found.nodes, (*found.outputs, *behind))
 
 
-def written_behind(node: Node, body: Graph) -> tuple[Spec, ...]:
+def written_specs(node: Node, body: Graph) -> tuple[Spec, ...]:
     """Return the specs of what iterations of `blocks` make for files."""
     return body.out_specs[len(node.specs) :]
 

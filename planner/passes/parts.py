@@ -35,7 +35,7 @@ def make_parts(graph: Graph, target: Target) -> Graph:
     builder = Builder(graph.inputs)
     values = list(range(len(graph.inputs)))
 
-    def at(value: int, layout: Layout | None, line: str) -> int:
+    def moved_to(value: int, layout: Layout | None, line: str) -> int:
         spec = builder.specs[value]
         if spec.layout is layout:
             return value
@@ -45,14 +45,16 @@ def make_parts(graph: Graph, target: Target) -> Graph:
         inputs = [values[v] for v in node.inputs]
         specs = node.specs
         if k in moved:
-            inputs = [at(v, n, node.line) for v, n in zip(inputs, moved[k].needs, strict=True)]
+            inputs = [
+                moved_to(v, n, node.line) for v, n in zip(inputs, moved[k].needs, strict=True)
+            ]
             specs = (specs[0].at(moved[k].gives[0]),)
         elif node.op == "relayout" and len(inputs) == 1:
-            values.append(at(inputs[0], specs[0].layout, node.line))
+            values.append(moved_to(inputs[0], specs[0].layout, node.line))
             continue
         elif any(node.subgraphs()):
             for j, layout in cut.get(k, {}).items():
-                inputs[j] = at(inputs[j], layout, node.line)
+                inputs[j] = moved_to(inputs[j], layout, node.line)
             node = _with_bodies(node, [builder.specs[v] for v in inputs], target)
         values.extend(builder.add(node.op, inputs, node.params, specs, node.line))
     return builder.graph([values[v] for v in graph.outputs])

@@ -56,7 +56,7 @@ _NEVER = {
 
 # -- what is held when ---------------------------------------------------------------------------
 @dataclass(slots=True)
-class Stay:
+class Lifetime:
     """A value of a graph that has a place in the arena of its program."""
 
     size: int
@@ -72,7 +72,7 @@ class Held:
     program: Program
     usage: list[int]  # bytes while each kernel runs
     when: list[int]  # for each node of the graph the kernel that does it; -1: none, or unknown
-    stays: dict[int, Stay]
+    stays: dict[int, Lifetime]
     base: list[int]  # for each value the one whose memory it looks at
     results: set[int]  # values that become results
     makes: list[int]  # for each kernel a value of the graph that it makes; -1: none is known
@@ -157,7 +157,7 @@ def _followed(graph: Graph, kernels: Graph, when: list[int]) -> dict[int, int]:
 
 def _usage(
     program: Program, root: Sequence[int], known: dict[int, int]
-) -> tuple[list[int], dict[int, Stay]]:
+) -> tuple[list[int], dict[int, Lifetime]]:
     """The bytes while each kernel runs, and where the values that are known stay."""
     kernels, slots = program.graph, program.slots
     reads: dict[int, list[int]] = {}
@@ -166,7 +166,7 @@ def _usage(
             for v in node.inputs:
                 reads.setdefault(root[v], []).append(k)
     change = [0] * (len(kernels.nodes) + 1)
-    stays: dict[int, Stay] = {}
+    stays: dict[int, Lifetime] = {}
     ends: dict[int, tuple[int, int]] = {}  # of places: who had them last until when, and its size
     for v, slot in enumerate(slots):
         if slot.kind != "arena":
@@ -179,7 +179,7 @@ def _usage(
         change[begin] += size
         change[until + 1] -= size
         if v in known:
-            stays[known[v]] = Stay(size, made, until, mine)
+            stays[known[v]] = Lifetime(size, made, until, mine)
     for k, bodies in program.bodies.items():
         inner = max((p.arena_bytes for p in bodies), default=0)
         change[k] += inner
@@ -481,7 +481,7 @@ class Search:
             b = base[u]
             return u in second and b in self.dropped and time > self.dropped[b]
 
-        def behind(u: int, time: int) -> int:
+        def delayed(u: int, time: int) -> int:
             """A value, but not before the kernels ahead of this one have run."""
             p = graph.producers[u]
             if p >= 0 and graph.nodes[p].op == "constant":
@@ -502,7 +502,7 @@ class Search:
                 node, read = graph.nodes[j], list[int]()
                 for u in read_by(node):
                     inner = u in second and base[u] not in self.until
-                    read.append(second[u] if inner or is_late(u, at) else behind(u, at))
+                    read.append(second[u] if inner or is_late(u, at) else delayed(u, at))
                 made = read if node.op == "barrier" else do(j, read)
                 second.update(zip(graph.outs(j), made, strict=True))
             inputs = graph.nodes[k].inputs

@@ -22,8 +22,8 @@ from ostinato.planner.passes.memory import is_joined
 from ostinato.planner.passes.simplify import simplify
 from ostinato.planner.plan import ONE_THREAD, Choice, Measured, Plan, Program, export, largest_part
 from ostinato.planner.policy import LETTERS, Chosen, policy_of
-from ostinato.planner.prediction import Step, again, machine_of, steps
-from ostinato.planner.seeing.limits import waits
+from ostinato.planner.prediction import PredictedStep, again, machine_of, steps
+from ostinato.planner.seeing.least_memory import waits
 from ostinato.planner.simulation import simulate
 from ostinato.planner.title import title
 from ostinato.planner.tolerance import sites
@@ -78,7 +78,7 @@ def _turns(graph: Graph, node: Node, called: Sequence[str]) -> Turns:
 
 
 def _at_once(spec: Spec) -> Spec:
-    return largest_part(spec.at(spec.layout.at_once)) if spec.layout is not None else spec
+    return largest_part(spec.at(spec.layout.without_last_axis)) if spec.layout is not None else spec
 
 
 # -- text -----------------------------------------------------------------------------------
@@ -179,7 +179,7 @@ def rows(plan: Plan, machine: Machine, measured: Measured | None) -> list[tuple[
     return found
 
 
-def name_of(step: Step) -> str:
+def name_of(step: PredictedStep) -> str:
     """Name of an operation in tables."""
     node = step.node
     name = step.collective or title(node)

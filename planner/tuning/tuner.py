@@ -89,7 +89,7 @@ def machine(threads: int, device: Device) -> str:
         f"{processor()}, {os.cpu_count()} cores; {threads} threads; NumPy {np.__version__}; "
         f"{describe_library()}; {code_version()}"
     )
-    return "; ".join([told, *device.told()])
+    return "; ".join([told, *device.environment()])
 
 
 class Known:

@@ -847,9 +847,7 @@ def _finalize(owner: int) -> None:
         MPI.Finalize()
 
 
-def job_crew(
-    threads: int | None = None, device: str = "cpu", leave: Callable[[], None] = sys.exit
-) -> Lead:
+def job_crew(threads: int | None = None, device: str = "cpu") -> Lead:
     """The crew of this MPI job, for its lead. The others serve here, and then leave the script."""
     global _crew
     if _crew is None:
@@ -859,7 +857,7 @@ def job_crew(
                 signal.signal(signal.SIGINT, signal.SIG_IGN)  # the lead decides
             activity.listeners = ()  # and shows how far all are
             Hand(MPI.COMM_WORLD, threads, device).serve()
-            leave()
+            sys.exit()
         _crew = Lead(MPI.COMM_WORLD, threads, device=device)
         forks.be_rank()
         atexit.register(_crew.end)

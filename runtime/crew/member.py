@@ -30,7 +30,7 @@ from ostinato.runtime.worker import Loaded, Worker
 
 from ostinato.errors import OstinatoError
 
-from .feeding import Portion, layout_of, mapped, slab_of
+from .crew_feeding import Portion, layout_of, mapped, slab_of
 from .orders import LEAD, Order, described
 
 SESSION = 1 << 40  # handles of one session of a crew

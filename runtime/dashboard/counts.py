@@ -20,7 +20,7 @@ from ostinato.planner.prediction import steps
 from ostinato.planner.seeing.explain import amount, name_of
 from ostinato.planner.seeing.picture import svg
 from ostinato.planner.simulation import simulate
-from ostinato.runtime.crew.feeding import Portion
+from ostinato.runtime.crew.crew_feeding import Portion
 from ostinato.runtime.crew.member import Member
 from ostinato.runtime.crew.orders import LEAD
 from ostinato.runtime.worker import TIMED, Loaded

@@ -77,7 +77,7 @@ class Batch:
 
 
 @dataclass
-class Worker:
+class WorkerRow:
     name: str
     rank: int
     plans: dict[str, Tally] = field(default_factory=dict)
@@ -96,7 +96,7 @@ class Ledger:
     steps: dict[str, dict[str, dict[int, tuple[float, float]]]] = field(
         default_factory=dict
     )  # seconds of operations, on each worker, and those of them in communication
-    workers: dict[str, Worker] = field(default_factory=dict)  # by address
+    workers: dict[str, WorkerRow] = field(default_factory=dict)  # by address
     history: deque[tuple[float, dict[str, float]]] = field(
         default_factory=lambda: deque(maxlen=HISTORY)
     )  # runs per second of each plan
@@ -106,7 +106,7 @@ class Ledger:
     def hear(self, address: str, said: dict[str, Any], now: float | None = None) -> Batch:
         """A worker's counts since it spoke last."""
         now = time.time() if now is None else now
-        worker = self.workers.setdefault(address, Worker("", 0))
+        worker = self.workers.setdefault(address, WorkerRow("", 0))
         worker.rank, worker.memory = said["rank"], said["memory"]
         worker.name = f"worker {worker.rank}"
         worker.feeds.update((name, stats) for name, stats in said["feeds"] if stats)
@@ -146,12 +146,12 @@ class Ledger:
 
     # -- reading ---------------------------------------------------------------------------
     @property
-    def places(self) -> list[tuple[str, Worker]]:
+    def places(self) -> list[tuple[str, WorkerRow]]:
         """Workers and their addresses, in the order of ranks."""
         return sorted(self.workers.items(), key=lambda item: item[1].rank)
 
     @property
-    def crew(self) -> list[Worker]:
+    def crew(self) -> list[WorkerRow]:
         return [worker for _, worker in self.places]
 
     @property
@@ -169,7 +169,7 @@ class Ledger:
         return max(found, key=lambda t: (t.runs, t.seconds), default=Tally())
 
     def lately(
-        self, worker: Worker, over: float = RECENT
+        self, worker: WorkerRow, over: float = RECENT
     ) -> tuple[dict[str, Tally], dict[str, int], float]:
         """Runs, bytes and seconds of the last moments."""
         plans: dict[str, Tally] = {}

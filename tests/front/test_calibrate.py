@@ -64,7 +64,7 @@ def test_a_rate_and_where_half_of_it_is_reached() -> None:
 
 def test_explain_goes_by_what_was_measured(cache: Path) -> None:
     work = ost.compile(lambda x: ost.sort(x, axis=0))
-    slow: Machine = Machine.of({**NOMINAL.data, "name": "slow", "call_seconds": 3.0})
+    slow: Machine = Machine.from_data({**NOMINAL.data, "name": "slow", "call_seconds": 3.0})
     with ost.connect(1):
         work(np.ones((64, 8), np.float32))
         before = work.plan.explain()
@@ -77,7 +77,7 @@ def test_explain_goes_by_what_was_measured(cache: Path) -> None:
 
 
 def test_sessions_decide_by_what_was_measured(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    slow: Machine = Machine.of({**NOMINAL.data, "name": "slow", "call_seconds": 3.0})
+    slow: Machine = Machine.from_data({**NOMINAL.data, "name": "slow", "call_seconds": 3.0})
     keep(slow, 2, apart=False)
     monkeypatch.setattr(settings, "machine", "here")
     with ost.connect(2) as two, ost.connect(1) as one:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ostinato.ops.core import array
+from ostinato.ops.core import apply
 from ostinato.ops.core.array import term_of
 from ostinato.ops.core.graph import canonical
 from ostinato.ops.core.trace import collect
@@ -89,7 +89,7 @@ def test_equal_steps_are_few_plans(
     program: Steps, every: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whether a value is read in each step, or in the last only; on two workers, too."""
-    monkeypatch.setattr(array, "DEEPEST", 120)
+    monkeypatch.setattr(apply, "DEEPEST", 120)
     steps, wanted = program(ost, N), program(np, N)
     with on(2 if every == 3 else 1) as session:
         counts = []
@@ -167,7 +167,7 @@ def test_what_a_trace_makes_of_arrays_is_left_alone() -> None:
 
 
 def test_what_is_made_later_is_not_made_to_find_a_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(array, "DEEPEST", 40)
+    monkeypatch.setattr(apply, "DEEPEST", 40)
     with on():
         for _ in range(2):
             x = ost.random.normal((4,), seed=ost.random.fold(3, 1))

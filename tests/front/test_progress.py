@@ -411,7 +411,7 @@ def test_a_notebook_shows_html() -> None:
 
 
 def test_an_epochs_line_is_the_only_one() -> None:
-    from ostinato.io_pipeline.feed.progress import Line
+    from ostinato.io_pipeline.feed.progress_line import Line
 
     shown: list[str] = []
 

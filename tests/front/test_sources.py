@@ -107,14 +107,14 @@ def test_parts_of_what_is_stored_are_read_alone(
 def inflated(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Bytes that were inflated."""
     found: Counter[str] = Counter()
-    more = members.Member._more
+    more = members.ArchiveMember._more
 
     def counted(self: Any, state: Any, most: int) -> bytes:
         made = more(self, state, most)
         found["bytes"] += len(made)
         return made
 
-    monkeypatch.setattr(members.Member, "_more", counted)
+    monkeypatch.setattr(members.ArchiveMember, "_more", counted)
     return found
 
 

@@ -393,7 +393,7 @@ def damaged() -> None:
 def tuned() -> None:
     """One worker is slow: all change threads, chunks and batches ahead, and all at the same batches."""
     from ostinato.io_pipeline.tuner.together import Together
-    from ostinato.runtime.crew.feeding import Portion
+    from ostinato.runtime.crew.crew_feeding import Portion
 
     root, now, switches = sys.argv[2], [0], list[Any]()
     batch, go_on = Portion.batch, Together._go_on

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from ostinato.io_pipeline.feed.draws import Draws
+from ostinato.io_pipeline.feed.sample_draws import Draws
 from ostinato.io_pipeline.feed.stage import DEVICE, Stage
 
 import ostinato as ost
@@ -15,7 +15,7 @@ Array = np.ndarray[Any, Any]
 
 
 def drawn_for(stage: Stage, shape: tuple[int, ...], place: int = 0) -> Any:
-    return stage.draw(Draws(1, 0).at(place, 0), shape) if stage.is_random else None
+    return stage.draw(Draws(1, 0).seek(place, 0), shape) if stage.is_random else None
 
 
 def run(stage: Stage, x: Any, kind: str = "image", place: int = 0, **more: Any) -> Any:

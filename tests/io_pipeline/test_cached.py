@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 import pytest
-from ostinato.io_pipeline.feed import disk
+from ostinato.io_pipeline.feed import sample_disk
 from ostinato.io_pipeline.feed.content import Unhashable, fingerprint
-from ostinato.io_pipeline.feed.disk import Disk
 from ostinato.io_pipeline.feed.fields import fields_of
 from ostinato.io_pipeline.feed.pipe import Pipe
+from ostinato.io_pipeline.feed.sample_disk import Disk
 
 import ostinato as ost
 from ostinato.errors import ArgumentError, SampleError
@@ -197,7 +197,7 @@ def test_a_full_disk_is_told_once_and_changes_no_bit(
         left[0] -= len(data)
         return write(handle, data)
 
-    monkeypatch.setattr(disk.os, "write", full)
+    monkeypatch.setattr(sample_disk.os, "write", full)
     pipe = on_disk(images, tmp_path / "kept")
     with pytest.warns(UserWarning, match="the disk is full. It stays as it is") as told_of:
         found = [joined(pipe.epoch(0)) for _ in range(2)]
@@ -261,7 +261,7 @@ print(made.hexdigest())
 
 
 def test_what_another_process_adds_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(disk, "NEWS", 0.0)
+    monkeypatch.setattr(sample_disk, "NEWS", 0.0)
     a, b = (Disk(tmp_path, "0" * 32, 1 << 20, "") for _ in range(2))
     fields, values = fields_of(np.arange(5))
     a.put(b"x" * 16, values, fields)

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ostinato.io_pipeline.feed.combine import _spread, _whole
-from ostinato.io_pipeline.feed.order import Buckets, Order
+from ostinato.io_pipeline.feed.combined_pipes import _spread, _whole
 from ostinato.io_pipeline.feed.pipe import Pipe
+from ostinato.io_pipeline.feed.sample_order import Buckets, Order
 
 import ostinato as ost
 from ostinato.errors import ArgumentError, SampleError

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ostinato.io_pipeline.feed import folders, reading, timed
+from ostinato.io_pipeline.feed import file_reads, folders, timed
 from ostinato.io_pipeline.feed.pipe import Pipe
 from ostinato.io_pipeline.images.decode import Decode
 
@@ -218,7 +218,7 @@ def test_files_that_change_are_faults(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, native: bool
 ) -> None:
     if not native:
-        monkeypatch.setattr(reading, "_function", lambda: None)
+        monkeypatch.setattr(file_reads, "_function", lambda: None)
     root = folder(tmp_path, 9)
     pipe = ost.io.images(str(root)).on_error("skip", most=1).decode().batch(9).to("numpy")
     assert len(next(pipe.epoch(0))) == 9

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ostinato.io_pipeline.feed.draws import Draws
+from ostinato.io_pipeline.feed.sample_draws import Draws
 from ostinato.io_pipeline.images import backends, finish, windows
 from ostinato.io_pipeline.images.decode import Decode
 from ostinato.io_pipeline.images.finish import Normalize
@@ -346,7 +346,7 @@ def test_masks_take_the_nearest(h: int, w: int, a: int, b: int) -> None:
     h=st.integers(1, 90), w=st.integers(1, 90), place=st.integers(0, 1000), size=st.integers(1, 40)
 )
 def test_random_crops_stay_within(h: int, w: int, place: int, size: int) -> None:
-    rng, shape = Draws(3, 0).at(place, 0), (h, w, 3)
+    rng, shape = Draws(3, 0).seek(place, 0), (h, w, 3)
     stage = RandomResizedCrop(size)
     top, left, height, width = window = stage.draw(rng, shape)
     assert 0 <= top <= top + height <= h
@@ -364,7 +364,7 @@ def test_random_crops_stay_within(h: int, w: int, place: int, size: int) -> None
 def test_random_crops_are_as_they_are_drawn() -> None:
     draws, shape = Draws(3, 0), (300, 400, 3)
     stage = RandomResizedCrop(8, scale=(0.25, 0.5))
-    found = np.array([stage.draw(draws.at(k, 0), shape) for k in range(2000)], float)
+    found = np.array([stage.draw(draws.seek(k, 0), shape) for k in range(2000)], float)
     area = found[:, 2] * found[:, 3] / (300 * 400)
     assert area.min() > 0.24
     assert area.max() < 0.51
@@ -380,7 +380,7 @@ def test_padding_is_around_the_image() -> None:
     x = picture(0, 8, 9) | 1
     stage, draws, seen = RandomCrop(8, padding=4), Draws(0, 0), set()
     for k in range(300):
-        top, left, *_ = drawn = stage.draw(draws.at(k, 0), x.shape)
+        top, left, *_ = drawn = stage.draw(draws.seek(k, 0), x.shape)
         seen.add((top, left))
         padded = np.pad(x, ((4, 4), (4, 4), (0, 0)))
         wanted = padded[top + 4 : top + 12, left + 4 : left + 12]
@@ -401,7 +401,7 @@ def test_image_mask_and_boxes_go_together(stage: Any) -> None:
         box = np.array([[x0, y0, x0 + 24, y0 + 20]], np.float32)
         image, mask = np.zeros((48, 64, 3), np.uint8), np.zeros((48, 64), np.int64)
         image[y0 : y0 + 20, x0 : x0 + 24], mask[y0 : y0 + 20, x0 : x0 + 24] = 255, 7
-        drawn = stage.draw(Draws(1, 0).at(place, 0), image.shape) if stage.is_random else None
+        drawn = stage.draw(Draws(1, 0).seek(place, 0), image.shape) if stage.is_random else None
         after = stage.image(np, image, drawn)
         covered = stage.mask(np, mask, drawn)
         (found,) = stage.boxes(np, box, drawn, image.shape)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ostinato.io_pipeline import chunks, files, inflate, source, threads
+from ostinato.io_pipeline import chunks, files, inflate, source, thread_counts
 from ostinato.io_pipeline.files import open_source
 
 from ostinato.errors import DataFileError
@@ -33,7 +33,7 @@ CODECS: dict[str, Any] = {
 
 @pytest.fixture(autouse=True)
 def few_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads, "MIN_THREADED_BYTES", 1)
+    monkeypatch.setattr(thread_counts, "MIN_THREADED_BYTES", 1)
 
 
 @pytest.fixture(params=["deflate", "zlib"])
@@ -55,7 +55,7 @@ def check(path: Path, x: np.ndarray, boxes: Any = BOXES) -> None:
         room = np.full([hi - lo + 2 for lo, hi in box], 7, x.dtype)
         out = room[tuple(slice(1, -1) for _ in box)] if len(box) == 1 else room[1:-1]
         out = out[:, : box[1][1] - box[1][0], : box[2][1] - box[2][0]] if len(box) == 3 else out
-        opened.kept = source.Kept()  # type: ignore[attr-defined]
+        opened.kept = source.ChunkCache()  # type: ignore[attr-defined]
         opened.read(out, box)
         np.testing.assert_array_equal(out, x[tuple(slice(*b) for b in box)])
         out[...] = 7

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ostinato.io_pipeline.feed.draws import Draws
+from ostinato.io_pipeline.feed.sample_draws import Draws
 from ostinato.io_pipeline.images import mixing as m
 
 import ostinato as ost
@@ -24,7 +24,7 @@ def noise(seed: int = 0, shape: tuple[int, ...] = (8, 12, 14, 3), dtype: str = "
 
 def drawn_for(stage: Any, places: list[int], shape: tuple[int, ...]) -> list[m.Drawn]:
     draws = Draws(1, 0)
-    return [stage.draw(draws.at(place, 0), shape) for place in places]
+    return [stage.draw(draws.seek(place, 0), shape) for place in places]
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "int32", "float32", "float64"])
@@ -73,12 +73,12 @@ def test_cutmix_takes_a_rectangle_and_its_area_of_the_label(layout: str) -> None
 def test_shares_are_beta_distributed() -> None:
     draws = Draws(1, 0)
     for alpha in (0.2, 1.0, 4.0):
-        shares = np.array([m.Mixup(alpha).draw(draws.at(k, 0), ()).share for k in range(3000)])
+        shares = np.array([m.Mixup(alpha).draw(draws.seek(k, 0), ()).share for k in range(3000)])
         assert abs(shares.mean() - 0.5) < 0.025
         np.testing.assert_allclose(shares.var(), 1 / (4 * (2 * alpha + 1)), rtol=0.08)
-    some = np.array([m.Mixup(1.0, p=0.3).draw(draws.at(k, 0), ()).share for k in range(2000)])
+    some = np.array([m.Mixup(1.0, p=0.3).draw(draws.seek(k, 0), ()).share for k in range(2000)])
     assert abs((some < 1).mean() - 0.3) < 0.035
-    areas = [1 - m.CutMix(1.0).draw(draws.at(k, 0), (60, 80, 3)).share for k in range(3000)]
+    areas = [1 - m.CutMix(1.0).draw(draws.seek(k, 0), (60, 80, 3)).share for k in range(3000)]
     assert 0.25 < np.mean(areas) < 0.4  # less than half: rectangles are cut off at the edges
 
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ostinato.io_pipeline.feed import making, native, reading
+from ostinato.io_pipeline.feed import file_reads, making, native
 from ostinato.io_pipeline.feed.batches import Batch
 from ostinato.io_pipeline.feed.chain import Sample
-from ostinato.io_pipeline.feed.draws import Draws
 from ostinato.io_pipeline.feed.portions import Portion
+from ostinato.io_pipeline.feed.sample_draws import Draws
 from ostinato.io_pipeline.images.resizing import linear, resize_by_pillow
 from ostinato.ops.cpu.jit import llvm
 from PIL import Image
@@ -75,18 +75,18 @@ def test_files_read_by_a_finalizer_meanwhile(
     first, second = (tmp_path / name for name in "ab")
     first.write_bytes(b"A" * 20)
     second.write_bytes(b"B" * 30)
-    known = [reading.whole(str(path)) for path in (first, second)]
+    known = [file_reads.whole(str(path)) for path in (first, second)]
     if None in known:
         pytest.skip("no machine code reads files here")
-    copied, seen = reading.ctypes.string_at, list[Any]()
+    copied, seen = file_reads.ctypes.string_at, list[Any]()
 
     def interrupted(*given: Any) -> bytes:
-        monkeypatch.setattr(reading.ctypes, "string_at", copied)
-        seen.append(reading.whole(str(second)))
+        monkeypatch.setattr(file_reads.ctypes, "string_at", copied)
+        seen.append(file_reads.whole(str(second)))
         return copied(*given)
 
-    monkeypatch.setattr(reading.ctypes, "string_at", interrupted)
-    assert [reading.whole(str(first)), *seen] == known
+    monkeypatch.setattr(file_reads.ctypes, "string_at", interrupted)
+    assert [file_reads.whole(str(first)), *seen] == known
 
 
 # -- whole chains ------------------------------------------------------------------------------

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ostinato.io_pipeline.feed.draws import Draws
-from ostinato.io_pipeline.feed.order import MAX_SORTED, Bijection, Order, keyed
+from ostinato.io_pipeline.feed.sample_draws import Draws
+from ostinato.io_pipeline.feed.sample_order import MAX_SORTED, Bijection, Order, keyed
 
 
 def places(n: int) -> np.ndarray:
@@ -92,15 +92,15 @@ def test_keys_tell_numbers_apart() -> None:
 
 def test_what_is_drawn_depends_on_where() -> None:
     draws = Draws(7, 1)
-    first = draws.at(12, 3).random(5)
-    draws.at(13, 3).random(100)
-    np.testing.assert_array_equal(draws.at(12, 3).random(5), first)
-    np.testing.assert_array_equal(Draws(7, 1).at(12, 3).random(5), first)
+    first = draws.seek(12, 3).random(5)
+    draws.seek(13, 3).random(100)
+    np.testing.assert_array_equal(draws.seek(12, 3).random(5), first)
+    np.testing.assert_array_equal(Draws(7, 1).seek(12, 3).random(5), first)
     others = [
-        lambda: Draws(8, 1).at(12, 3),
-        lambda: Draws(7, 2).at(12, 3),
-        lambda: draws.at(12, 4),
-        lambda: draws.at(13, 3),
+        lambda: Draws(8, 1).seek(12, 3),
+        lambda: Draws(7, 2).seek(12, 3),
+        lambda: draws.seek(12, 4),
+        lambda: draws.seek(13, 3),
     ]
     for other in others:
         assert not np.isin(other().random(5), first).any()
@@ -108,13 +108,13 @@ def test_what_is_drawn_depends_on_where() -> None:
 
 def test_numbers_are_spread_as_they_should() -> None:
     draws = Draws(1, 0)
-    normal = draws.at(0, 0).normal(20_000)
+    normal = draws.seek(0, 0).normal(20_000)
     assert abs(normal.mean()) < 0.03
     assert abs(normal.std() - 1) < 0.03
-    integers = [draws.at(k, 0).integer(3, 7) for k in range(4000)]
+    integers = [draws.seek(k, 0).integer(3, 7) for k in range(4000)]
     assert min(np.bincount(integers, minlength=7)[3:]) > 850
     assert set(integers) == {3, 4, 5, 6}
-    assert 0.27 < np.mean([draws.at(k, 1).chance(0.3) for k in range(4000)]) < 0.33
-    uniform = draws.at(0, 2).uniform(-2, 4, 4000)
+    assert 0.27 < np.mean([draws.seek(k, 1).chance(0.3) for k in range(4000)]) < 0.33
+    uniform = draws.seek(0, 2).uniform(-2, 4, 4000)
     assert -2 <= uniform.min() < -1.9
     assert 3.9 < uniform.max() < 4

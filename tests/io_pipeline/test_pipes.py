@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ostinato.io_pipeline.feed import folders, reading
+from ostinato.io_pipeline.feed import file_reads, folders
 from ostinato.io_pipeline.feed.executor import Work
 from ostinato.io_pipeline.feed.pipe import Pipe
 from ostinato.io_pipeline.feed.stage import STAGES
@@ -399,21 +399,23 @@ def test_files_of_arrays_are_read_by_rows(tmp_path: Path) -> None:
         ost.io.arrays(tmp_path / "none.npy")
 
 
-@pytest.mark.parametrize("size", [1, 1000, reading.FIRST - 1, reading.FIRST, 3 * reading.FIRST])
+@pytest.mark.parametrize(
+    "size", [1, 1000, file_reads.FIRST - 1, file_reads.FIRST, 3 * file_reads.FIRST]
+)
 def test_files_of_all_lengths_are_read_whole(
     size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading._Guess, "size", reading.FIRST)
+    monkeypatch.setattr(file_reads._Guess, "size", file_reads.FIRST)
     data = np.random.default_rng(0).bytes(size)
     path = tmp_path / "bytes é"
     path.write_bytes(data)
     found = os.stat(path)
-    stamped = data, reading.stamp_of(found.st_size, found.st_mtime_ns)
+    stamped = data, file_reads.stamp_of(found.st_size, found.st_mtime_ns)
     assert folders.content(str(path)) == stamped
     assert folders.content(str(path)) == stamped
-    assert reading.whole(str(path)) == stamped  # since it is known how long files may be
-    assert reading.whole(str(tmp_path)) is None
-    assert reading.whole(str(tmp_path / "none")) is None
+    assert file_reads.whole(str(path)) == stamped  # since it is known how long files may be
+    assert file_reads.whole(str(tmp_path)) is None
+    assert file_reads.whole(str(tmp_path / "none")) is None
 
 
 def test_files_may_lie_anywhere(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:

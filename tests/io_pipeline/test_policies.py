@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ostinato.io_pipeline.feed.draws import Draws
+from ostinato.io_pipeline.feed.sample_draws import Draws
 from ostinato.io_pipeline.images import policies as p
 from ostinato.io_pipeline.images.colour import Posterize, Solarize
 from ostinato.io_pipeline.images.warps import Affine
@@ -24,7 +24,7 @@ ours = pytest.mark.parametrize("stage", STAGES, ids=lambda s: s.identity())
 
 def names(stage: Any, count: int = 4000) -> tuple[Counter[str], Counter[int]]:
     draws = Draws(1, 0)
-    chosen = [stage.draw(draws.at(k, 0), (48, 64, 3)) for k in range(count)]
+    chosen = [stage.draw(draws.seek(k, 0), (48, 64, 3)) for k in range(count)]
     return Counter(one.identity() for some in chosen for one in some), Counter(map(len, chosen))
 
 

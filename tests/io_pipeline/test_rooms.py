@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from ostinato.io_pipeline.source import Source, read_places
-from ostinato.io_pipeline.threads import MIN_THREADED_BYTES
+from ostinato.io_pipeline.thread_counts import MIN_THREADED_BYTES
 from ostinato.io_pipeline.tuner.drive import Drive
 
 import ostinato as ost

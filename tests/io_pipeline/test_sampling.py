@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from ostinato.io_pipeline.feed.described import as_data, from_data
-from ostinato.io_pipeline.feed.order import _log
 from ostinato.io_pipeline.feed.pipe import Pipe
+from ostinato.io_pipeline.feed.sample_order import _log
 
 import ostinato as ost
 from ostinato.errors import ArgumentError, SampleError

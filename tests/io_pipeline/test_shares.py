@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 import pytest
-from ostinato.io_pipeline.threads import MIN_THREADED_BYTES, each_of
+from ostinato.io_pipeline.thread_counts import MIN_THREADED_BYTES, each_of
 
 CHUNKS = [(k,) for k in range(101)]
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ostinato.io_pipeline.feed.draws import Draws
+from ostinato.io_pipeline.feed.sample_draws import Draws
 from ostinato.io_pipeline.feed.stage import Stage
 from ostinato.io_pipeline.volumes import elastic as e
-from ostinato.io_pipeline.volumes import geometry as g
 from ostinato.io_pipeline.volumes import intensity as i
+from ostinato.io_pipeline.volumes import volume_geometry as g
 from scipy import ndimage
 
 import ostinato as ost
@@ -291,4 +291,4 @@ def test_volumes_are_needed() -> None:
         SampleError, match=r"in random_crop3d .*8 x 8 x 8 voxels is smaller than 9 x 9 x 9"
     ):
         list(small.to("numpy").epoch(0))
-    assert Draws(0, 0).at(7, 3).place == 7
+    assert Draws(0, 0).seek(7, 3).place == 7

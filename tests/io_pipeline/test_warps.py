@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ostinato.io_pipeline.feed.draws import Draws
+from ostinato.io_pipeline.feed.sample_draws import Draws
 from ostinato.io_pipeline.feed.stage import Stage
 from ostinato.io_pipeline.images import sampling
 from ostinato.io_pipeline.images import warps as w
@@ -123,7 +123,7 @@ def test_perspectives_take_corners_to_corners() -> None:
     stage, shape = w.RandomPerspective(0.6, 1.0), (40, 60, 3)
     seen = []
     for place in range(300):
-        m = np.reshape(stage.draw(Draws(1, 0).at(place, 0), shape), (3, 3))
+        m = np.reshape(stage.draw(Draws(1, 0).seek(place, 0), shape), (3, 3))
         corners = np.array([(0, 0, 1), (60, 0, 1), (60, 40, 1), (0, 40, 1)]) @ m.T
         assert (corners[:, 2] > 0).all()
         inwards = np.abs(corners[:, :2] / corners[:, 2:] - [(0, 0), (60, 0), (60, 40), (0, 40)])

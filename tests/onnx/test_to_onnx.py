@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ostinato.ops.core.array import apply
+from ostinato.ops.core.apply import apply
 
 import ostinato as ost
 from ostinato import nn

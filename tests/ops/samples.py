@@ -17,7 +17,7 @@ import ml_dtypes
 import numpy as np
 import scipy.linalg
 import scipy.special
-from ostinato.ops.core.array import apply, apply_all
+from ostinato.ops.core.apply import apply, apply_all
 from ostinato.ops.core.layout import grid_bounds
 from ostinato.ops.core.monoid import MONOIDS
 from ostinato.ops.jit.arrays import formula_kernel
@@ -80,7 +80,7 @@ NOT_SAMPLED = {
         "made by the planner; see planner/test_draws.py",
     ),
     "counted": "made by the planner; see planner/test_counting.py",
-    "in_bounds": "made by the planner; see planner/test_gathers.py",
+    "check_bounds": "made by the planner; see planner/test_gathers.py",
     "blocks": "made by the planner; see planner/test_blocking.py",
     **dict.fromkeys(("read", "write", *STORED), "made by the planner; see front/test_files.py"),
 }

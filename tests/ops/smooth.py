@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from ostinato.ops.core.array import apply, apply_all
+from ostinato.ops.core.apply import apply, apply_all
 
 import ostinato as ost
 

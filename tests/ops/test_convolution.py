@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ostinato.ops.core.array import apply
+from ostinato.ops.core.apply import apply
 from ostinato.ops.cpu import natives
 from ostinato.ops.cpu.libraries import onednn, onednn_conv
 from ostinato.planner.seeing.explain import facts

@@ -14,7 +14,7 @@ from ostinato.ops.core.registry import Piece
 from ostinato.ops.core.spec import Spec
 from ostinato.ops.cpu.jit import llvm
 from ostinato.ops.cpu.loops import copies, flat
-from ostinato.ops.cpu.loops.copies import Pieces, in_pieces
+from ostinato.ops.cpu.loops.copies import Pieces, copy_of_pieces
 
 import ostinato as ost
 from tests import sessions
@@ -60,14 +60,16 @@ def test_which_copies_are_shared() -> None:
     x = np.zeros((600, 900), np.float32)
     both = np.zeros((1200, 900), np.float32)
     whole, joined = [Piece(0)], [Piece(0, (slice(600),)), Piece(1, (slice(600, 1200),))]
-    assert in_pieces(joined, [x, x, both], 2) is not None
-    assert in_pieces(whole, [x.T, np.empty(540_000, np.float32)], 2) is not None
-    assert in_pieces(whole, [x[:9], both[:9]], 2) is None, "too small"
-    assert in_pieces(whole, [x[:9], both[:9]], 2, often=True) is not None
-    assert in_pieces(whole, [x.T, np.empty((1080_000,), np.float32)[::2]], 2) is None, "no order"
-    assert in_pieces(joined, [x, both, both], 2) is None, "more than there is room for"
+    assert copy_of_pieces(joined, [x, x, both], 2) is not None
+    assert copy_of_pieces(whole, [x.T, np.empty(540_000, np.float32)], 2) is not None
+    assert copy_of_pieces(whole, [x[:9], both[:9]], 2) is None, "too small"
+    assert copy_of_pieces(whole, [x[:9], both[:9]], 2, often=True) is not None
+    assert copy_of_pieces(whole, [x.T, np.empty((1080_000,), np.float32)[::2]], 2) is None, (
+        "no order"
+    )
+    assert copy_of_pieces(joined, [x, both, both], 2) is None, "more than there is room for"
     z, made = np.arange(540_000).reshape(900, 600).T * (1 + 2j), np.empty((600, 900), "c16")
-    copy = in_pieces(whole, [z, made], 2)
+    copy = copy_of_pieces(whole, [z, made], 2)
     assert copy is not None
     copy(z, made)
     np.testing.assert_array_equal(made, z)
@@ -76,7 +78,7 @@ def test_which_copies_are_shared() -> None:
 def test_a_piece_without_elements_is_no_piece() -> None:
     """The other one takes what it needs of the operands, not all of them."""
     x, none, made = np.arange(12.0).reshape(3, 4), np.empty((0, 4)), np.empty((3, 4))
-    copy = in_pieces([Piece(0), Piece(1, (slice(0, 0),))], [x, none, made], 1, often=True)
+    copy = copy_of_pieces([Piece(0), Piece(1, (slice(0, 0),))], [x, none, made], 1, often=True)
     assert copy is not None
     copy(x, none, made)
     np.testing.assert_array_equal(made, x)
@@ -95,7 +97,7 @@ def test_at_a_place_that_is_found_out_as_it_runs(
     x = rng.integers(0, 9, shape).astype(dtype)
     v = np.array(rng.integers(0, 9, x.take(0, axis).shape)).astype(dtype)
     picked = np.zeros(v.shape, dtype)
-    pick = in_pieces([Piece(0, picks=True, **where)], [x, number(0), picked], 1, True)
+    pick = copy_of_pieces([Piece(0, picks=True, **where)], [x, number(0), picked], 1, True)
     assert pick is not None
     for k in range(-size, size):
         pick(x, number(k), picked)
@@ -105,7 +107,7 @@ def test_at_a_place_that_is_found_out_as_it_runs(
             key = (*(slice(None),) * axis, k)
             wanted[key] = v + wanted[key] * adds if adds else v
             pieces = [Piece(0), Piece(2, combine="add" * adds, **where)]
-            put = in_pieces(pieces, [x, number(0), v, found], 1, True)
+            put = copy_of_pieces(pieces, [x, number(0), v, found], 1, True)
             assert put is not None
             put(x, number(k), v, found)
             np.testing.assert_array_equal(found, wanted)
@@ -120,7 +122,9 @@ def test_at_a_place_that_is_found_out_as_it_runs(
 def test_values_around_copies(dtype: str) -> None:
     x = np.arange(6).reshape(2, 3).astype(dtype)
     out = np.zeros((4, 10), dtype)[:, ::2]
-    made = in_pieces([Piece(-1, value=7), Piece(0, (slice(1, 3), slice(1, 4)))], [x, out], 1, True)
+    made = copy_of_pieces(
+        [Piece(-1, value=7), Piece(0, (slice(1, 3), slice(1, 4)))], [x, out], 1, True
+    )
     assert isinstance(made, Pieces)
     made(x, out)
     np.testing.assert_array_equal(out, np.pad(x, 1, constant_values=np.asarray(7).astype(dtype)))
@@ -139,7 +143,7 @@ def test_rows_that_are_slices_are_reduced_by_a_kernel(axes: int) -> None:
     body = builder.graph([builder.call("sum", made, axes=last, dtype=np.dtype(np.float32))])
     out = np.empty(x.shape[: 4 - axes], np.float32)
     arrays = [x, y, np.asarray(scale), out]
-    function = copies.in_rows(body, x.shape, arrays, 2, axes)
+    function = copies.copy_by_rows(body, x.shape, arrays, 2, axes)
     assert function is not None
     for _ in range(2):
         out[...] = np.nan
@@ -159,10 +163,10 @@ def test_a_gradient_through_slices_needs_no_numpy() -> None:
     made = []
 
     def seen(*given: Any) -> Any:
-        made.append(copies.in_rows(*given))
+        made.append(copies.copy_by_rows(*given))
         return made[-1]
 
-    with mock.patch("ostinato.ops.cpu.device.in_rows", seen):
+    with mock.patch("ostinato.ops.cpu.device.copy_by_rows", seen):
         slope = np.asarray(ost.compile(ost.grad(loss))(k, x))
     assert made
     assert None not in made

@@ -179,7 +179,7 @@ PLANS: list[tuple[Callable[..., Any], tuple[Any, ...], list[str]]] = [
     (places, (X,), ["fused_nest"]),
     (nearest, (rng.normal(size=(3000, 8)), rng.normal(size=(20, 8))), ["fused_nest"]),
     (lloyd, (rng.normal(size=(3000, 8)), rng.normal(size=(20, 8))), ["fused_nest"]),
-    (slope, (X, np.arange(600) % 130), ["in_bounds", "fused_nest"]),
+    (slope, (X, np.arange(600) % 130), ["check_bounds", "fused_nest"]),
     (walks, (rng.normal(size=(2000, 40)),), ["fused_nest"]),
     (walks_of_columns, (rng.normal(size=(60, 2049)),), ["fused_nest"]),
     (lambda x: (ost.exp(x), (2 * x).sum(1)), (X,), ["fused_rows"]),  # which is one already

@@ -74,7 +74,7 @@ BUILT: dict[str, list[tuple[tuple[Any, ...], dict[str, Any]]]] = {  # operands a
     "addend": [((normal(3, 2),), {})],
     "count": [((normal(7, 5),), {"axes": (0,)}), ((normal(7, 5),), {"axes": (0, 1)})],
     "gram": [((normal(70, 5),), {})],
-    "in_bounds": [((np.array([0, -5, 4]),), {"size": 5, "name": "take"})],
+    "check_bounds": [((np.array([0, -5, 4]),), {"size": 5, "name": "take"})],
     "mark": [((normal(3, 2),), {})],
     "narrow": [((normal(3, 2),), {})],
     "pair_distances": [(tuple(distances_of(_TABLE, _CENTRES)), {})],
@@ -165,7 +165,7 @@ RUN = sorted(set(OPS) - set(NOT_RUN))
 _BOUNDS, _SINGULAR = "places out of bounds are an error", "a singular matrix is an error"
 _STATUS = "CuPy looks whether the factorization succeeded"
 WAITS = {
-    **dict.fromkeys(("take", "take_along_axis", "take_places", "put", "in_bounds"), _BOUNDS),
+    **dict.fromkeys(("take", "take_along_axis", "take_places", "put", "check_bounds"), _BOUNDS),
     **dict.fromkeys(("dynamic_slice", "dynamic_update_slice"), _BOUNDS),
     **dict.fromkeys(("solve", "solve_triangular"), _SINGULAR),
     **dict.fromkeys(("cholesky", "det", "slogdet", "eigh", "svd", "pinv", "lstsq"), _STATUS),
@@ -311,7 +311,7 @@ def test_errors_of_values_on_the_device():
     """They are what they are with NumPy."""
     for name, operands, params, error in (
         ("take", (np.zeros(3), np.array([3])), {"axis": 0}, IndexError),
-        ("in_bounds", (np.array([-6]),), {"size": 5, "name": "take"}, IndexError),
+        ("check_bounds", (np.array([-6]),), {"size": 5, "name": "take"}, IndexError),
         ("cholesky", (-np.eye(2),), {"upper": False}, np.linalg.LinAlgError),
         ("solve", (np.zeros((2, 2)), np.ones((2, 1))), {}, np.linalg.LinAlgError),
         ("parity", (np.array([1, 1]),), {}, IndexError),

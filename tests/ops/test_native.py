@@ -193,7 +193,7 @@ def test_transposes_are_read_in_tiles() -> None:
 
     def tiled(*arrays: Any) -> native.Loops:
         loops = loops_over(arrays[0].shape, [a.strides for a in arrays])
-        return native.in_tiles(loops, [a.itemsize for a in arrays])
+        return native.tiled(loops, [a.itemsize for a in arrays])
 
     x, y = np.zeros((401, 300)), np.zeros((300, 401)).T
     found = tiled(x, y, x)

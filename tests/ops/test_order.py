@@ -8,7 +8,12 @@ import pytest
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import DTYPES, bfloat16
 from ostinato.ops.cpu.kernels.sort import order
-from ostinato.ops.cpu.kernels.sort.order import EXCHANGES, MIN_SHARED_KEYS, sort_function, sort_room
+from ostinato.ops.cpu.kernels.sort.order import (
+    EXCHANGES,
+    MIN_SHARED_KEYS,
+    sort_function,
+    sort_scratch,
+)
 from ostinato.ops.cpu.kernels.sort.radix import MAX_INSERTION_KEYS
 
 import ostinato as ost
@@ -67,7 +72,7 @@ def check(x: Any, axis: int, descending: bool, first: int, threads: int) -> None
     values = np.take_along_axis(x, expected, axis)
     for places, wanted in ((True, expected), (False, values)):
         out, memory = guarded(wanted.shape, np.int64 if places else x.dtype)
-        needed = sort_room(x.shape, x.dtype, axis, first, places)
+        needed = sort_scratch(x.shape, x.dtype, axis, first, places)
         rooms = [guarded(s.shape, s.dtype) for s in needed]
         function = sort_function(x, out, threads, axis, descending, places, [r for r, _ in rooms])
         assert function is not None
@@ -132,7 +137,7 @@ def test_a_long_line_is_numpys_where_its_vectors_are_quick(
     for name, is_ours in (("znver4", True), ("skylake-avx512", not has_vectors)):
         runs_on(name)
         assert (
-            bool(sort_room((MIN_SHARED_KEYS,), np.dtype("f4"), 0, MIN_SHARED_KEYS, False))
+            bool(sort_scratch((MIN_SHARED_KEYS,), np.dtype("f4"), 0, MIN_SHARED_KEYS, False))
             == is_ours
         )
 

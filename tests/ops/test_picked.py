@@ -361,7 +361,7 @@ CALM = sorted(
 @pytest.mark.parametrize("name", CALM)
 def test_operands_that_stand_in_are_calm(name: str) -> None:
     """For every operation of elements: its value and slopes are finite there."""
-    from ostinato.ops.core.array import apply
+    from ostinato.ops.core.apply import apply
 
     op = OPS[name]
     for count in (1, 2, 3, 4):

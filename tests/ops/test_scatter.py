@@ -193,7 +193,7 @@ def test_along_an_axis(
     every = np.broadcast_to(i, some)
     out, picked = laid(rng, np.zeros(shape, x.dtype)), laid(rng, np.zeros(some, x.dtype))
     with mock.patch.multiple(gather_scatter, GRAIN=1, MIN_VECTOR_ELEMENTS=1, **sharing):
-        take = gather_scatter.taking_along([x, i, picked], threads, axis=axis)
+        take = gather_scatter.take_along_kernel([x, i, picked], threads, axis=axis)
         add = gather_scatter.adding_along([x, every, v, out], threads, axis=axis)
     assert take is not None
     take(x, i, picked)

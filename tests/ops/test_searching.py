@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ostinato.ops.cpu.jit import llvm
-from ostinato.ops.cpu.kernels import search
-from ostinato.ops.cpu.kernels.search import searching_kernel
+from ostinato.ops.cpu.kernels import searchsorted
+from ostinato.ops.cpu.kernels.searchsorted import searching_kernel
 
 import ostinato as ost
 from tests.helpers import on
@@ -63,7 +63,7 @@ def test_places_are_numpys(
             "repeated": lambda: np.broadcast_to(v[:1], v.shape),
         }[lies]()
     room = np.full((*v.shape, 2), -7)
-    with mock.patch.multiple(search, QUICK=50, GRAIN=20, WIDE=search.CHAINS):
+    with mock.patch.multiple(searchsorted, QUICK=50, GRAIN=20, WIDE=searchsorted.CHAINS):
         for side in ("left", "right"):
             for out in (room[..., 0], np.full(v.shape, -7)):
                 kernel = searching_kernel(x, v, out, side == "right", threads)

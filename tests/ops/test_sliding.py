@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.lib.stride_tricks import sliding_window_view
-from ostinato.ops.core.array import apply
+from ostinato.ops.core.apply import apply
 from ostinato.ops.core.registry import Place
 
 import ostinato as ost

@@ -17,7 +17,7 @@ import pytest
 import scipy.special
 from ostinato.ops.cpu.jit import llvm
 from ostinato.ops.jit.arrays import formula_kernel
-from ostinato.ops.jit.special import SPECIAL
+from ostinato.ops.jit.special_formulas import SPECIAL
 
 import ostinato as ost
 from ostinato.errors import DTypeError

@@ -38,7 +38,7 @@ def block(form: gemm_tiles.GemmKey, a: Any, b: Any, turned_b: bool) -> np.ndarra
     depth, width = a.shape[1 - form.turned], form.width(columns)
     above, below = form.beyond
     place = lines(4 * width * (above + rows + below)).view(np.float32).reshape(-1, width)
-    room, none = lines(form.room(rows, depth)), np.zeros(gemm_tiles.AREA, np.uint8)
+    room, none = lines(form.panel_bytes(rows, depth)), np.zeros(gemm_tiles.AREA, np.uint8)
     pointer, number = ctypes.c_void_p, ctypes.c_int64
     kinds = {"ptr": pointer, "i64": number, "i1": ctypes.c_bool}
     given = [kinds[kind] for kind in gemm_tiles.CALLED.split(", ")]

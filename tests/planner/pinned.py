@@ -213,7 +213,7 @@ def figures(plan: Plan) -> Figures:
 
 def counts(graph: Graph) -> tuple[int, int]:
     """Kernels that the planner made, and all nodes but those that only look at memory."""
-    free = ("constant", "barrier", "start", "wait", "numbers", "first_number", "in_bounds")
+    free = ("constant", "barrier", "start", "wait", "numbers", "first_number", "check_bounds")
     kernels = [n for n in graph.nodes if n.op in KERNELS]
     others = [n for n in graph.nodes if n not in kernels]
     within = [counts(body) for n in others for _, body in n.subgraphs()]

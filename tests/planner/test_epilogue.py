@@ -284,7 +284,7 @@ def test_blocks_cover_a_product() -> None:
                 assert not whole or grid.strips == 1
                 room, *_ = gemm_epilogue._room(form, grid.width, grid.block, grid.block, k)
                 specs = Spec((m, k), float32), Spec((k, n), float32)
-                (given_,) = gemm_epilogue.epilogue_room(
+                (given_,) = gemm_epilogue.epilogue_scratch(
                     [s.shape for s in specs], [(m, n)], specs, body=Graph((), (), ())
                 )
                 assert room * gemm_epilogue.most_threads() <= given_.shape[0]

@@ -81,7 +81,7 @@ def test_it_runs_without_tracing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     plan, inputs = a_plan()
     plan.to_file(tmp_path / "p")
     again = Plan.from_file(tmp_path / "p")
-    from ostinato.ops.core import array
+    from ostinato.ops.core import apply
     from ostinato.planner import pipeline
 
     def never(*args: Any, **kwargs: Any) -> Any:
@@ -89,7 +89,7 @@ def test_it_runs_without_tracing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
     with use():
         ost.evaluate(*inputs)
-        monkeypatch.setattr(array, "apply_all", never)
+        monkeypatch.setattr(apply, "apply_all", never)
         monkeypatch.setattr(pipeline, "PASSES", ())
         assert len(ost.run(again, *inputs)) == 5
 

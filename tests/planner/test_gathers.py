@@ -62,7 +62,7 @@ def test_a_small_loss_behind_large_products_is_kernels() -> None:
     ops = [n.op for n in program_of(slopes, w, v, x, y).nodes]
     assert ops.count("fused_nest") <= 3
     assert {n for n in ops if "matmul" not in n and "fused" not in n} <= {
-        "in_bounds",
+        "check_bounds",
         "permute_dims",
     }
     h = np.maximum(x @ w, 0)
@@ -99,7 +99,7 @@ def test_an_index_outside_is_refused_at_the_users_line(function: Any, bad: int) 
     with sessions.use():
         f = ost.compile(function)
         f(LOGITS, LABELS)
-        assert "in_bounds" in [n.op for n in f.plan.program.graph.nodes]
+        assert "check_bounds" in [n.op for n in f.plan.program.graph.nodes]
         with pytest.raises(BoundsError, match=rf"take_along_axis \(.*py:\d+\): got index {bad} is"):
             f(LOGITS, wrong)
 

@@ -506,8 +506,8 @@ class Unread(np.ndarray[Any, Any]):
 
 def test_nothing_is_read_while_a_kernel_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a shape that is no other look at what lies there, as the process might end."""
-    lying = loop_writer.lying
-    monkeypatch.setattr(loop_writer, "lying", lambda *given: lying(*given).view(Unread))
+    blank = loop_writer.strided_like
+    monkeypatch.setattr(loop_writer, "strided_like", lambda *given: blank(*given).view(Unread))
     loop_kernel.written.cache_clear()
 
     def f(x: Any) -> Any:

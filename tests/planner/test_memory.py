@@ -139,7 +139,7 @@ def check_memory(program: Program, base: int = 0) -> None:
             elif node.op == "blocks":  # addends
                 ends = node.kw["body"].out_specs
                 carried = [s for s in ends if isinstance(s.layout.splits[-1], Partial)]
-                behind = memory.written_behind(node, program.bodies[k][0].graph)
+                behind = memory.written_specs(node, program.bodies[k][0].graph)
                 files = [*memory.read_ahead(graph, node), *behind]
                 carried = [*(s for s in files for _ in range(memory.BUFFERS)), *carried]
             sizes = [local_bytes(s) for s in carried]

@@ -17,7 +17,7 @@ from ostinato.ops.core.graph import Graph
 from ostinato.ops.jit.stages import join_neighbours, label
 from ostinato.planner.cpu import fuse
 from ostinato.planner.fusion import stages
-from ostinato.planner.seeing.source import source
+from ostinato.planner.seeing.python_source import source
 
 import ostinato as ost
 from tests import sessions

@@ -250,7 +250,7 @@ def test_texts_are_policies() -> None:
             policy = Precision(storage, compute, accumulate)
         except ArgumentError:
             continue
-        again = Precision.of(str(policy))
+        again = Precision.from_text(str(policy))
         assert (str(again), again.dtypes) == (str(policy), policy.dtypes)
         texts.add(str(policy))
     assert set(PRESETS) < texts
@@ -258,7 +258,7 @@ def test_texts_are_policies() -> None:
     assert Precision("bf16").dtypes == (bfloat16, bfloat16, np.float32)
     for text in ("", "f33", "storage=f32", "storage=f32 compute=f32 accumulate=f32", "f32 " * 20):
         with pytest.raises(ValueError, match="precision"):
-            Precision.of(text)
+            Precision.from_text(text)
 
 
 def test_policies_that_are_none() -> None:

@@ -134,12 +134,12 @@ def test_casts_are_in_the_kernels_that_make_a_value() -> None:
     assert [s.dtype for s in bodies[-1].out_specs] == [BF16]  # the rest of tanh never is in memory
 
 
-in_tiles = pytest.mark.skipif(
+tiled = pytest.mark.skipif(
     gemm_tiles.gemm_key(bfloat16, right=float32) is None, reason="no tiles of bfloat16"
 )
 
 
-@in_tiles
+@tiled
 def test_products_round_the_weights_that_they_read() -> None:
     """A step of a network has no copy of its weights, and is three kernels for a layer."""
     x, t = numbers(128, 96), numbers(128, 96, seed=5)
@@ -175,7 +175,7 @@ def test_products_round_the_weights_that_they_read() -> None:
         g = r(g) @ r(w).T
 
 
-@in_tiles
+@tiled
 def test_a_product_that_rounds_may_be_alone() -> None:
     """What it rounds is an operand of the plan; what is made on the way is rounded where it is made."""
     x, w = numbers(130, 96), numbers(96, 80, seed=1)

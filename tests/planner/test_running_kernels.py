@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from ostinato.ops.array.cumulative import running
-from ostinato.ops.core.array import apply
+from ostinato.ops.core.apply import apply
 from ostinato.ops.core.registry import OPS, op
 from ostinato.ops.core.spec import Spec
 

@@ -6,7 +6,7 @@ import pytest
 from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.show import parse
 from ostinato.ops.cpu.libraries import onednn
-from ostinato.planner.cpu.packed_weights import mark_staying
+from ostinato.planner.cpu.prepack import mark_prepacked
 from ostinato.planner.plan import Target
 
 import ostinato as ost
@@ -29,9 +29,9 @@ def graph(op: str = "matmul(%0, %1)", rows: int = 16, weights: str = "float32[90
 
 def test_before_and_after() -> None:
     before, after = graph(), graph("matmul(%0, %1; stays=True)")
-    assert mark_staying(before, HERE) == after
-    assert mark_staying(after, HERE) is after
-    assert mark_staying(before, HERE, donated=(0,)) == after
+    assert mark_prepacked(before, HERE) == after
+    assert mark_prepacked(after, HERE) is after
+    assert mark_prepacked(before, HERE, donated=(0,)) == after
 
 
 def test_what_does_not_stay_or_would_not_pay() -> None:
@@ -40,10 +40,10 @@ def test_what_does_not_stay_or_would_not_pay() -> None:
         Target((1,), numerics="any-workers"),
         Target((1,), memory_limit=1 << 30),
     ):
-        assert mark_staying(before, target) is before
-    assert mark_staying(before, HERE, donated=(1,)) is before
+        assert mark_prepacked(before, target) is before
+    assert mark_prepacked(before, HERE, donated=(1,)) is before
     long = graph(rows=901)
-    assert mark_staying(long, HERE) is long
+    assert mark_prepacked(long, HERE) is long
 
 
 def marked(function: object, *shapes: tuple[int, ...]) -> str:

@@ -26,7 +26,7 @@ from ostinato.planner.tolerance import (
     ROUNDOFF,
     SMALL_RESULT,
     SMALL_RESULT_MARGIN,
-    Site,
+    RoundingSite,
     relative_error,
     sites,
     widened,
@@ -121,8 +121,8 @@ def choose(
     return planned.choose(found, errors, written, sizes, [tolerance] * len(written), most)
 
 
-def site(flops: float = 1.0, dtype: Any = float32) -> Site:
-    return Site("", "matmul", dtype, ((2, 3), (3, 4)), flops, 1)
+def site(flops: float = 1.0, dtype: Any = float32) -> RoundingSite:
+    return RoundingSite("", "matmul", dtype, ((2, 3), (3, 4)), flops, 1)
 
 
 def model(shares: Sequence[Sequence[float]], more: float = 1.0) -> Any:
@@ -154,7 +154,7 @@ def test_the_narrowest_formats_that_fit() -> None:
     assert letters(0.9, most="h-hb") == "h-hh"
     wide = [site(dtype=float64) for _ in shares]
     assert choose(wide, model(shares), [0.0], [SMALL_RESULT], 1e-6, "").letters == "ssb-"
-    none = [Site("", "matmul", float32, ((2, 3),), 1.0, 1, formats="s") for _ in shares]
+    none = [RoundingSite("", "matmul", float32, ((2, 3),), 1.0, 1, formats="s") for _ in shares]
     assert choose(none, model(shares), [0.0], [SMALL_RESULT], 0.9).letters == "----"
 
 
@@ -163,7 +163,7 @@ def test_formats_that_gain() -> None:
     rates = (Rate("float32", 1e11), Rate("bfloat16", 4e11, half=1e8), Rate("float16", 1e10))
     machine = replace(NOMINAL, products=rates)
     small, large = (
-        Site("", "matmul", float32, ((n, n), (n, n)), 2.0 * n**3, 1) for n in (64, 2048)
+        RoundingSite("", "matmul", float32, ((n, n), (n, n)), 2.0 * n**3, 1) for n in (64, 2048)
     )
     assert [x.gains_on(machine, "b") for x in (small, large)] == [False, True]
     assert not large.gains_on(machine, "h")
@@ -258,7 +258,7 @@ def test_the_decision_is_the_policy() -> None:
     text = str(Chosen(1e-3, "bb-h"))
     assert text == "auto tolerance=0.001 products=bb-h"
     assert policy_of(text) == Chosen(1e-3, "bb-h")
-    assert policy_of("f32") == Precision.of("f32")
+    assert policy_of("f32") == Precision.from_text("f32")
     for other in (
         "auto",
         "auto tolerance=1e-3 products=b",

@@ -157,7 +157,7 @@ def test_turns_of_long_loops_are_counted_by_the_device(
 
 
 def test_a_counted_turn_knows_its_number() -> None:
-    captures = FAKE.repeater()
+    captures = FAKE.graph_capture()
     loop, index, total = captures.loop(None, 4), xp.zeros((), np.int64), xp.zeros((), np.int64)
 
     def run() -> None:
@@ -322,7 +322,7 @@ def test_the_kernel_that_sets_a_condition_compiles() -> None:
 
 def test_the_fake_driver_finds_wrong_nodes() -> None:
     """A condition that nothing sets, a body that forgets it, a node that nothing waits for."""
-    captures = FAKE.repeater()
+    captures = FAKE.graph_capture()
     bodies, flag = captures.bodies, FAKE.from_host(np.array(True))  # type: ignore[attr-defined]
     bodies.prepare()
     turns, x = xp.zeros((), np.int64), FAKE.from_host(np.ones(3))

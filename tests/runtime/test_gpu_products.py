@@ -86,7 +86,7 @@ def test_sums_that_follow_are_a_part_of_the_call(function: Any, wanted: Any, tak
     y, f = run(function, X, W, B, C)
     np.testing.assert_allclose(y, wanted, 1e-4, 1e-4)
     assert bodies(f) == ([taken] if taken else [])
-    assert LT.counted.products >= before + 2  # rehearsed, and captured
+    assert LT.counted.products >= before + 2  # warmed up, and captured
     assert "as one graph" in f.said
 
 

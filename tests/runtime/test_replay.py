@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from ostinato.ops.gpu.capture import Captures
 from ostinato.runtime.capture_segments import Parts
-from ostinato.runtime.graph_capture import FORMS, MAX_COPIED_BYTES, MOST_TAKEN
+from ostinato.runtime.graph_capture import FORMS, MAX_CAPTURES, MAX_COPIED_BYTES
 
 import ostinato as ost
 from ostinato.errors import LinAlgError
@@ -169,14 +169,14 @@ def test_small_operands_have_places_while_large_ones_have_forms() -> None:
 def test_operands_that_are_new_each_time_give_up_the_graph() -> None:
     with ost.connect(device="fake") as session:
         f = ost.compile(lambda x: x * 2.0 + x.sum(1, keepdims=True))
-        xs = [ost.asarray(X + k) for k in range(MOST_TAKEN + 3)]
+        xs = [ost.asarray(X + k) for k in range(MAX_CAPTURES + 3)]
         for x in xs:
             y = f(x)
             assert len(replay_of(session).forms) <= FORMS
-        last = X + MOST_TAKEN + 2
+        last = X + MAX_CAPTURES + 2
         np.testing.assert_allclose(np.asarray(y), 2 * last + last.sum(1, keepdims=True))
         f(x)
-        assert replay_of(session).taken == MOST_TAKEN
+        assert replay_of(session).taken == MAX_CAPTURES
         assert "operation by operation: its operands lie elsewhere" in f.plan.explain()
 
 
@@ -269,7 +269,7 @@ def test_parts_are_launched_and_the_rest_is_called() -> None:
 
 
 def test_what_was_given_away_is_written_once() -> None:
-    """A part that cannot be taken down runs in the same run, behind those that were."""
+    """A part that cannot be captured runs in the same run, behind those that were."""
 
     @ost.compile(donate="x")
     def step(x: Any) -> Any:
@@ -318,7 +318,7 @@ def test_a_run_that_was_interrupted_leaves_nothing_out(monkeypatch: pytest.Monke
 
 
 def test_a_function_of_the_hosts_is_called_once_a_run() -> None:
-    """Also in the run that is taken down, though it is given nothing that the host would wait for."""
+    """Also in the run that is captured, though it is given nothing that the host would wait for."""
     calls: list[float] = []
 
     def rate() -> Any:
@@ -421,7 +421,7 @@ def test_a_graph_needs_no_memory_of_others() -> None:
     assert to_host(y).tolist() == [3, 3, 3]
 
 
-def test_a_rehearsal_waits_for_what_was_asked_before_and_is_waited_for() -> None:
+def test_a_warm_up_waits_for_what_was_asked_before_and_is_waited_for() -> None:
     captures = Captures(xp, fake_driver)
     x = xp.zeros(3)
     xp.add(x, 1.0, x)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from ostinato.planner.file import decode_plan, encode_plan
 from ostinato.planner.gathered import gathers, given
-from ostinato.runtime.crew.engine import CrewEngine
+from ostinato.runtime.crew.crew_engine import CrewEngine
 from ostinato.runtime.packed_weights import OFTEN, PAYS
 
 import ostinato as ost

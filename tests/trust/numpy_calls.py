@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 from ostinato.ops.array import array_function
-from ostinato.ops.core import array
+from ostinato.ops.core import array_methods
 from ostinato.ops.core.spec import DTYPES
 
 import ostinato as ost
@@ -238,13 +238,13 @@ def verdict(call: Call) -> str:
     if "out" not in options:
         given = ours(given)
     asked: list[Any] = []
-    wrapped = dict(array.functions)
+    wrapped = dict(array_methods.functions)
     for protocol in ("__array_function__", "__array_ufunc__"):
-        array.functions[protocol] = lambda *a, p=protocol: asked.append(p) or wrapped[p](*a)
+        array_methods.functions[protocol] = lambda *a, p=protocol: asked.append(p) or wrapped[p](*a)
     try:
         return _verdict(name, f, args, given, wanted, asked if "out" not in options else [])
     finally:
-        array.functions.update(wrapped)
+        array_methods.functions.update(wrapped)
 
 
 def _verdict(name: str, f: Any, args: Any, given: Any, wanted: Any, asked: list[Any]) -> str:

@@ -22,7 +22,7 @@ from ostinato.runtime import engine
 from ostinato.runtime.worker import Worker
 
 import ostinato as ost
-from ostinato import compiled, sessions
+from ostinato import sessions, signature_cache
 
 Tally = Callable[[str, int], None]
 Census = collections.Counter[str]
@@ -273,8 +273,8 @@ def test_functions_that_are_made_again_and_again(tally: Tally, thorough: bool) -
 
 def test_signatures_of_one_plan(tally: Tally, thorough: bool, monkeypatch: Any) -> None:
     """Values that make no difference to the plan, and a set of forms that never ends."""
-    most, count = (compiled.MAX_SIGNATURES, 6000) if thorough else (100, 400)
-    monkeypatch.setattr(compiled, "MAX_SIGNATURES", most)
+    most, count = (signature_cache.MAX_SIGNATURES, 6000) if thorough else (100, 400)
+    monkeypatch.setattr(signature_cache, "MAX_SIGNATURES", most)
     f = ost.compile(lambda x, name, rows: x * 2.0, static="name")
     x = ost.asarray(np.arange(4.0))
 

@@ -30,7 +30,7 @@ import numpy as np
 import pytest
 
 import ostinato as ost
-from ostinato import reach, tracing
+from ostinato import code_facts, tracing
 from ostinato.errors import StaleResultError, StaleWarning, TracedValueError
 from tests.sessions import use
 
@@ -60,8 +60,8 @@ def test_instructions_that_load_two_variables_are_two(monkeypatch: pytest.Monkey
     both = types.SimpleNamespace(
         opname="STORE_FAST_LOAD_FAST", argval=("x", "y"), argrepr="x, y", positions=None
     )
-    monkeypatch.setattr(reach.dis, "get_instructions", lambda code: [both])
-    steps = [*reach._steps(test_instructions_that_load_two_variables_are_two.__code__)]
+    monkeypatch.setattr(code_facts.dis, "get_instructions", lambda code: [both])
+    steps = [*code_facts.instructions(test_instructions_that_load_two_variables_are_two.__code__)]
     assert steps == [("STORE_FAST", "x", "x", 0), ("LOAD_FAST", "y", "y", 0)]
 
 

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from ostinato.ops.core.array import weak_dtype
+from ostinato.ops.core.apply import weak_dtype
 from ostinato.ops.core.spec import DTYPES
 from ostinato.ops.core.tree import flatten, unflatten
 

@@ -44,7 +44,7 @@ class Code:
         self.entry.append(f"  {name} = alloca {kind}")
         return name
 
-    def room(self, count: int) -> str:
+    def integers(self, count: int) -> str:
         """Memory for so many integers."""
         name = self.name("room")
         self.entry.append(f"  {name} = alloca [{count} x i64]")

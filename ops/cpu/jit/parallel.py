@@ -57,14 +57,14 @@ MOST_SAVED = 10_000_000  # nanoseconds that an account may have
 class _Text(Code):
     """Text of what threads share."""
 
-    def at(self, base: str, offset: int | str) -> str:
+    def address(self, base: str, offset: int | str) -> str:
         return self.let(f"getelementptr i8, ptr {base}, i64 {offset}", "at")
 
     def read(self, base: str, offset: int = 0, kind: str = "i64") -> str:
-        return self.let(f"load {kind}, ptr {self.at(base, offset)}")
+        return self.let(f"load {kind}, ptr {self.address(base, offset)}")
 
     def write(self, value: str, base: str, offset: int | str, kind: str = "i64") -> None:
-        self.add(f"store {kind} {value}, ptr {self.at(base, offset)}")
+        self.add(f"store {kind} {value}, ptr {self.address(base, offset)}")
 
     def state(self, box: str) -> str:
         return self.let(f"load atomic i64, ptr {box} seq_cst, align 8")
@@ -99,12 +99,12 @@ class _Text(Code):
     def sleep(self, box: str, semaphore: int, *states: int) -> None:
         """While the box says one of these two."""
         with self.until() as ends:
-            self.add(f"call i32 @sem_wait(ptr {self.at(box, semaphore)})")
+            self.add(f"call i32 @sem_wait(ptr {self.address(box, semaphore)})")
             state = self.state(box)
             ends(self.both(*(self.test(state, "ne", one) for one in states)))
 
     def wake(self, box: str, semaphore: int) -> None:
-        self.add(f"call i32 @sem_post(ptr {self.at(box, semaphore)})")
+        self.add(f"call i32 @sem_post(ptr {self.address(box, semaphore)})")
 
     def function(self, head: str, last: str) -> str:
         body = "\n".join([*self.entry, *self.lines.text])
@@ -147,7 +147,7 @@ def _slices() -> str:
     c.add(f"store i64 0, ptr {made}")
     with c.loop("0", n) as d:
         whose = c.let(f"urem i64 {c.sum(t, d)}, {n}")
-        counter = c.at(region, c.times(c.sum(whose, "1"), str(LINE)))
+        counter = c.address(region, c.times(c.sum(whose, "1"), str(LINE)))
         first = c.times(whose, str(SLICES))
         with c.until() as ends:
             k = c.let(f"atomicrmw add ptr {counter}, i64 1 monotonic")
@@ -213,15 +213,15 @@ def _region() -> str:
             c.write(x, region, 8 * k, "ptr")
         c.write(n, region, 24)
         with c.loop("0", n) as t:
-            line = c.at(region, c.times(c.sum(t, "1"), str(LINE)))
+            line = c.address(region, c.times(c.sum(t, "1"), str(LINE)))
             c.write(region, line, 8, "ptr")
             c.write(t, line, 16)
         begin = c.now()
         with c.loop("0", helpers) as h, c.when(c.test(taken_now(), "slt", n)):
-            box = c.at("@boxes_of_helpers", c.times(h, str(8 * BOX)))
+            box = c.address("@boxes_of_helpers", c.times(h, str(8 * BOX)))
             state, until = c.state(box), c.read(box, UNTIL)
             can = c.both(c.test(state, "ule", ASLEEP), c.test(until, "sle", begin))
-            line = c.at(region, c.times(c.sum(taken_now(), "1"), str(LINE)))
+            line = c.address(region, c.times(c.sum(taken_now(), "1"), str(LINE)))
             offer = c.let(f"ptrtoint ptr {line} to i64")
             with c.when(can), c.when(c.swap(box, state, offer)):
                 c.write(box, line, OF, "ptr")
@@ -229,12 +229,12 @@ def _region() -> str:
                     c.wake(box, WAKE)
                 c.add(f"store i64 {c.sum(taken_now(), '1')}, ptr {taken}")
         with c.when(c.test(taken_now(), "sgt", 1)):
-            own = c.at(region, LINE)
+            own = c.address(region, LINE)
             c.add(f"call void @take_slices(ptr {own})")
             worked = c.let(f"sub i64 {c.now()}, {begin}")
             made = c.read(own, MADE)
             with c.loop("1", taken_now()) as t:
-                line = c.at(region, c.times(c.sum(t, "1"), str(LINE)))
+                line = c.address(region, c.times(c.sum(t, "1"), str(LINE)))
                 box, offer = c.read(line, OF, "ptr"), c.let(f"ptrtoint ptr {line} to i64")
                 withdrawn = c.swap(box, offer, FREE)
                 with c.when(c.let(f"xor i1 {withdrawn}, true")):

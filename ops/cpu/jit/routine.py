@@ -234,7 +234,7 @@ class Memory:
     def further(self, k: Number) -> Memory:
         return Memory(self.code, self._place(k), self.dtype)
 
-    def of(self, dtype: DType) -> Memory:
+    def view(self, dtype: DType) -> Memory:
         """Its bytes as other numbers."""
         return Memory(self.code, self.name, dtype)
 

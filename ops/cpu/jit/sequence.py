@@ -31,7 +31,7 @@ _OBJECT = 3  # words of a stand-in: a count that nobody reads, the type, the ele
 Calls = Sequence["Call"]
 
 
-class Spot(NamedTuple):
+class Address(NamedTuple):
     """Where an array's elements begin."""
 
     array: int  # which of those given, or -1: at this address
@@ -41,7 +41,7 @@ class Spot(NamedTuple):
 
 class Call(NamedTuple):
     kernel: Callable[..., None]
-    arrays: Sequence[Sequence[Spot]]  # of each, in the three sets
+    arrays: Sequence[Sequence[Address]]  # of each, in the three sets
 
 
 def sequence(
@@ -93,7 +93,7 @@ class Where(NamedTuple):
     words: bytes  # of the error, if one is outside
 
     @classmethod
-    def of(cls, size: int, extent: int, step: int, bounds: str) -> Where:
+    def make(cls, size: int, extent: int, step: int, bounds: str) -> Where:
         back, last = inside(size, extent, bounds)
         return cls(
             size,
@@ -270,7 +270,7 @@ def _turns() -> str:
         which = where(t == 0, zero, 2 - (t & 1))
         with run.given_that(test.address != 0):
             run.leaves_if(~run.does(calls, table, zero, until, which), 0)
-            with run.given_that(test.of(uint8)[0] == 0):
+            with run.given_that(test.view(uint8)[0] == 0):
                 state[1] = 1
                 run.ends_well()
                 run.label()

@@ -26,8 +26,8 @@ from ostinato.ops.core.spec import (
     int32,
     int64,
     is_integer,
-    lying,
     real_of,
+    strided_like,
     uint8,
 )
 from ostinato.ops.cpu.jit.code import address_of, symbol
@@ -89,7 +89,7 @@ def taking(arrays: Sequence[Any], threads: int, *, axis: int, **_: Any) -> Kerne
     return _nest(TAKES, x, i, out, (axis, i.ndim), threads) if _are_known(x, i, out) else None
 
 
-def taking_along(arrays: Sequence[Any], threads: int, *, axis: int, **_: Any) -> Kernel | None:
+def take_along_kernel(arrays: Sequence[Any], threads: int, *, axis: int, **_: Any) -> Kernel | None:
     x, i, out = arrays
     if not _are_known(x, i, out):
         return None
@@ -143,7 +143,7 @@ def _updated(arrays: Sequence[Any], nest: Kernel | None, axis: int, threads: int
 def _halves(x: Any) -> Any:
     """An array of complex numbers as one of pairs."""
     half = real_of(x.dtype)
-    return lying((*x.shape, 2), half, (*x.strides, half.itemsize))
+    return strided_like((*x.shape, 2), half, (*x.strides, half.itemsize))
 
 
 # -- loops ---------------------------------------------------------------------------------
@@ -159,7 +159,7 @@ def _nest(
     """The function of what is far, places, and what is near, that lie so. `places`: the axis of what is
     far, and the axes that stand for it near; `along`: the places have the other axes, too."""
     if near.dtype.kind == "c" and how in PAIRS and (near.itemsize > 8 or how == "add"):
-        pairs = lying((*i.shape, 2), i.dtype, (*i.strides, 0)) if along else i
+        pairs = strided_like((*i.shape, 2), i.dtype, (*i.strides, 0)) if along else i
         return _nest(how, _halves(far), pairs, _halves(near), places, threads, along)
     axis, count = places
     how, value = _meant(how, near.dtype)
@@ -370,7 +370,7 @@ class _Nest:
         """A loop over the places that are this part's. Which these are is found out before, without
         branches, so it is known where the next ones lead."""
         code = self.code
-        room, count, zero = code.room(BLOCK), code.cell(int64), code.lines.constant(0, int64)
+        room, count, zero = code.integers(BLOCK), code.cell(int64), code.lines.constant(0, int64)
         mine = self.buckets(part)
         with code.loop("0", loop[0], BLOCK) as begin:
             code.put(count, zero)

@@ -358,7 +358,7 @@ def _body(letter: str, name: str, vector: bool, size: DType, *mirror: Routine) -
     a, b, result = (
         made.memory(data[k], uint8) for k in (about["first"], 1 - about["first"], made.whole(2))
     )
-    out = meta.further(about["room"]).of(uint8).select(about["parts"] > 0, result)
+    out = meta.further(about["room"]).view(uint8).select(about["parts"] > 0, result)
     one, zero = _factors(made, letter)
     step_a, step_b, step_c = (cast(about[f"step_{x}"], size) for x in "abc")
     turns = [cast(about[f"turn_{x}"], int32) for x in ("a" if vector else "ab")]
@@ -400,8 +400,8 @@ def _mirror(dtype: DType) -> Routine:
         with made.each(n) as j:
             first = larger(begin, where(is_same, j + 1, made.whole(0)))
             with made.each(end, first) as i:
-                value = out.further(here + i * row + j * item).of(dtype)[0]
-                out.further(there + j * row + i * item).of(dtype)[0] = value
+                value = out.further(here + i * row + j * item).view(dtype)[0]
+                out.further(there + j * row + i * item).view(dtype)[0] = value
     return made
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from ostinato.ops.core.device import Classes
 from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.registry import OPS, Params, Scratch, Specs
-from ostinato.ops.core.spec import DType, Shape, Spec, float32, int8, lying
+from ostinato.ops.core.spec import DType, Shape, Spec, float32, int8, strided_like
 from ostinato.ops.cpu.jit.code import address_of, symbol
 from ostinato.ops.cpu.jit.emitter import Code, loaded
 from ostinato.ops.cpu.jit.llvm import function_of
@@ -66,7 +66,7 @@ def shape_of(a: Shape, b: Shape) -> Shape:
     return (*np.broadcast_shapes(a[:-2], b[:-2]), a[-2], b[-1])
 
 
-class Grid(NamedTuple):
+class BlockGrid(NamedTuple):
     """How a product is cut into blocks."""
 
     block: int  # rows of one
@@ -81,11 +81,11 @@ def _most_rows(width: int) -> int:
     return max(MIN_BLOCK_ROWS, BYTES // (4 * width))
 
 
-def rows_of_blocks(m: int, n: int, k: int, batches: int, threads: int) -> Grid:
+def rows_of_blocks(m: int, n: int, batches: int, threads: int) -> BlockGrid:
     """For sgemm: few enough rows, and about as many blocks for each thread."""
     share = -(-m // threads) if batches == 1 else m
     block = -(-share // -(-share // _most_rows(n)))
-    return Grid(block, -(-m // block), n, 1, n)
+    return BlockGrid(block, -(-m // block), n, 1, n)
 
 
 def blocks_of_tiles(
@@ -97,7 +97,7 @@ def blocks_of_tiles(
     threads: int,
     turned: bool,
     whole: bool,
-) -> Grid:
+) -> BlockGrid:
     """For tiles: rows for each thread, or strips of columns, of which each packs its part of the right
     matrix only, but reads rows that others have made. Rows that are to be `whole` are not cut.
     """
@@ -118,7 +118,7 @@ def blocks_of_tiles(
         limit = min(limit, max(MIN_BLOCK_ROWS, BYTES // (2 * k)))
     block = -(-share // -(-share // limit))
     block = min(m, -(-block // form.rows) * form.rows)
-    return Grid(block, -(-m // block), strip, -(-n // strip), width)
+    return BlockGrid(block, -(-m // block), strip, -(-n // strip), width)
 
 
 def _room(
@@ -131,14 +131,14 @@ def _room(
         return _lines(4 * width * block), 0, 0
     above, below = form.beyond
     end = _lines(4 * width * (above + block + below))
-    return end + _lines(form.room(panels, k)), 4 * width * above, end
+    return end + _lines(form.panel_bytes(panels, k)), 4 * width * above, end
 
 
 def _lines(n: int) -> int:
     return -(-n // 64) * 64
 
 
-def epilogue_room(
+def epilogue_scratch(
     ins: Sequence[Shape],
     outs: Sequence[Shape],
     specs: Sequence[Spec],
@@ -177,7 +177,7 @@ def epilogue_native(
     """The kernel for arrays that lie so; None if NumPy has to go node by node."""
     a, b, *_ = arrays
     graph, used = rest_of(body)
-    like = lying(shape_of(a.shape, b.shape), float32)
+    like = strided_like(shape_of(a.shape, b.shape), float32)
     if like.size == 0 or a.size == 0:
         return None
     others = [*(arrays[v] for v in used), *arrays[len(body.inputs) :]]
@@ -229,10 +229,10 @@ def _in_blocks(
         turned = right[0] != _PLAIN
         grid = blocks_of_tiles(form, m, n, k, batches, threads, turned, whole)
     elif sgemm:
-        grid = rows_of_blocks(m, n, k, batches, threads)
+        grid = rows_of_blocks(m, n, batches, threads)
     else:
         return None
-    like = lying((*rest.like.shape[:-1], grid.width), float32)[..., :n]
+    like = strided_like((*rest.like.shape[:-1], grid.width), float32)[..., :n]
     strides = [like.strides, *rest.strides[1:]]
     loops = _loops(like.shape, strides, rest.axes, grid.strips > 1)
     if loops is None:

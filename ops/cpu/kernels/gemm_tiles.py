@@ -60,7 +60,7 @@ class GemmKey(NamedTuple):
         """Columns in whole vectors."""
         return -(-columns // self.lanes) * self.lanes
 
-    def room(self, rows: int, depth: int) -> int:
+    def panel_bytes(self, rows: int, depth: int) -> int:
         """Bytes that panels for a block of so many rows need."""
         deep = -(-depth // (self.pairs * self.lanes)) * self.lanes
         left = self.width(rows) * deep if self.packs_left else 0
@@ -132,10 +132,10 @@ class Tiles:
         head = f"define {'internal ' * internal}void @{name}({arguments}) noinline {{\nentry:"
         return "\n".join([head, *code.entry, *loaded, *code.lines.text, "  ret void", "}"])
 
-    def at(self, code: Code, base: str, index: str) -> str:
+    def address(self, code: Code, base: str, index: str) -> str:
         return code.let(f"getelementptr {self.kind}, ptr {base}, i64 {index}")
 
-    def over(self, code: Code, base: str, count: str, step: str) -> str:
+    def advance(self, code: Code, base: str, count: str, step: str) -> str:
         """So many steps of bytes on."""
         return code.let(f"getelementptr i8, ptr {base}, i64 {code.times(count, step)}")
 
@@ -186,7 +186,7 @@ class Tiles:
         last = code.let("sub i64 %left, 1")
         with code.loop("0", "%many", step=lanes) as r, code.loop("0", str(vectors)) as part:
             rows = code.let(f"sub i64 %many, {r}")
-            base = self.over(code, "%from", r, str(self.bytes_taken))
+            base = self.advance(code, "%from", r, str(self.bytes_taken))
             column = code.times(part, str(lanes))
             found = []
             for k in range(lanes):
@@ -198,7 +198,7 @@ class Tiles:
                 found.append(self.taken(code, at, many))
             for k, made in enumerate(code.turned(found, self.vector)):
                 row = code.times(code.sum(r, str(k)), str(vectors * lanes))
-                self.store(code, made, self.at(code, "%to", code.sum(row, column)))
+                self.store(code, made, self.address(code, "%to", code.sum(row, column)))
         return self.function(f"pack_turned{vectors}", _PANEL, code)
 
     def pack(self, vectors: int) -> str:
@@ -206,12 +206,12 @@ class Tiles:
         code = Code()
         many = [code.let(f"sub i64 %left, {v * self.lanes}") for v in range(vectors)]
         with code.loop("0", "%many") as r:
-            from_ = self.over(code, "%from", r, "%step")
-            to = self.at(code, "%to", code.times(r, str(vectors * self.lanes)))
+            from_ = self.advance(code, "%from", r, "%step")
+            to = self.address(code, "%to", code.times(r, str(vectors * self.lanes)))
             for v, left in enumerate(many):
                 skip = str(v * self.lanes)
-                made = self.first(code, self.at(code, from_, skip), left)
-                self.store(code, made, self.at(code, to, skip))
+                made = self.first(code, self.address(code, from_, skip), left)
+                self.store(code, made, self.address(code, to, skip))
         return self.function(f"pack{vectors}", _PANEL, code)
 
 
@@ -233,21 +233,22 @@ class _Blocks(Tiles):
         ahead = _Ahead(code)
         with code.loop("0", "%many") as p:
             ahead.ask()
-            right = self.at(code, "%right", code.times(p, str(vectors * self.lanes)))
+            right = self.address(code, "%right", code.times(p, str(vectors * self.lanes)))
             columns = [
-                self.load(code, self.at(code, right, str(v * self.lanes))) for v in range(vectors)
+                self.load(code, self.address(code, right, str(v * self.lanes)))
+                for v in range(vectors)
             ]
             for i, row in enumerate(cells):
                 if self.form.turned:
-                    at = self.at(code, self.over(code, "%left", p, "%down"), str(i))
+                    at = self.address(code, self.advance(code, "%left", p, "%down"), str(i))
                 else:
-                    at = self.at(code, self.over(code, "%left", str(i), "%down"), p)
+                    at = self.address(code, self.advance(code, "%left", str(i), "%down"), p)
                 x = self.everywhere(code, at, 4 // self.form.pairs)
                 for cell, y in zip(row, columns, strict=True):
                     code.add(f"store {self.sums} {self.fma(code, x, y, cell)}, ptr {cell}")
         ahead.keep()
         for i, row in enumerate(cells):
-            to = self.over(code, "%to", str(i), "%step")
+            to = self.advance(code, "%to", str(i), "%step")
             for v, cell in enumerate(row):
                 at = code.let(f"getelementptr float, ptr {to}, i64 {v * self.lanes}")
                 total = code.let(f"load {self.sums}, ptr {cell}")
@@ -274,16 +275,16 @@ class _Blocks(Tiles):
         item = 4 if rounded else self.form.dtype.itemsize
         many = [code.let(f"sub i64 %left, {v * self.lanes}") for v in range(vectors)]
         with code.loop("0", "%many") as r:
-            upper = self.over(code, "%from", code.times(r, "2"), "%step")
+            upper = self.advance(code, "%from", code.times(r, "2"), "%step")
             lower = code.let(f"getelementptr i8, ptr {upper}, i64 %step")
-            to = self.at(code, "%to", code.times(r, str(vectors * self.lanes)))
+            to = self.address(code, "%to", code.times(r, str(vectors * self.lanes)))
             for v, left in enumerate(many):
                 skip = v * self.lanes * item
                 ats = [
                     code.let(f"getelementptr i8, ptr {row}, i64 {skip}") for row in (upper, lower)
                 ]
-                both = self.beside(code, *(self.halves(code, at, left, rounded) for at in ats))
-                self.store(code, both, self.at(code, to, str(v * self.lanes)))
+                both = self.interleave(code, *(self.halves(code, at, left, rounded) for at in ats))
+                self.store(code, both, self.address(code, to, str(v * self.lanes)))
         return self.function(f"{name}{vectors}", _PANEL, code)
 
     @property
@@ -303,7 +304,7 @@ class _Blocks(Tiles):
         found = self.first(code, at, many, "i16")
         return code.let(f"bitcast <{self.lanes} x i16> {found} to <{self.lanes} x bfloat>")
 
-    def beside(self, code: Code, first: str, second: str, order: str = "pairs") -> str:
+    def interleave(self, code: Code, first: str, second: str, order: str = "pairs") -> str:
         """Two vectors of halves as one of pairs: one of each, or those of the first before the others."""
         n, kind = self.lanes, f"<{self.lanes} x bfloat>"
         places = [k // 2 + n * (k % 2) if order == "pairs" else k for k in range(2 * n)]
@@ -317,7 +318,9 @@ class _Blocks(Tiles):
         terms = code.times(many, "2")
         after = code.let(f"getelementptr i8, ptr {at}, i64 {4 * self.lanes}")
         left = code.let(f"sub i64 {terms}, {self.lanes}")
-        return self.beside(code, self.halves(code, at, terms), self.halves(code, after, left), "")
+        return self.interleave(
+            code, self.halves(code, at, terms), self.halves(code, after, left), ""
+        )
 
     def panel(self, vectors: int) -> str:
         """A panel, and all tiles of its columns. The last one begins in the one before it, or above
@@ -333,7 +336,7 @@ class _Blocks(Tiles):
         unit = code.let(f"select i1 %turned_b, i64 %step_b, i64 {unit_b}")
         rows = code.let("select i1 %turned_b, i64 %next, i64 %depth")
         long = code.let("select i1 %turned_b, i64 %depth, i64 %next")
-        next_ = self.over(code, "%b", str(vectors * self.lanes), unit)
+        next_ = self.advance(code, "%b", str(vectors * self.lanes), unit)
         own = _area(code, next_, rows, "%step_b", code.times(long, unit_b))
         code.entry.append("  %area = alloca ptr")
         some = code.let("icmp sgt i64 %next, 0")
@@ -345,11 +348,11 @@ class _Blocks(Tiles):
                 row, down = i, str(4 * self.lanes)
                 which, within = (code.let(f"{op} i64 {i}, {self.lanes}") for op in ("udiv", "urem"))
                 skip = code.times(which, code.times("%deep", str(self.lanes)))
-                left = self.at(code, "%a", code.sum(skip, within))
+                left = self.address(code, "%a", code.sum(skip, within))
             else:
                 row, down = code.least(i, last), "%step_a"
-                left = self.over(code, "%a", row, item if form.turned else "%step_a")
-            to = self.over(code, "%c", row, "%step_c")
+                left = self.advance(code, "%a", row, item if form.turned else "%step_a")
+            to = self.advance(code, "%c", row, "%step_c")
             code.add(
                 f"call void @tile{vectors}(ptr {left}, i64 {down}, ptr %panel, i64 %many, ptr {to}, "
                 f"i64 %step_c, ptr {code.let('load ptr, ptr %area')})"
@@ -367,18 +370,18 @@ class _Blocks(Tiles):
         code.add(f"store ptr %ahead, ptr {areas}")
         a, unit = "%a", code.let(f"select i1 %turned_b, i64 %step_b, i64 {self.right_item}")
         if form.packs_left:
-            a = self.at(code, "%room", code.times(deep, str(VECTORS * lanes)))
+            a = self.address(code, "%room", code.times(deep, str(VECTORS * lanes)))
             with code.loop("0", "%rows", step=lanes) as i:
-                from_ = self.over(code, "%a", i, item)
+                from_ = self.advance(code, "%a", i, item)
                 left = code.let(f"sub i64 %rows, {i}")
-                to = self.at(code, a, code.times(i, deep))
+                to = self.address(code, a, code.times(i, deep))
                 code.add(
                     f"call void @pack_left1(ptr {from_}, i64 %step_a, i64 {many}, i64 {left}, ptr {to})"
                 )
         with code.loop("0", "%columns", step=VECTORS * lanes) as j:
             left = code.let(f"sub i64 %columns, {j}")
-            b = self.over(code, "%b", j, unit)
-            c = self.over(code, "%c", j, "4")
+            b = self.advance(code, "%b", j, unit)
+            c = self.advance(code, "%c", j, "4")
             more = code.let(f"sub i64 {left}, {VECTORS * lanes}")
             next_ = code.least(more, str(VECTORS * lanes))
             for vectors in range(1, VECTORS + 1):

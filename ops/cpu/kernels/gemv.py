@@ -74,14 +74,14 @@ def added_up(dtype: DType, facts: Mapping[str, int], **known: int) -> Routine:
     about = {name: meta[k] for name, k in facts.items()}
     about |= {name: made.whole(n) for name, n in known.items()}
     rows, columns, parts = (about[name] for name in ("rows", "columns", "parts"))
-    result, waiting = made.memory(data[2], uint8), meta.further(about["room"]).of(dtype)
+    result, waiting = made.memory(data[2], uint8), meta.further(about["room"]).view(dtype)
     every = rows * columns
     with made.given_that(parts > 0), made.each(every) as e:
         total = made.variable(made.lines.constant(0, dtype))
         with made.each(parts) as p:
             total.now = total.now + waiting[p * every + e]
         i, j = (made.lines.do(word, int64, e, columns) for word in ("udiv", "urem"))
-        result.further(i * about["row"] + j * about["column"]).of(dtype)[0] = total.now
+        result.further(i * about["row"] + j * about["column"]).view(dtype)[0] = total.now
     return made
 
 
@@ -103,7 +103,7 @@ def _columns(dtype: DType, lanes: int, block: int) -> Routine:
     with made.each(hi, lo) as o:
         begin, stop = (made.lines.do("sdiv", int64, n * rows, parts) for n in (o, o + 1))
         apart = made.lines.do("udiv", int64, stop - begin, made.whole(STREAMS))
-        sums = meta.further(2 + len(FACTS)).of(dtype).further(o * columns)
+        sums = meta.further(2 + len(FACTS)).view(dtype).further(o * columns)
         with made.each(columns, step=block) as c:
             end = smaller(c + block, columns)
             full = end - ((end - c) & (lanes - 1))
@@ -111,7 +111,7 @@ def _columns(dtype: DType, lanes: int, block: int) -> Routine:
                 sums[k] = made.lines.constant(0, dtype)
             with made.each(apart) as i:
                 which = [begin + i + apart * s for s in range(STREAMS)]
-                lines = [matrix.further(r * row).of(dtype) for r in which]
+                lines = [matrix.further(r * row).view(dtype) for r in which]
                 numbers = [vector[r] for r in which]
                 wide = [made.spread(x, lanes) for x in numbers]
                 with made.each(full, c, step=lanes) as j:
@@ -122,7 +122,7 @@ def _columns(dtype: DType, lanes: int, block: int) -> Routine:
                         sums[j], [(a[j], x) for a, x in zip(lines, numbers, strict=True)]
                     )
             with made.each(stop, begin + apart * STREAMS) as r:
-                line, x = matrix.further(r * row).of(dtype), vector[r]
+                line, x = matrix.further(r * row).view(dtype), vector[r]
                 with made.each(end, c) as k:
                     sums[k] = more(sums[k], [(line[k], x)])
     return made

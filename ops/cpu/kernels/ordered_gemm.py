@@ -78,13 +78,13 @@ class _Writer(Tiles):
         along = str(self.item) if straight else "%along"
         some = code.least("%left", str(self.width))
         with code.loop("0", "%many") as k:
-            from_ = self.over(code, "%from", k, "%down")
-            to = self.at(code, "%to", code.times(k, str(self.width)))
+            from_ = self.advance(code, "%from", k, "%down")
+            to = self.address(code, "%to", code.times(k, str(self.width)))
             with code.loop("0", some) as j:
-                x = code.let(f"load {self.kind}, ptr {self.over(code, from_, j, along)}")
-                code.add(f"store {self.kind} {x}, ptr {self.at(code, to, j)}")
+                x = code.let(f"load {self.kind}, ptr {self.advance(code, from_, j, along)}")
+                code.add(f"store {self.kind} {x}, ptr {self.address(code, to, j)}")
             with code.loop(some, str(self.width)) as j:
-                code.add(f"store {self.kind} {self.zero}, ptr {self.at(code, to, j)}")
+                code.add(f"store {self.kind} {self.zero}, ptr {self.address(code, to, j)}")
         head = "ptr %from, i64 %down, i64 %along, i64 %many, i64 %left, ptr %to"
         return self.function("panel", head, code)
 
@@ -95,8 +95,8 @@ class _Writer(Tiles):
         sums = [[self.sum_cell(code) for _ in range(VECTORS)] for _ in range(ROWS)]
         last = code.let("sub i64 %rows, 1")
         which = [code.least(str(r), last) for r in range(ROWS)]
-        rows = [self.over(code, "%a", r, "%down_a") for r in which]
-        outs = [self.over(code, "%c", r, "%down_c") for r in which]
+        rows = [self.advance(code, "%a", r, "%down_a") for r in which]
+        outs = [self.advance(code, "%c", r, "%down_c") for r in which]
         full = code.let(f"icmp sge i64 %left, {self.width}")
         partly = code.let(f"xor i1 {full}, true")
         with code.when("%goes_on"):
@@ -109,12 +109,13 @@ class _Writer(Tiles):
                     was = self.first(code, at, code.sum("%left", str(-v * self.lanes)))
                     code.add(f"store {self.vector} {was}, ptr {cell}")
         with code.loop("0", "%many") as k:
-            row = self.at(code, "%b", code.times(k, str(self.width)))
+            row = self.address(code, "%b", code.times(k, str(self.width)))
             columns = [
-                self.load(code, self.at(code, row, str(v * self.lanes))) for v in range(VECTORS)
+                self.load(code, self.address(code, row, str(v * self.lanes)))
+                for v in range(VECTORS)
             ]
             for a, cells in zip(rows, sums, strict=True):
-                x = self.everywhere(code, self.over(code, a, k, "%along_a"))
+                x = self.everywhere(code, self.advance(code, a, k, "%along_a"))
                 for cell, y in zip(cells, columns, strict=True):
                     more = code.let(f"{self.multiply} {self.vector} {x}, {y}")
                     was = code.let(f"load {self.vector}, ptr {cell}")
@@ -139,7 +140,7 @@ class _Writer(Tiles):
         """Where each vector of a tile is in the result, which one of its row it is, and its sum."""
         for out, cells in zip(outs, sums, strict=True):
             for v, cell in enumerate(cells):
-                yield self.at(code, out, str(v * self.lanes)), v, cell
+                yield self.address(code, out, str(v * self.lanes)), v, cell
 
     def body(self) -> str:
         code = Code()
@@ -156,20 +157,20 @@ class _Writer(Tiles):
             column, row = code.times(p, str(self.width)), code.times(r, "%block")
             left = code.let(f"sub i64 %columns, {column}")
             end = code.least(code.sum(row, "%block"), "%rows")
-            b, c = self.over(code, b, column, "%along_b"), self.at(code, c, column)
+            b, c = self.advance(code, b, column, "%along_b"), self.address(code, c, column)
             with code.loop("0", "%terms", step=DEEP) as k:
                 many = code.least(code.let(f"sub i64 %terms, {k}"), str(DEEP))
-                from_ = self.over(code, b, k, "%down_b")
+                from_ = self.advance(code, b, k, "%down_b")
                 code.add(
                     f"call void @panel(ptr {from_}, i64 %down_b, i64 %along_b, i64 {many}, "
                     f"i64 {left}, ptr %room)"
                 )
                 goes_on = code.let(f"icmp sgt i64 {k}, 0")
-                terms = self.over(code, a, k, "%along_a")
+                terms = self.advance(code, a, k, "%along_a")
                 with code.loop(row, end, step=ROWS) as i:
                     rows = code.let(f"sub i64 {end}, {i}")
                     here, to = (
-                        self.over(code, x, i, step)
+                        self.advance(code, x, i, step)
                         for x, step in ((terms, "%down_a"), (c, "%down_c"))
                     )
                     code.add(

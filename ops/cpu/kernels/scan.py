@@ -57,7 +57,7 @@ class ScanKey(NamedTuple):
         return self.lanes if self.way == "squares" else WIDE
 
 
-class Lines(NamedTuple):
+class ScanLines(NamedTuple):
     """Lines that lie so: their elements, how many side by side, bytes along and across in operand and
     result; the other axes, with bytes in both."""
 
@@ -88,7 +88,7 @@ def running_kernel(x: Any, out: Any, axis: int, product: bool, threads: int) -> 
     ]
     beside = bool(near) and along[1] != dtype.itemsize
     inner = axes.pop(near[-1] if beside else max(range(len(axes)), key=lambda k: axes[k][0]))
-    lines = Lines(count, along, inner[0], inner[1:], tuple(axes))
+    lines = ScanLines(count, along, inner[0], inner[1:], tuple(axes))
     way = "neighbours" if beside else "squares" if cut or inner[0] >= MIN_NEIGHBOURS else "singles"
     unit = (inner if beside else (0, *along))[1:]
     simple = beside or source != bfloat16
@@ -128,7 +128,7 @@ def block_of(count: int) -> int:
     return found + 16 if found % 256 == 0 else found
 
 
-def _function(form: ScanKey, lines: Lines, threads: int) -> Any:
+def _function(form: ScanKey, lines: ScanLines, threads: int) -> Any:
     size, block = lines.length * lines.inner * lines.many, block_of(lines.length)
     worth = 0 if size <= QUICK else max(1, min(threads, size // GRAIN))
     lanes, team = form.way == "squares", max(worth, 1)
@@ -144,7 +144,7 @@ def _function(form: ScanKey, lines: Lines, threads: int) -> Any:
     if lanes:  # blocks become the lines, but for one that is shorter
         outer = (*lines.outer, (lines.inner, *lines.across))
         across = block * lines.along[0], block * lines.along[1]
-        lines = Lines(lines.length, lines.along, lines.length // block, across, outer)
+        lines = ScanLines(lines.length, lines.along, lines.length // block, across, outer)
         turns = (-(-lines.inner // wide) + (lines.length % block > 0)) * lines.many
     else:
         turns *= blocks
@@ -160,7 +160,7 @@ _FACTS = (
 
 
 def _facts(
-    lines: Lines, turns: int, threads: int, wide: int, block: int, room: int = 0
+    lines: ScanLines, turns: int, threads: int, wide: int, block: int, room: int = 0
 ) -> np.ndarray[Any, Any]:
     facts = [turns, min(threads, turns), lines.length, *lines.along, lines.inner, *lines.across]
     facts += [wide, -(-lines.inner // wide), block, -(-lines.length // block), room]
@@ -210,7 +210,7 @@ class _Writer:
         return a * b if self.form.product else a + b
 
     # -- elements
-    def at(self, code: Code, base: str, *terms: tuple[str, str | int]) -> str:
+    def address(self, code: Code, base: str, *terms: tuple[str, str | int]) -> str:
         """An address so many steps of bytes on."""
         for count, step in terms:
             if count != "0":
@@ -255,18 +255,18 @@ class _Writer:
                     row = code.sum(r, str(n))
                     ats.append(
                         [
-                            self.at(code, f"%{a}", (row, f"%along{k}"))
+                            self.address(code, f"%{a}", (row, f"%along{k}"))
                             for k, a in enumerate(("x", "out"))
                         ]
                     )
                 with code.loop("0", "%width", lanes=self.item) as c:
-                    carry = self.at(code, "%carry", (c, self.item))
+                    carry = self.address(code, "%carry", (c, self.item))
                     made = self.load(code, carry)
                     for x, out in ats:
-                        value = self.read(code, self.at(code, x, (c, steps[0])))
+                        value = self.read(code, self.address(code, x, (c, steps[0])))
                         made = self.with_next(made, value)
                         if keeps:
-                            self.store(code, made, self.at(code, out, (c, steps[1])))
+                            self.store(code, made, self.address(code, out, (c, steps[1])))
                     self.store(code, made, carry)
         return self.function(f"@{name}({_LINES})", code)
 
@@ -277,16 +277,16 @@ class _Writer:
         cell = code.cell(self.dtype)
         with code.loop("0", "%width") as r:
             x, out = (
-                self.at(code, f"%{a}", (r, f"%across{k}")) for k, a in enumerate(("x", "out"))
+                self.address(code, f"%{a}", (r, f"%across{k}")) for k, a in enumerate(("x", "out"))
             )
-            carry = self.at(code, "%carry", (r, self.item))
+            carry = self.address(code, "%carry", (r, self.item))
             code.put(cell, self.load(code, carry))
             with code.loop("0", "%count") as i:
-                value = self.read(code, self.at(code, x, (i, "%along0")))
+                value = self.read(code, self.address(code, x, (i, "%along0")))
                 made = self.with_next(code.get(cell, self.dtype), value)
                 code.put(cell, made)
                 if keeps:
-                    self.store(code, made, self.at(code, out, (i, "%along1")))
+                    self.store(code, made, self.address(code, out, (i, "%along1")))
             self.store(code, code.get(cell, self.dtype), carry)
         return self.function(f"@{name}({_LINES})", code)
 
@@ -303,11 +303,13 @@ class _Writer:
         with code.loop("0", chunks) as k:
             j = code.times(k, chunk)
             many = self.up_to(code, "%count", j, chunk)
-            x, out = (self.at(code, f"%{a}", (j, f"%along{k}")) for k, a in enumerate(("x", "out")))
+            x, out = (
+                self.address(code, f"%{a}", (j, f"%along{k}")) for k, a in enumerate(("x", "out"))
+            )
             if not direct[0]:
                 with self.each(code, many) as (r, i):
-                    value = self.read(code, self.at(code, x, (r, "%across0"), (i, "%along0")))
-                    self.store(code, value, self.at(code, rooms[0], (r, row), (i, self.item)))
+                    value = self.read(code, self.address(code, x, (r, "%across0"), (i, "%along0")))
+                    self.store(code, value, self.address(code, rooms[0], (r, row), (i, self.item)))
             given = ", ".join(
                 f"ptr {there}, i64 %across{k}" if direct[k] else f"ptr {rooms[k]}, i64 {row}"
                 for k, there in enumerate((x, out))
@@ -315,8 +317,10 @@ class _Writer:
             code.add(f"call void @{name}_turned({given}, i64 %width, i64 {many}, ptr %carry)")
             if not direct[1]:
                 with self.each(code, many) as (r, i):
-                    value = self.load(code, self.at(code, rooms[1], (r, row), (i, self.item)))
-                    self.store(code, value, self.at(code, out, (r, "%across1"), (i, "%along1")))
+                    value = self.load(code, self.address(code, rooms[1], (r, row), (i, self.item)))
+                    self.store(
+                        code, value, self.address(code, out, (r, "%across1"), (i, "%along1"))
+                    )
         return f"{self.turned(name, keeps)}\n{self.function(f'@{name}({_LINES})', code)}"
 
     @contextmanager
@@ -333,8 +337,8 @@ class _Writer:
         code.add(f"store {self.vector} {first}, ptr {cell}")
         last = code.let("sub i64 %width, 1")
         rows = [code.least(str(k), last) for k in range(lanes)]
-        xs = [self.at(code, "%x", (r, "%row0")) for r in rows]
-        outs = [self.at(code, "%out", (r, "%row1")) for r in rows] if keeps else []
+        xs = [self.address(code, "%x", (r, "%row0")) for r in rows]
+        outs = [self.address(code, "%out", (r, "%row1")) for r in rows] if keeps else []
         rest = code.let(f"urem i64 %count, {lanes}")
         whole = code.let(f"sub i64 %count, {rest}")
         with code.loop("0", whole, step=lanes) as j:
@@ -363,7 +367,7 @@ class _Writer:
         if not outs:
             return
         for row, out in zip(code.turned(columns, vector), outs, strict=True):
-            at = self.at(code, out, (j, self.item))
+            at = self.address(code, out, (j, self.item))
             if mask:
                 code.masked_store(row, at, vector, mask)
             else:
@@ -373,7 +377,7 @@ class _Writer:
         """Elements of a line as a vector; nothing where the mask ends."""
         source = self.form.source if self.form.straight[0] else self.dtype
         kind, lanes = memory_type(source), self.lanes
-        vector, at = f"<{lanes} x {kind}>", self.at(code, x, (j, source.itemsize))
+        vector, at = f"<{lanes} x {kind}>", self.address(code, x, (j, source.itemsize))
         if not mask:
             found = code.let(f"load {vector}, ptr {at}, align {source.itemsize}")
         else:
@@ -425,7 +429,7 @@ class _Writer:
         """Where operand and result begin, at one place along the other axes."""
         found = code.begins(which, (0, 1))
         return [
-            self.at(code, a, *((count, f"{step}{k}") for count, step in terms))
+            self.address(code, a, *((count, f"{step}{k}") for count, step in terms))
             for k, a in enumerate(found)
         ]
 
@@ -441,8 +445,8 @@ class _Writer:
         with code.loop("0", many, lanes=self.item) as k:
             value = Value(code.lines, self.nothing, self.dtype)
             if source:
-                value = self.load(code, self.at(code, source, (k, self.item)))
-            self.store(code, value, self.at(code, name, (k, self.item)))
+                value = self.load(code, self.address(code, source, (k, self.item)))
+            self.store(code, value, self.address(code, name, (k, self.item)))
 
     def many(self, width: str) -> str:
         """Lines that carry something on: all that a vector has."""
@@ -461,13 +465,13 @@ class _Writer:
         with code.loop("0", "%blocks") as b:
             begin = code.times(b, "%block")
             count = self.up_to(code, "%n", begin, "%block")
-            here = [self.at(code, x, (begin, f"%along{k}")) for k, x in enumerate(xs)]
+            here = [self.address(code, x, (begin, f"%along{k}")) for k, x in enumerate(xs)]
             self.fill(code, "%carry", many, "%before")
             self.call(code, "runs", here, width, count)
             self.fill(code, "%carry", many)
             self.call(code, "sums", here, width, count)
             with code.loop("0", many, lanes=self.item) as k:
-                own, at = (self.at(code, a, (k, self.item)) for a in ("%carry", "%before"))
+                own, at = (self.address(code, a, (k, self.item)) for a in ("%carry", "%before"))
                 self.store(code, self.with_next(self.load(code, at), self.load(code, own)), at)
 
     def lined_blocks(self, code: Code, t: str) -> None:
@@ -488,7 +492,7 @@ class _Writer:
 
     def a_block(self, code: Code, xs: Sequence[str], width: str, count: str, place: str) -> None:
         room = code.let("inttoptr i64 %room to ptr")
-        seat = self.at(code, room, (place, self.item))
+        seat = self.address(code, room, (place, self.item))
         many = self.many(width)
         self.fill(code, "%carry", many)
         if self.form.phase == SUMS:
@@ -498,9 +502,9 @@ class _Writer:
             self.fill(code, "%carry", width, seat)
             if many != width:  # the last line, several times
                 last = code.let(f"sub i64 {width}, 1")
-                end = self.load(code, self.at(code, seat, (last, self.item)))
+                end = self.load(code, self.address(code, seat, (last, self.item)))
                 with code.loop(width, many) as k:
-                    self.store(code, end, self.at(code, "%carry", (k, self.item)))
+                    self.store(code, end, self.address(code, "%carry", (k, self.item)))
             self.call(code, "runs", xs, width, count)
 
     def finish(self) -> str:
@@ -515,7 +519,7 @@ class _Writer:
             cell, many = code.cell(self.dtype), code.cell(int64)
             code.add(f"store i64 1, ptr {many}")
             with code.loop("0", "%dims") as d:
-                n = code.let(f"load i64, ptr {self.at(code, '%axes', (d, 24))}")
+                n = code.let(f"load i64, ptr {self.address(code, '%axes', (d, 24))}")
                 was = code.let(f"load i64, ptr {many}")
                 code.add(f"store i64 {code.times(was, n)}, ptr {many}")
             room = code.let("inttoptr i64 %room to ptr")
@@ -524,7 +528,7 @@ class _Writer:
                 code.put(cell, Value(code.lines, self.nothing, self.dtype))
                 with code.loop("0", "%blocks") as b:
                     place = code.times(code.sum(code.times(o, "%blocks"), b), side)
-                    at = self.at(code, room, (code.sum(place, c), self.item))
+                    at = self.address(code, room, (code.sum(place, c), self.item))
                     own, before = self.load(code, at), code.get(cell, self.dtype)
                     self.store(code, before, at)
                     code.put(cell, self.with_next(before, own))

@@ -17,7 +17,7 @@ import numpy as np
 from ostinato.ops.core.device import Classes
 from ostinato.ops.core.index import Indices
 from ostinato.ops.core.registry import Params, Scratch, Specs, op
-from ostinato.ops.core.spec import DType, Shape, Spec, float32, float64, int8, lying
+from ostinato.ops.core.spec import DType, Shape, Spec, float32, float64, int8, strided_like
 from ostinato.ops.cpu.jit.emitter import Code, loaded
 from ostinato.ops.cpu.jit.llvm import function_of, vector_bits, why_not
 from ostinato.ops.cpu.jit.parallel import around
@@ -134,13 +134,13 @@ def gram_native(
 
 
 def gram_ways(ins: Specs, outs: Specs, p: Params, threads: int) -> Classes:
-    x, out = (lying(s.shape, s.dtype) for s in (*ins, *outs))
+    x, out = (strided_like(s.shape, s.dtype) for s in (*ins, *outs))
     own = {TRIANGLE: _is_deep(ins[0]), MIRRORED: _is_wide(ins[0])}
     names = [*(way for way in own if own[way]), *ways(x.T, x, out, threads)]
     return [(way,) for way in names]
 
 
-def gram_room(
+def gram_scratch(
     ins: Sequence[Shape], outs: Sequence[Shape], specs: Sequence[Spec], way: str = ""
 ) -> Sequence[Scratch]:
     x = Spec(ins[0], specs[0].dtype)
@@ -219,16 +219,17 @@ class _Writer(Tiles):
             soon = code.let(f"getelementptr i8, ptr %next, i64 {ahead}")
             code.fetch(soon)
             skip = code.times(r, str(self.width))
-            left, right = (self.at(code, base, skip) for base in ("%left", "%right"))
+            left, right = (self.address(code, base, skip) for base in ("%left", "%right"))
             columns = [
-                self.load(code, self.at(code, right, str(j * self.lanes))) for j in range(width)
+                self.load(code, self.address(code, right, str(j * self.lanes)))
+                for j in range(width)
             ]
             for i, row in enumerate(cells):
-                x = self.everywhere(code, self.at(code, left, str(i)))
+                x = self.everywhere(code, self.address(code, left, str(i)))
                 for cell, y in zip(row, columns, strict=True):
                     code.add(f"store {self.vector} {self.fma(code, x, y, cell)}, ptr {cell}")
         for n, cell in enumerate(c for row in cells for c in row):
-            at = self.at(code, "%tile", str(n * self.lanes))
+            at = self.address(code, "%tile", str(n * self.lanes))
             total = code.let(f"load {self.vector}, ptr {cell}")
             self.store(code, code.let(f"fadd {self.vector} {self.load(code, at)}, {total}"), at)
         return self.function(
@@ -248,7 +249,7 @@ class _Writer(Tiles):
             left = code.let(f"sub i64 %columns, {column}")
             skip = code.times(column, "%step" if turned else str(self.item))
             from_ = code.let(f"getelementptr i8, ptr %x, i64 {skip}")
-            to = self.at(code, "%panel", code.times(q, size))
+            to = self.address(code, "%panel", code.times(q, size))
             code.add(f"call void @{pack}(ptr {from_}, i64 %step, i64 %many, i64 {left}, ptr {to})")
         ahead = code.times("%many", str(self.item) if turned else "%step")
         next_ = code.let(f"getelementptr i8, ptr %x, i64 {ahead}")
@@ -257,12 +258,12 @@ class _Writer(Tiles):
         code.entry.append("  %line = alloca i64")
         code.add("store i64 0, ptr %line")
         with code.loop("0", "%panels") as q:
-            right = self.at(code, "%panel", code.times(q, size))
+            right = self.address(code, "%panel", code.times(q, size))
             middle, end, shift = self.bounds(code, q)
-            tiles = self.at(code, "%sum", self.panel(code, q))
+            tiles = self.address(code, "%sum", self.panel(code, q))
             with code.loop("0", middle, step=self.rows) as i:
                 left = self.row_of(code, i, size)
-                tile = self.at(code, tiles, code.times(i, str(self.width)))
+                tile = self.address(code, tiles, code.times(i, str(self.width)))
                 line = code.let("load i64, ptr %line")
                 code.add(f"store i64 {code.sum(line, '1')}, ptr %line")
                 passed = code.times(code.let(f"udiv i64 {line}, {lines}"), "%many")
@@ -279,12 +280,12 @@ class _Writer(Tiles):
                     f"call void @wide(ptr {left}, ptr {right}, ptr {tile}, i64 %many, "
                     f"ptr {soon}, i64 {step}, i64 {last})"
                 )
-            halves = self.at(code, tiles, code.times(middle, str(self.width)))
-            vector = self.at(code, right, shift)
+            halves = self.address(code, tiles, code.times(middle, str(self.width)))
+            vector = self.address(code, right, shift)
             with code.loop(middle, end, step=self.rows) as i:
                 left = self.row_of(code, i, size)
                 down = code.let(f"sub i64 {i}, {middle}")
-                tile = self.at(code, halves, code.times(down, str(self.lanes)))
+                tile = self.address(code, halves, code.times(down, str(self.lanes)))
                 code.add(
                     f"call void @half(ptr {left}, ptr {vector}, ptr {tile}, i64 %many, "
                     f"ptr {left}, i64 0, i64 0)"
@@ -294,7 +295,7 @@ class _Writer(Tiles):
     def row_of(self, code: Code, i: str, size: str) -> str:
         """Where in the panels a row of the triangle is a column."""
         which, within = (code.let(f"{op} i64 {i}, {self.width}") for op in ("udiv", "urem"))
-        return self.at(code, "%panel", code.sum(code.times(which, size), within))
+        return self.address(code, "%panel", code.sum(code.times(which, size), within))
 
     # -- parts
     def body(self, turned: bool) -> str:
@@ -302,14 +303,14 @@ class _Writer(Tiles):
         x = code.let("load ptr, ptr %data")
         sums, packs = (code.let(f"inttoptr i64 %{room} to ptr") for room in ("sums", "packs"))
         size = code.times("%panels", str(self.width))
-        mine = self.at(code, packs, code.times("%thread", code.times(size, "%chunk")))
+        mine = self.address(code, packs, code.times("%thread", code.times(size, "%chunk")))
         part = self.panel(code, "%panels")
         with code.loop("%lo", "%hi") as p:
             after = code.sum(p, "1")
             from_, to = (
                 code.let(f"sdiv i64 {code.times('%depth', n)}, %parts") for n in (p, after)
             )
-            sum_ = self.at(code, sums, code.times(p, part))
+            sum_ = self.address(code, sums, code.times(p, part))
             bytes_ = code.times(part, str(self.item))
             code.add(f"call void @llvm.memset.p0.i64(ptr {sum_}, i8 0, i64 {bytes_}, i1 false)")
             length = code.let(f"sub i64 {to}, {from_}")
@@ -331,18 +332,18 @@ class _Writer(Tiles):
         sums = code.let("inttoptr i64 %sums to ptr")
         part = self.panel(code, "%panels")
         with code.loop("0", part, step=self.lanes) as e:
-            at, total = self.at(code, sums, e), self.sum_cell(code)
+            at, total = self.address(code, sums, e), self.sum_cell(code)
             with code.loop("0", "%parts") as p:
-                more = self.load(code, self.at(code, at, code.times(p, part)))
+                more = self.load(code, self.address(code, at, code.times(p, part)))
                 before = code.let(f"load {self.vector}, ptr {total}")
                 made = code.let(f"fadd {self.vector} {before}, {more}")
                 code.add(f"store {self.vector} {made}, ptr {total}")
             self.store(code, code.let(f"load {self.vector}, ptr {total}"), at)
         with code.loop("0", "%panels") as q:
-            wide = self.at(code, sums, self.panel(code, q))
+            wide = self.address(code, sums, self.panel(code, q))
             begin = code.times(q, str(self.width))
             middle, end, shift = self.bounds(code, q)
-            halves = self.at(code, wide, code.times(middle, str(self.width)))
+            halves = self.address(code, wide, code.times(middle, str(self.width)))
             self.mirror(code, out, wide, begin, ("0", middle), self.width)
             self.mirror(code, out, halves, code.sum(begin, shift), (middle, end), self.lanes)
         return self.with_facts("finish", "ptr %data, ptr %meta", code)
@@ -353,13 +354,13 @@ class _Writer(Tiles):
         """Rows of tiles, from the diagonal on, to both of their places."""
         with code.loop(*rows) as i:
             down = code.times(code.let(f"sub i64 {i}, {rows[0]}"), str(width))
-            row = self.at(code, tiles, down)
+            row = self.address(code, tiles, down)
             with code.loop("0", str(width)) as c:
                 j = code.sum(begin, c)
                 inside = code.let(f"icmp slt i64 {j}, %columns")
                 above = code.let(f"icmp sle i64 {i}, {j}")
                 with code.when(code.let(f"and i1 {inside}, {above}")):
-                    x = code.let(f"load {self.kind}, ptr {self.at(code, row, c)}")
+                    x = code.let(f"load {self.kind}, ptr {self.address(code, row, c)}")
                     for a, b in ((i, j), (j, i)):
                         place = code.sum(code.times(a, "%down"), code.times(b, "%along"))
                         to = code.let(f"getelementptr i8, ptr {out}, i64 {place}")

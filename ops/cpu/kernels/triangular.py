@@ -16,7 +16,7 @@ from ostinato.ops.cpu.limits import LIMITS
 from ostinato.ops.jit.loops import loops_over
 from ostinato.ops.linalg.factorizations import SINGULAR
 
-from .elements import Elements, text_of
+from .element_code import ElementCode, text_of
 
 MAX_ROWS, MAX_COLUMNS = 256, 64  # rows, and columns on the right, of what is BLAS's
 
@@ -79,7 +79,7 @@ def _text(form: TriangularKey) -> str:
     return text_of(code, _FACTS, 3, ["  %last = sub i64 %n, 1"])
 
 
-class _Writer(Elements):
+class _Writer(ElementCode):
     """A row of a system, from those that are solved."""
 
     def __init__(self, form: TriangularKey, code: Code) -> None:
@@ -92,33 +92,34 @@ class _Writer(Elements):
         return (self.code.sum(i, "1"), "%n") if self.form.upper else ("0", i)
 
     def one(self, a: str, b: str, out: str, i: str) -> None:
-        code, row = self.code, self.over(a, i, "%down0")
+        code, row = self.code, self.advance(a, i, "%down0")
         rest = code.cell(self.dtype)
-        code.put(rest, self.load(self.over(b, i, "%down1")))
+        code.put(rest, self.load(self.advance(b, i, "%down1")))
         with code.loop(*self.known(i)) as j:
-            factor = self.load(self.over(row, j, "%along0"))
-            x = self.load(self.over(out, j, "%down2"))
+            factor = self.load(self.advance(row, j, "%along0"))
+            x = self.load(self.advance(out, j, "%down2"))
             code.put(rest, code.get(rest, self.dtype) - factor * x)
         made = code.get(rest, self.dtype)
         if not self.form.unit:
-            made = made / self.load(self.over(row, i, "%along0"))
-        self.store(made, self.over(out, i, "%down2"))
+            made = made / self.load(self.advance(row, i, "%along0"))
+        self.store(made, self.advance(out, i, "%down2"))
 
     def several(self, a: str, b: str, out: str, i: str) -> None:
-        code, row = self.code, self.over(a, i, "%down0")
-        given, made = self.over(b, i, "%down1"), self.over(out, i, "%down2")
+        code, row = self.code, self.advance(a, i, "%down0")
+        given, made = self.advance(b, i, "%down1"), self.advance(out, i, "%down2")
         with code.loop("0", "%columns", lanes=self.part) as c:
             self.store(
-                self.load(self.over(given, c, self.steps[0])), self.over(made, c, self.steps[1])
+                self.load(self.advance(given, c, self.steps[0])),
+                self.advance(made, c, self.steps[1]),
             )
         with code.loop(*self.known(i)) as j:
-            factor, x = self.load(self.over(row, j, "%along0")), self.over(out, j, "%down2")
+            factor, x = self.load(self.advance(row, j, "%along0")), self.advance(out, j, "%down2")
             with code.loop("0", "%columns", lanes=self.part) as c:
-                at = self.over(made, c, self.steps[1])
-                before = self.load(self.over(x, c, self.steps[1]))
+                at = self.advance(made, c, self.steps[1])
+                before = self.load(self.advance(x, c, self.steps[1]))
                 self.store(self.load(at) - factor * before, at)
         if not self.form.unit:
-            pivot = self.load(self.over(row, i, "%along0"))
+            pivot = self.load(self.advance(row, i, "%along0"))
             with code.loop("0", "%columns", lanes=self.part) as c:
-                at = self.over(made, c, self.steps[1])
+                at = self.advance(made, c, self.steps[1])
                 self.store(self.load(at) / pivot, at)

@@ -185,7 +185,7 @@ def _solve(kind: str, item: int, whole: DType, otherwise: str) -> str:
     rows[0], columns[0], info[0] = n, k, 0
     factors.copy(matrix, n * n * item)
     run.call(f"{kind}getrf", None, rows, rows, factors, rows, swaps, info)
-    with run.given_that(info.of(whole)[0] != 0):
+    with run.given_that(info.view(whole)[0] != 0):
         run.fails("singular_error", otherwise)
     run.does(across, given, side, n, k)
     found = factors, rows, swaps, side, rows, info, run.whole(1)
@@ -199,7 +199,7 @@ def _across(item: int) -> Routine:
     """Copies a matrix's transpose."""
     made = Routine(None, "across", x=[int64], out=[int64], rows=int64, columns=int64)
     x, out, rows, columns = made.given
-    x, out = (m.of(int32) if item == 4 else m for m in (x, out))
+    x, out = (m.view(int32) if item == 4 else m for m in (x, out))
     words = max(1, item // 8)
     with made.each(rows) as i, made.each(columns) as j:
         for w in range(words):

@@ -77,7 +77,7 @@ class _Conv(NamedTuple):
 
 
 def _conv_of(x: Any, w: Any, out: Any, at: Place, p: Any) -> _Conv:
-    """What the library would call it; `Unable` if nothing."""
+    """Describe a convolution in the library's terms; `Unable` if it has none."""
     k = len(p["extents"])
     if x.ndim != k + 3 or w.ndim != k + 3 or 0 in (*x.shape, *w.shape, *out.shape):
         raise Unable("stacks of images")
@@ -158,7 +158,7 @@ def _dims(values: Ints) -> Any:
 
 
 def _algorithm(owner: _Owner, conv: _Conv, *forms: Any) -> Any:
-    """Of images, weights and results."""
+    """The library's algorithm for these images, weights and results."""
     lies = [conv.strides, [d - 1 for d in conv.dilation], conv.before, _after(conv)]
     steps, name = [_dims(v) for v in lies], "dnnl_convolution_{}_primitive_desc_create"
     images, weights, results = forms

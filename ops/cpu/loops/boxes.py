@@ -18,7 +18,7 @@ from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Shape, Spec, empty_aligned
-from ostinato.ops.cpu.jit.sequence import SETS, Call, Spot, sequence
+from ostinato.ops.cpu.jit.sequence import SETS, Address, Call, sequence
 from ostinato.ops.jit.combining import start_of
 from ostinato.ops.jit.labels import combines
 from ostinato.ops.jit.loops import Loops
@@ -34,7 +34,7 @@ class Boxes:
     """A function of arrays, and the calls that it consists of."""
 
     run: Kernel
-    calls: Sequence[tuple[Kernel, Sequence[Spot]]]
+    calls: Sequence[tuple[Kernel, Sequence[Address]]]
     held: Any
 
     def __call__(self, *arrays: Any) -> None:
@@ -55,47 +55,49 @@ def boxed_kernel(
     terms = _terms(body, shape, len(begins)) if axes else {}
     cells = _Cells(max(shape, default=1))
 
-    def lies(part: Part) -> list[_Lies]:
+    def lies(part: Part) -> list[_Strided]:
         found = []
         for n, (what, _) in enumerate(part.reads):
             if isinstance(what, Cell):
                 row = cells.row(what)
                 found.append(
-                    _Lies(-1, row.ctypes.data, [row.itemsize * (d == kept[-1]) for d in kept])
+                    _Strided(-1, row.ctypes.data, [row.itemsize * (d == kept[-1]) for d in kept])
                 )
             else:
-                offset, steps = part.lies(n, arrays[what].strides)
-                found.append(_Lies(what, offset, [steps[d] for d in kept]))
+                offset, steps = part.offset_and_strides(n, arrays[what].strides)
+                found.append(_Strided(what, offset, [steps[d] for d in kept]))
         for n, v in enumerate(body.outputs):
             out = terms.get(v, arrays[count + n])
             steps = (*out.strides[:-1], 0) if v in terms else out.strides
             offset = sum(step * lo for step, (lo, _) in zip(steps, part.box, strict=True))
             if v in terms:
                 offset += out.ctypes.data + out.strides[-1] * begins.index(part.box[last][0])
-            found.append(_Lies(-1 if v in terms else count + n, offset, [steps[d] for d in kept]))
+            found.append(
+                _Strided(-1 if v in terms else count + n, offset, [steps[d] for d in kept])
+            )
         return found
 
     extents = [[hi - lo for hi, lo in (_range(p, d) for d in kept)] for p in parts]
     where = [lies(part) for part in parts]
     groups = _groups(extents, where)
-    calls = list[tuple[Kernel, Sequence[Spot]]]()
+    calls = list[tuple[Kernel, Sequence[Address]]]()
     for part, sizes, own in zip(parts, extents, where, strict=True):
         loops = Loops(
             tuple([math.prod(sizes[g] for g in group) for group in groups]),
             tuple([tuple([x.steps[group[-1]] for group in groups]) for x in own]),
         )
         kernel = loops_kernel(_of_rows(part.body), loops, threads, min(axes, 1), share)
-        calls.append((kernel, [Spot(x.array, x.offset) for x in own]))
+        calls.append((kernel, [Address(x.array, x.offset) for x in own]))
     for n, v in enumerate(body.outputs, count):
         if v in terms:
-            given = Spot(-1, terms[v].ctypes.data), Spot(n, 0)
+            given = Address(-1, terms[v].ctypes.data), Address(n, 0)
             calls.append((_combining(body, v, terms[v], arrays[n], threads, axes), given))
     spots = [Call(kernel, [[s] * SETS for s in given]) for kernel, given in calls]
     held = (cells.made, terms)
     return Boxes(sequence(spots, len(arrays), held=held).run, calls, held)
 
 
-class _Lies(NamedTuple):
+class _Strided(NamedTuple):
     """Where an array's part begins, of this one or (-1) at this address, and its steps from turn to turn."""
 
     array: int
@@ -125,7 +127,7 @@ def _range(part: Part, d: int) -> tuple[int, int]:
 
 
 def _groups(
-    extents: Sequence[Sequence[int]], where: Sequence[Sequence[_Lies]]
+    extents: Sequence[Sequence[int]], where: Sequence[Sequence[_Strided]]
 ) -> list[tuple[int, ...]]:
     """Axes that are one loop, in all boxes."""
     groups: list[tuple[int, ...]] = []

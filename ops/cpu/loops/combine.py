@@ -20,7 +20,7 @@ from ostinato.ops.jit.schedule import grouped
 from ostinato.ops.jit.stages import Reduction
 from ostinato.ops.jit.values import Value, cast, fma
 
-from .stages import Writer, chunk_units, cleared
+from .stages import StageWriter, chunk_units, cleared
 
 TURNS = 64  # whose sums over rows wait to be put together, and
 WAITING = LIMITS.waiting_bytes
@@ -28,7 +28,7 @@ WAITING = LIMITS.waiting_bytes
 MAX_SWEPT_GROUPS = 16
 
 
-class Kernel(Writer):
+class Kernel(StageWriter):
     """Writes the functions of a kernel."""
 
     states: dict[int, dict[str, str]]  # of the turn
@@ -84,7 +84,7 @@ class Kernel(Writer):
         else:
             with code.loop("%lo", "%hi") as turn:
                 self.turn(turn)
-        room, each = self.at_entry(4, "ptr"), self.at_entry(5, "i64")
+        room, each = self.entry_slot(4, "ptr"), self.entry_slot(5, "i64")
         mine = [f"  %mine = mul i64 %thread, {each}",
                 f"  %room = getelementptr i8, ptr {room}, i64 %mine"]  # fmt: skip
         head = "define internal void @body(ptr %data, ptr %meta, i64 %lo, i64 %hi, i64 %thread) {"
@@ -103,8 +103,8 @@ class Kernel(Writer):
     def turn(self, turn: str) -> None:
         """Chunk after chunk of units; what they sum is added to what waits for the end."""
         code, found = self.code, self.nest.gathered
-        begin = code.times(turn, self.at_entry(3, "i64"))
-        end = code.least(code.sum(begin, self.at_entry(3, "i64")), self.at_entry(2, "i64"))
+        begin = code.times(turn, self.entry_slot(3, "i64"))
+        end = code.least(code.sum(begin, self.entry_slot(3, "i64")), self.entry_slot(2, "i64"))
         step = chunk_units(self.nest)
         self.states = {v: self.state(v, turn) for v in found}
         for v in found:
@@ -116,15 +116,15 @@ class Kernel(Writer):
                 self.nth = code.sum(code.let(f"sub i64 {unit}, {chunk}"), "1")
                 self.unit()
                 for v in found:
-                    if self.by_units(v):
+                    if self.has_unit_moments(v):
                         self.count_rows(v, "%count" if self.nest.across else "1")
             for v in found:
                 if self.nest.reductions[v].kind != "moments":
                     self.fold(v)
-                elif not self.by_units(v):
+                elif not self.has_unit_moments(v):
                     self.fold_moments(v, code.let(f"sub i64 {stop}, {chunk}"))
 
-    def by_units(self, v: int) -> bool:
+    def has_unit_moments(self, v: int) -> bool:
         """Whether moments are those of a unit; else they are made row by row, chunk by chunk."""
         r = self.nest.reductions[v]
         return r.kind == "moments" and self.nest.lane in r.over
@@ -132,8 +132,8 @@ class Kernel(Writer):
     def state(self, v: int, turn: str) -> dict[str, str]:
         """Where a turn keeps its totals, what they lost, and how many rows it has seen."""
         code = self.code
-        begin = code.times(turn, self.at_entry(7, "i64"))
-        at = code.let(f"getelementptr i8, ptr {self.at_entry(6, 'ptr')}, i64 {begin}", "a")
+        begin = code.times(turn, self.entry_slot(7, "i64"))
+        at = code.let(f"getelementptr i8, ptr {self.entry_slot(6, 'ptr')}, i64 {begin}", "a")
         return {
             kind: code.let(f"getelementptr i8, ptr {at}, i64 {self.fact(kind, v)}", "a")
             for kind in ("total", "lost", "done")
@@ -184,8 +184,8 @@ class Kernel(Writer):
 
     # -- sums of what each row belongs to
     def grouped(self, first: int, r: Reduction) -> tuple[int, int, int] | None:
-        """Of a sum of rows by where they belong: the label of the groups, each row's group, and
-        what is summed.
+        """Find the label of the groups, each row's group and the summand, if rows are summed by
+        group.
         """
         if not self.nest.across or r.over != {self.nest.lane}:
             return None
@@ -216,7 +216,7 @@ class Kernel(Writer):
                 super().reduce(first)
             else:
                 self.sum_groups(first, *groups)
-        elif self.by_units(first):
+        elif self.has_unit_moments(first):
             self.moments_of_unit(first)
         else:
             self.moments_by_rows(first)
@@ -233,12 +233,12 @@ class Kernel(Writer):
         def total(term: Callable[[Value], Value], env: Env) -> Value:
             cell = code.cell(dtype)
             code.put(cell, code.lines.constant(0, dtype))
-            with self.over(over, env) as here, self.lanes(dtype.itemsize) as lane:
+            with self.loops(over, env) as here, self.lanes(dtype.itemsize) as lane:
                 made = term(self.value(x, here | lane))
                 code.put(cell, self.joined("sum", code.get(cell, dtype), made, free=True))
             return code.get(cell, dtype)
 
-        with self.over(self.apart(v), {}) as env:
+        with self.loops(self.apart(v), {}) as env:
             mean = total(lambda a: a, env) / many
             square = total(lambda a: (a - mean) * (a - mean), env)
             before = code.get(self.states[v]["done"], float64)
@@ -251,7 +251,7 @@ class Kernel(Writer):
         r, dtype = self.nest.reductions[v], self.body.specs[v].dtype
         nth = cast(self.real(self.nth), dtype)
         share = 1.0 / nth
-        with self.over(self.apart(v), {}) as env, self.along(v) as lane:
+        with self.loops(self.apart(v), {}) as env, self.along(v) as lane:
             here = env | lane
             at = [self.held_at(v, here, self.base(kind, v)) for kind in ("part", "part2")]
             mean, square = (self.load(a, dtype) for a in at)
@@ -328,10 +328,10 @@ class Kernel(Writer):
     def end(self, v: int) -> None:
         code, r, dtype = self.code, self.nest.reductions[v], self.body.specs[v].dtype
         total, lost = code.cell(dtype), code.cell(dtype)
-        with self.over(self.nest.inner(v), {}) as env:
+        with self.loops(self.nest.inner(v), {}) as env:
             code.put(total, self.start(r, dtype))
             code.put(lost, code.lines.constant(0, dtype))
-            with code.loop("0", self.at_entry(0, "i64")) as turn:
+            with code.loop("0", self.entry_slot(0, "i64")) as turn:
                 state, i = self.state(v, turn), self.flat(v, env)
                 whole = code.get(total, dtype)
                 more = self.load(self.element(state["total"], i, dtype), dtype)
@@ -351,10 +351,10 @@ class Kernel(Writer):
         code, dtype = self.code, self.body.specs[v].dtype
         cells = [code.cell(float64) for _ in range(3)]
         zero, inner = code.lines.constant(0, float64), self.inner_count(v)
-        with self.over(self.nest.inner(v), {}) as env:
+        with self.loops(self.nest.inner(v), {}) as env:
             for cell in cells:
                 code.put(cell, zero)
-            with code.loop("0", self.at_entry(0, "i64")) as turn:
+            with code.loop("0", self.entry_slot(0, "i64")) as turn:
                 state, i = self.state(v, turn), self.flat(v, env)
                 rows, mean, square = (code.get(cell, float64) for cell in cells)
                 more = code.get(state["done"], float64)

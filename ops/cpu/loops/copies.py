@@ -53,7 +53,7 @@ def _copied(shape: Shape, item: int) -> Graph:
     return builder.graph([builder.call("astype", 0, dtype=_WORDS[item])])
 
 
-def in_rows(
+def copy_by_rows(
     body: Graph, shape: Shape, arrays: Sequence[Any], threads: int, axes: int
 ) -> Copy | None:
     """The kernel of a body that reduces the last axes, over which some operand has steps, as slices of pictures
@@ -75,14 +75,14 @@ def in_rows(
     if kernel is None:  # a result has steps, too
         return None
 
-    def in_turn(*given: Any) -> None:
+    def copy_all(*given: Any) -> None:
         operands = list(given)
         for k, copy, room in copies:
             copy(given[k], room)
             operands[k] = room
         kernel(*operands)
 
-    return in_turn
+    return copy_all
 
 
 class Pieces:
@@ -98,7 +98,7 @@ class Pieces:
                 kernel(*piece.given(xs, out[piece.at]))
 
 
-def in_pieces(
+def copy_of_pieces(
     pieces: Sequence[Piece], arrays: Sequence[Any], threads: int, often: bool = False
 ) -> Copy | None:
     """The function of operands that lie so and the result, if there is much to copy, or it is done
@@ -149,7 +149,7 @@ def _at_places(piece: Piece, xs: Sequence[Any], out: Any, threads: int) -> Copy 
         return None
     kernel = _onto(piece, *((first, out) if piece.picks else (x, first)), threads)
     where = [
-        Where.of(whole.shape[a], n, whole.strides[a], how)
+        Where.make(whole.shape[a], n, whole.strides[a], how)
         for a, n, how in zip(piece.axes, extents, piece.bounds, strict=True)
     ]
     return (

@@ -24,7 +24,7 @@ from ostinato.ops.cpu.jit.parallel import around
 from ostinato.ops.cpu.limits import LIMITS, ZEN_4
 from ostinato.ops.cpu.loops.schedule import Nest
 from ostinato.ops.jit.combining import (
-    Reduction,
+    Combination,
     compensated,
     element,
     joined,
@@ -54,7 +54,7 @@ MANY_APART = 128  # ... a loop has so many turns
 SHARE = LIMITS.last_share
 
 
-def in_tiles(loops: Loops, sizes: Sequence[int]) -> Loops:
+def tiled(loops: Loops, sizes: Sequence[int]) -> Loops:
     """Loops of which some operand is a transpose, so that its lines of the cache are used up before they
     go; the same for others. `sizes` are the bytes of their elements.
     """
@@ -114,7 +114,7 @@ def kernel_code(body: Graph, loops: Loops, share: int = SHARE) -> str:
     known = {part: f"%known{n}" for n, part in enumerate(numbers(body))}
     counted = numbers_in(body)
     past, apart = streams(body, loops, share), _apart(body, loops)
-    stores, sums, written = list[str](), list[Reduction](), list[tuple[int, DType]]()
+    stores, sums, written = list[str](), list[Combination](), list[tuple[int, DType]]()
     for first in range(many, many * (1 + len(loops.beside)), many) if loops.beside else (0,):
         values: list[Value] = []
         for k, s in enumerate(body.inputs):
@@ -289,7 +289,7 @@ def _data(body: Graph, known: Mapping[Part, str], begin: int) -> list[str]:
 # -- reductions ----------------------------------------------------------------------------
 def _reduced(
     lines: LlvmLines,
-    sums: Sequence[Reduction],
+    sums: Sequence[Combination],
     near: Sequence[str],
     work: Sequence[str],
     stores: Sequence[str],
@@ -354,7 +354,7 @@ def _reduced(
 
 
 def _carried(
-    sums: Sequence[Reduction],
+    sums: Sequence[Combination],
     totals: Sequence[tuple[str, str]],
     total: str,
     lost: str,
@@ -374,7 +374,7 @@ def _carried(
 
 
 def _ended(
-    sums: Sequence[Reduction], totals: Sequence[tuple[str, str]], before: str, back: str
+    sums: Sequence[Combination], totals: Sequence[tuple[str, str]], before: str, back: str
 ) -> list[str]:
     """The sums after a loop, named `_total` of each."""
     code = _carried(sums, totals, "sum", "rest", before, back)
@@ -384,11 +384,11 @@ def _ended(
     return code
 
 
-def _total(s: Reduction, n: int) -> str:
+def _total(s: Combination, n: int) -> str:
     return f"%all{n}" if s.compensated else f"%sum{n}"
 
 
-def _onto(lines: LlvmLines, s: Reduction, n: int, more: str) -> tuple[str, str]:
+def _onto(lines: LlvmLines, s: Combination, n: int, more: str) -> tuple[str, str]:
     """The total with one more, and what rounding lost."""
     total, value = Value(lines, f"%tot{n}", s.dtype), Value(lines, more, s.dtype)
     if not s.compensated:
@@ -397,7 +397,7 @@ def _onto(lines: LlvmLines, s: Reduction, n: int, more: str) -> tuple[str, str]:
     return made.name, kept.name
 
 
-def _final(lines: list[str], s: Reduction, n: int) -> str:
+def _final(lines: list[str], s: Combination, n: int) -> str:
     """The name of a finished sum."""
     name = _total(s, n)
     if not s.divisor:
@@ -406,7 +406,7 @@ def _final(lines: list[str], s: Reduction, n: int) -> str:
     return f"%mean{n}"
 
 
-def _part(lines: list[str], address: str, s: Reduction) -> str:
+def _part(lines: list[str], address: str, s: Combination) -> str:
     """Where a sum's part of a result lies."""
     if not s.part:
         return address
@@ -415,7 +415,7 @@ def _part(lines: list[str], address: str, s: Reduction) -> str:
     return name
 
 
-def _partials(sums: Sequence[Reduction], blocks: bool, room: int) -> list[str]:
+def _partials(sums: Sequence[Combination], blocks: bool, room: int) -> list[str]:
     """A turn's results: to their place, or, where blocks are put together later, to a waiting room."""
     code: list[str] = []
     if blocks:
@@ -443,7 +443,7 @@ def _waiting(n: int, room: int) -> list[str]:
 
 
 def _finish(
-    lines: LlvmLines, sums: Sequence[Reduction], data: Sequence[str], room: int
+    lines: LlvmLines, sums: Sequence[Combination], data: Sequence[str], room: int
 ) -> list[str]:
     """Puts the blocks' results together, in their order."""
     code = ["define internal void @finish(ptr %data, ptr %meta) {", "entry:", *data]
@@ -608,8 +608,8 @@ def _tile_by_tile(
     stop: str,
     start: str,
 ) -> list[str]:
-    """What is read has been brought near, and what is `written` is made in a buffer, then copied; these
-    tiles begin where the first result's lines do."""
+    """Work tile by tile: operands were prefetched, and what is `written` is made in a buffer, then copied.
+    Tiles begin where the first result's lines of the cache do."""
     code = []
     if written:
         first, size = written[0][0], written[0][1].itemsize
@@ -808,7 +808,7 @@ def _text_and_facts(
     if not axes and not numbers_in(body):
         loops = all_beside(loops)
     if not axes and not loops.beside:
-        loops = in_tiles(loops, [s.dtype.itemsize for s in (*body.inputs, *body.out_specs)])
+        loops = tiled(loops, [s.dtype.itemsize for s in (*body.inputs, *body.out_specs)])
     text = kernel_text(body, loops, share)
     size = math.prod(loops.extents)
     worth = size * max(1, len(loops.beside)) * max(1, len(body.nodes)) // GRAIN

@@ -2,7 +2,7 @@
 
 A body's values are made as they are needed. A number is a register. What is elementwise, or looks at
 another value, is made where it is read, and what is read again, or elsewhere than it is made, lies in the
-kernel's own memory (`Room`). Values of one shape, of which each reads the others in step only, are made
+kernel's own memory (`Buffer`). Values of one shape, of which each reads the others in step only, are made
 in one loop over elements:
 
     x' = x + far * p        for i: x[i] = x[i] + far * p[i]; r[i] = r[i] - far * ap[i]
@@ -27,7 +27,7 @@ import numpy as np
 from ostinato.ops.core.device import InTurns
 from ostinato.ops.core.graph import Graph, Items, Node
 from ostinato.ops.core.registry import OPS, Scratch
-from ostinato.ops.core.spec import Shape, Spec, int8, int64, lying, real_of
+from ostinato.ops.core.spec import Shape, Spec, int8, int64, real_of, strided_like
 from ostinato.ops.cpu.jit.code import address_of, symbol
 from ostinato.ops.cpu.jit.emitter import loop_facts
 from ostinato.ops.cpu.jit.llvm import function_of, vector_bits
@@ -37,7 +37,7 @@ from ostinato.ops.jit.values import Unsupported, Value
 
 from .loop_operations import LOOKS, Operations
 from .loop_tiles import TiledLoop, spec_of, tiles
-from .loop_values import Carried, Frame, Index, Lies, Room, Seen, Strides, is_whole
+from .loop_values import Buffer, Carried, Frame, Index, Seen, Strided, Strides, is_whole
 from .loop_writer import SCOPES
 
 # Of single elements in a turn; with more, other kernels' vectors are worth their calls.
@@ -51,7 +51,7 @@ UNKNOWN_TURNS = 100  # of a loop inside that ends by itself
 FACTS = 8
 
 
-class Kernel(Operations):
+class LoopKernel(Operations):
     """Writes a loop."""
 
     def made(self, frame: Frame, k: int, node: Node, ins: list[Seen]) -> Sequence[Seen]:
@@ -103,7 +103,7 @@ class Kernel(Operations):
             i = self.counted(t, kw["trips"], kw["reverse"])
             self.turn(kw["body"], i, consts, carried, items, stacks)
         made = self.left(carried, ends)
-        return [*made, *(self.in_memory(spec, to) for to, spec in stacks)]
+        return [*made, *(self.stored(spec, to) for to, spec in stacks)]
 
     def inner_while(self, frame: Frame, k: int, node: Node, ins: list[Seen]) -> list[Seen]:
         kw, outs = node.kw, list(frame.graph.outs(k))
@@ -168,10 +168,10 @@ class Kernel(Operations):
 
     def entered(
         self, frame: Frame, node: Node, ins: list[Seen], nc: int, ns: int, outs: list[int]
-    ) -> tuple[list[Carried], list[Seen], list[Seen], list[Lies | None]]:
-        """What a loop carries, what stays the same, what it goes through, and where what is carried ends."""
+    ) -> tuple[list[Carried], list[Seen], list[Seen], list[Strided | None]]:
+        """Set up a loop: its carried values, constants and scanned operands, and where carried values end."""
         consts, items = [self.solid(x) for x in ins[:nc]], [self.solid(x) for x in ins[nc + ns :]]
-        carried, ends = list[Carried](), list[Lies | None]()
+        carried, ends = list[Carried](), list[Strided | None]()
         for j, x in enumerate(ins[nc : nc + ns]):
             spec = Spec(x.shape, x.dtype)
             if x.is_number:
@@ -198,7 +198,7 @@ class Kernel(Operations):
                 self.code.add(f"store ptr {end.at}, ptr {c.room.cell}")
         return carried, consts, items, ends
 
-    def taken_over(self, frame: Frame, x: Seen, others: Sequence[Seen]) -> Lies | None:
+    def taken_over(self, frame: Frame, x: Seen, others: Sequence[Seen]) -> Strided | None:
         """The memory that a value leaves to what follows, if nobody else reads it."""
         if x.lies is None or x.lies.room is None or not is_whole(x):
             return None
@@ -212,7 +212,7 @@ class Kernel(Operations):
         """Two of them, of which the first is there."""
         cells = [self.code.name("buffer") for _ in range(2)]
         self.code.entry += [f"  {cell} = alloca ptr" for cell in cells]
-        first_one, second = (Room(first, spec.size, cell) for cell in cells)
+        first_one, second = (Buffer(first, spec.size, cell) for cell in cells)
         return Carried(spec, "", first_one, second)
 
     def begun(self, carried: Sequence[Carried]) -> list[Seen]:
@@ -224,8 +224,8 @@ class Kernel(Operations):
                 continue
             for room in (c.room, c.other):
                 room.at = self.code.let(f"load ptr, ptr {room.cell}", "at")
-            strides = lying(c.spec.shape, c.spec.dtype).strides
-            states.append(self.in_memory(c.spec, Lies(c.room.at, strides, c.room)))
+            strides = strided_like(c.spec.shape, c.spec.dtype).strides
+            states.append(self.stored(c.spec, Strided(c.room.at, strides, c.room)))
         return states
 
     def turn(
@@ -235,14 +235,14 @@ class Kernel(Operations):
         consts: Sequence[Seen],
         carried: Sequence[Carried],
         items: Sequence[Seen],
-        stacks: Sequence[tuple[Lies, Spec]],
+        stacks: Sequence[tuple[Strided, Spec]],
     ) -> None:
         i = index.name
         given = [self.known(index), *consts, *self.begun(carried)]
         given += [self.item(x, i) for x in items]
         ys = []
         for to, spec in stacks:
-            room = Room(self.part(to, 0, i).at, math.prod(spec.shape[1:]))
+            room = Buffer(self.part(to, 0, i).at, math.prod(spec.shape[1:]))
             ys.append(Carried(Spec(spec.shape[1:], spec.dtype), "", room))
         with self.writing(carried):
             self.finish([*carried, *ys], self.body(body, given, [*carried, *ys]))
@@ -251,7 +251,7 @@ class Kernel(Operations):
         """A turn's part of what a loop goes through."""
         spec, reads = Spec(x.shape[1:], x.dtype), dict.fromkeys(x.reads, False)
         if x.lies is not None:
-            found = self.in_memory(spec, self.part(x.lies, 0, i), reads)
+            found = self.stored(spec, self.part(x.lies, 0, i), reads)
         else:
 
             def element(rest: Index) -> Value:
@@ -271,8 +271,8 @@ class Kernel(Operations):
         self.instructions += self.scale * (len(self.code.lines.text) - before)
 
     def finish(self, carried: Sequence[Carried], results: Sequence[Seen]) -> None:
-        """What a turn made is where the next one finds it."""
-        moved, swapped, numbers = list[tuple[Seen, Lies]](), list[Carried](), list[Any]()
+        """Put what a turn made where the next one finds it."""
+        moved, swapped, numbers = list[tuple[Seen, Strided]](), list[Carried](), list[Any]()
         for c, x in zip(carried, results, strict=False):
             if c.room is None and c.other is None and c.cell:
                 numbers.append((c.cell, self.number(x)))
@@ -286,8 +286,8 @@ class Kernel(Operations):
             ):
                 swapped.append(c)
                 continue
-            strides = lying(c.spec.shape, c.spec.dtype).strides
-            moved.append((x, Lies(c.room.at, strides, c.room)))
+            strides = strided_like(c.spec.shape, c.spec.dtype).strides
+            moved.append((x, Strided(c.room.at, strides, c.room)))
         self.arrive(moved)
         for cell, value in numbers:
             self.code.put(cell, value)
@@ -297,7 +297,7 @@ class Kernel(Operations):
             self.code.add(f"store ptr {c.other.at}, ptr {c.room.cell}")
             self.code.add(f"store ptr {c.room.at}, ptr {c.other.cell}")
 
-    def arrive(self, pairs: Sequence[tuple[Seen, Lies]]) -> None:
+    def arrive(self, pairs: Sequence[tuple[Seen, Strided]]) -> None:
         """Values to where they are read next."""
         left = [(x, to) for x, to in pairs if x.lies is None or x.lies != to]
         rooms = [to.room for _, to in left]
@@ -313,42 +313,42 @@ class Kernel(Operations):
             self.put(x, to)
         self.flush()
 
-    def left(self, carried: Sequence[Carried], ends: Sequence[Lies | None]) -> list[Seen]:
-        """What a loop leaves."""
+    def left(self, carried: Sequence[Carried], ends: Sequence[Strided | None]) -> list[Seen]:
+        """Return a loop's results."""
         made = []
         for c, end in zip(carried, ends, strict=True):
             if c.room is None or c.other is None or end is None:
                 made.append(self.known(self.code.get(c.cell, c.spec.dtype), c.spec.shape))
                 continue
             self.brought(c, end)
-            made.append(self.in_memory(c.spec, end))
+            made.append(self.stored(c.spec, end))
         return made
 
-    def brought(self, c: Carried, end: Lies) -> None:
+    def brought(self, c: Carried, end: Strided) -> None:
         """From the second buffer to where a loop ends, if it is there."""
         assert c.room is not None
         assert c.other is not None
         if not c.is_other_used:
             return
-        own = self.room(c.spec)
+        own = self.allocate(c.spec)
         self.code.entry.append(f"  store ptr {own.at}, ptr {c.other.cell}")
         at = self.code.let(f"load ptr, ptr {c.room.cell}", "at")
         apart = self.code.let(f"icmp ne ptr {at}, {end.at}")
         with self.code.when(apart), self.scope():
-            strides = lying(c.spec.shape, c.spec.dtype).strides
-            self.bring(self.in_memory(c.spec, Lies(at, strides, c.other)), c.spec, end)
+            strides = strided_like(c.spec.shape, c.spec.dtype).strides
+            self.bring(self.stored(c.spec, Strided(at, strides, c.other)), c.spec, end)
             self.code.add(f"store ptr {own.at}, ptr {c.other.cell}")
 
     def branch(self, frame: Frame, k: int, node: Node, ins: list[Seen]) -> list[Seen]:
         flag = self.number(ins[0])
         operands = [self.solid(x) for x in ins[1:]]
         self.flush()
-        cells, ends, homes = list[str](), list[Lies | None](), list[Carried]()
-        taken = set[Room]()
+        cells, ends, homes = list[str](), list[Strided | None](), list[Carried]()
+        taken = set[Buffer]()
         for v in frame.graph.outs(k):
             spec = frame.graph.specs[v].bare
             cells.append(self.code.cell(spec.dtype) if spec.size == 1 else "")
-            end: Lies | None = None
+            end: Strided | None = None
             for x in operands if spec.size != 1 else ():
                 others = [y for y in operands if y is not x]
                 if (x.shape, x.dtype) == (spec.shape, spec.dtype):
@@ -380,7 +380,7 @@ class Kernel(Operations):
             if end is None:
                 made.append(self.known(self.code.get(cell, spec.dtype), spec.shape))
             else:
-                made.append(self.in_memory(spec, end))
+                made.append(self.stored(spec, end))
         return made
 
     def counted(self, turn: str, trips: int, reverse: bool) -> Value:
@@ -399,7 +399,7 @@ class Kernel(Operations):
             return
         nc, ns = kw["counts"][:2]
         count = len(node.inputs)
-        lies = [Lies(f"%data_{n}", strides) for n, (_, strides) in enumerate(given)]
+        lies = [Strided(f"%data_{n}", strides) for n, (_, strides) in enumerate(given)]
         begin, end = (self.fact(n, "i64") for n in (2, 3))
 
         with code.when(code.let(f"icmp eq i64 {begin}, 0")):
@@ -407,8 +407,8 @@ class Kernel(Operations):
                 first, out = lies[nc + j], lies[count + j]
                 with code.when(code.let(f"icmp ne ptr {first.at}, {out.at}")), self.scope():
                     spec = given[nc + j][0]
-                    own = Lies(first.at, first.strides, Room(first.at, spec.size))
-                    self.bring(self.in_memory(spec, own), spec, out)
+                    own = Strided(first.at, first.strides, Buffer(first.at, spec.size))
+                    self.bring(self.stored(spec, own), spec, out)
         self.instructions = self.slow = 0  # of turns, not of what is copied before the first
         if node.op == "fused_loop":
             cut = tiles(node, *(tuple(x) for x in zip(*given, strict=True)))
@@ -438,18 +438,18 @@ class Kernel(Operations):
             else:
                 self.brought(c, out)
 
-    def place_operand(self, spec: Spec, lies: Lies) -> Seen:
+    def place_operand(self, spec: Spec, lies: Strided) -> Seen:
         """An operand, of which a number is read at once."""
-        x = self.in_memory(spec, lies)
+        x = self.stored(spec, lies)
         return self.known(self.number(x), spec.shape) if spec.size == 1 else x
 
     def whole(
-        self, node: Node, given: Sequence[tuple[Spec, Strides]], lies: Sequence[Lies]
+        self, node: Node, given: Sequence[tuple[Spec, Strides]], lies: Sequence[Strided]
     ) -> tuple[list[Seen], list[Carried], list[Seen]]:
         """Constants, the state, and what a loop goes through, of operands and results that lie so."""
         (nc, ns), count, code = node.kw["counts"][:2], len(node.inputs), self.code
         consts = [self.place_operand(given[n][0], lies[n]) for n in range(nc)]
-        items = [self.in_memory(given[n][0], lies[n]) for n in range(nc + ns, count)]
+        items = [self.stored(given[n][0], lies[n]) for n in range(nc + ns, count)]
         carried = []
         for j in range(ns):
             spec, out = given[count + j][0], lies[count + j]
@@ -466,7 +466,7 @@ class Kernel(Operations):
         node: Node,
         body: Graph,
         given: Sequence[tuple[Spec, Strides]],
-        lies: Sequence[Lies],
+        lies: Sequence[Strided],
         begin: str,
         end: str,
     ) -> list[Carried]:
@@ -487,7 +487,7 @@ class Kernel(Operations):
         node: Node,
         cut: TiledLoop,
         given: Sequence[tuple[Spec, Strides]],
-        lies: Sequence[Lies],
+        lies: Sequence[Strided],
         begin: str,
         end: str,
     ) -> list[Carried]:
@@ -506,19 +506,19 @@ class Kernel(Operations):
     def program(self, node: Node, given: Sequence[tuple[Spec, Strides]]) -> None:
         """A graph in which loops are some of the operations."""
         count, values = len(node.inputs), list[Seen]()
-        lies = [Lies(f"%data_{n}", strides) for n, (_, strides) in enumerate(given)]
+        lies = [Strided(f"%data_{n}", strides) for n, (_, strides) in enumerate(given)]
         for (spec, _), own in zip(given[:count], lies, strict=False):
-            x = self.in_memory(spec, own)
+            x = self.stored(spec, own)
             values.append(self.known(self.number(x), spec.shape) if spec.size == 1 else x)
         ends = [
-            Carried(spec, "", Room(own.at, spec.size))
+            Carried(spec, "", Buffer(own.at, spec.size))
             for (spec, _), own in zip(given[count:], lies[count:], strict=True)
         ]
         with self.writing(ends):
             self.finish(ends, self.body(node.kw["body"], values, ends))
 
-    def bring(self, x: Seen, spec: Spec, to: Lies) -> None:
-        with self.over(spec.shape, real_of(spec.dtype).itemsize) as index:
+    def bring(self, x: Seen, spec: Spec, to: Strided) -> None:
+        with self.loops(spec.shape, real_of(spec.dtype).itemsize) as index:
             self.code.store(self.element(x, index), self.address(to, index))
 
     def fact_at(self, n: int) -> str:
@@ -594,7 +594,7 @@ class Written:
 @lru_cache(512)
 def written(node: Node, specs: tuple[Spec, ...], strides: tuple[Strides, ...]) -> Written | None:
     """A loop over operands and results that lie so; None if it cannot be one kernel."""
-    writer = Kernel()
+    writer = LoopKernel()
     try:
         with np.errstate(all="ignore"):
             writer.kernel(node, list(zip(specs, strides, strict=True)))
@@ -612,7 +612,7 @@ def _alone(op: str, params: Items, count: int, specs: tuple[Spec, ...]) -> Node:
 
 
 def _written_in_order(op: str, node: Node, specs: tuple[Spec, ...]) -> Written | None:
-    """Of a loop whose operands and results lie in order."""
+    """Write the kernel of a loop whose operands and results lie in order."""
     own = _alone(op, node.params, len(node.inputs), specs)
     return written(own, specs, _in_order(specs))
 
@@ -630,7 +630,7 @@ def loop_text(node: Node, specs: tuple[Spec, ...]) -> str:
     return found.text
 
 
-def in_one_kernel(node: Node, specs: tuple[Spec, ...]) -> bool:
+def fits_one_kernel(node: Node, specs: tuple[Spec, ...]) -> bool:
     """Whether a loop whose operands and results lie in order can be a kernel."""
     return _written_in_order(ONE_KERNEL[node.op], node, specs) is not None
 
@@ -639,17 +639,17 @@ def _params(kw: Mapping[str, Any]) -> Items:
     return tuple(sorted((name, x) for name, x in kw.items() if name != "scratch"))
 
 
-def turns_room(
+def turns_scratch(
     op: str, ins: Sequence[Shape], outs: Sequence[Shape], specs: Sequence[Spec], **kw: Any
 ) -> Sequence[Scratch]:
-    """What lies between a turn's operations, and second buffers of what is carried."""
+    """Size the buffers between a turn's operations, and the second ones of carried values."""
     bare = tuple(s.bare for s in specs)
     found = written(_alone(op, _params(kw), len(ins), bare), bare, _in_order(bare))
     return [] if found is None else [Scratch((found.bytes,), int8)]
 
 
 def _in_order(specs: Sequence[Spec]) -> tuple[Strides, ...]:
-    return tuple(lying(s.shape, s.dtype).strides for s in specs)
+    return tuple(strided_like(s.shape, s.dtype).strides for s in specs)
 
 
 def all_turns(

@@ -30,7 +30,7 @@ ENDS = {"less": 0, "less_equal": 1, "equal": 1}
 
 
 def masked_by(node: Node, ins: Sequence[Seen], shape: Shape) -> Masked | None:
-    """What an elementwise operation makes of such operands."""
+    """Apply an elementwise operation to masked operands."""
     if node.op in TURNED:
         return _compared(node, *ins)
     if node.op.endswith("_and") and all(x.dtype.kind == "b" for x in ins):
@@ -64,7 +64,7 @@ def _along(x: Seen, axis: int) -> int:
 
 
 def looked_at(node: Node, x: Seen, made: Seen) -> Seen:
-    """What a look shows, of places along another axis."""
+    """View a mask, of places along another axis."""
     axis = x.index if x.masked is None else x.masked.axis
     if axis is None or (x.masked is not None and x.masked.inside is not None):
         return made

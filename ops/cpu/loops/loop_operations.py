@@ -13,7 +13,7 @@ from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.layout import around
 from ostinato.ops.core.monoid import MONOIDS
 from ostinato.ops.core.registry import OPS, Piece, Place
-from ostinato.ops.core.spec import DType, Shape, Spec, bool_, int64, lying, real_of
+from ostinato.ops.core.spec import DType, Shape, Spec, bool_, int64, real_of, strided_like
 from ostinato.ops.cpu.jit.emitter import FREE
 from ostinato.ops.flow.control import FLOW
 from ostinato.ops.jit.combining import (
@@ -32,7 +32,18 @@ from ostinato.ops.jit.scalar import lower
 from ostinato.ops.jit.values import Unsupported, Value, can_add, can_combine, cast, where
 
 from .loop_masks import has_outside, is_alike, looked_at
-from .loop_values import Carried, Frame, Index, Lies, Room, Seen, fit, homes_of, is_whole, limited
+from .loop_values import (
+    Buffer,
+    Carried,
+    Frame,
+    Index,
+    Seen,
+    Strided,
+    fit,
+    homes_of,
+    is_whole,
+    limited,
+)
 from .loop_writer import Writer
 
 CHUNK_ELEMENTS = 1024  # elements whose order of summing is free
@@ -79,19 +90,19 @@ class Operations(Writer):
             return True
         return any(_repeats(n) or n.specs[0].size > math.prod(x.shape) for n in uses)
 
-    def home(self, frame: Frame, v: int, reads: Mapping[Room, bool]) -> Lies:
+    def home(self, frame: Frame, v: int, reads: Mapping[Buffer, bool]) -> Strided:
         """Where a value is made whole that reads such memory."""
         spec = frame.graph.specs[v]
         state = frame.homes.get(v)
-        strides = lying(spec.shape, spec.dtype).strides
+        strides = strided_like(spec.shape, spec.dtype).strides
         for room in () if state is None else (state.room, state.other):
             if room is None or state is None:
                 continue
             later = [frame.values[u] for u in frame.alive() if u in frame.values]
             if reads.get(room, True) and not any(room in x.reads for x in later):
                 state.is_other_used |= room is state.other
-                return Lies(room.at, strides, room)
-        return self.room(spec)
+                return Strided(room.at, strides, room)
+        return self.allocate(spec)
 
     def made(self, frame: Frame, k: int, node: Node, ins: list[Seen]) -> Sequence[Seen]:
         """The results of an operation."""
@@ -123,9 +134,9 @@ class Operations(Writer):
                 seen = whole if node.op == "reshape" else op.view(np, whole, at, **kw)  # type: ignore[misc]
                 return seen if seen.shape == spec.shape else seen.reshape(spec.shape, copy=False)
 
-            found = self.within(x.lies, Spec(x.shape, x.dtype), look)
+            found = self.view_of(x.lies, Spec(x.shape, x.dtype), look)
             if found is not None:
-                return self.in_memory(spec.bare, found[1], reads)
+                return self.stored(spec.bare, found[1], reads)
         change = LOOKS[node.op]
 
         def element(index: Index) -> Value:
@@ -142,7 +153,7 @@ class Operations(Writer):
             self.settle(places)
             place = self.check(self.number(places), size)
             if x.lies is not None and not many:
-                return self.in_memory(spec.bare, self.part(x.lies, axis, place), reads)
+                return self.stored(spec.bare, self.part(x.lies, axis, place), reads)
 
             def here(index: Index) -> Value:
                 return self.element(x, (*index[:axis], place, *index[axis + many :]))
@@ -162,16 +173,16 @@ class Operations(Writer):
 
     def checked(self, places: Seen, size: int) -> Seen:
         """Places counted from the front, in memory."""
-        made = self.room(Spec(places.shape, int64))
+        made = self.allocate(Spec(places.shape, int64))
         self.flush()
-        with self.over(limited(places.shape), parallel=False) as index:
+        with self.loops(limited(places.shape), parallel=False) as index:
             self.before = None
             place = self.check(self.element(places, index), size)
             self.code.store(Value(self.code.lines, place, int64), self.address(made, index))
-        return self.in_memory(Spec(places.shape, int64), made)
+        return self.stored(Spec(places.shape, int64), made)
 
     # -- updates
-    def base(self, frame: Frame, v: int, x: Seen, spec: Spec, read: Sequence[Seen]) -> Lies:
+    def base(self, frame: Frame, v: int, x: Seen, spec: Spec, read: Sequence[Seen]) -> Strided:
         """A value's memory to write over, if nobody reads what was there; or a copy."""
         self.flush()
         if x.lies is not None and x.lies.room is not None and is_whole(x):
@@ -208,7 +219,7 @@ class Operations(Writer):
         to = self.base(frame, made, x, spec, (v, places))
         self.settle(v)
 
-        def write(at: Lies, index: Index, rest: Index) -> None:
+        def write(at: Strided, index: Index, rest: Index) -> None:
             address = self.address(at, rest)
             more = self.element(v, index)
             if mode != "set":
@@ -221,19 +232,19 @@ class Operations(Writer):
             rest = (*x.shape[:axis], *x.shape[axis + 1 :])
             at = self.part(to, axis, place)
             near = _near(at, rest, real_of(spec.dtype).itemsize)
-            with self.over(limited(rest), near) as index:
+            with self.loops(limited(rest), near) as index:
                 write(at, (*index[:axis], *("0",) * many, *index[axis:]), index)
         else:
-            with self.over(limited(v.shape), parallel=False) as index:
+            with self.loops(limited(v.shape), parallel=False) as index:
                 self.before = None
                 here = self.element(places, index[axis : axis + many]).name
                 write(to, index, (*index[:axis], here, *index[axis + many :]))
-        return self.in_memory(spec, to)
+        return self.stored(spec, to)
 
     def together(
         self, frame: Frame, k: int, node: Node, ins: Sequence[Seen], pieces: Sequence[Piece]
     ) -> Seen:
-        """What is put together of pieces."""
+        """Join pieces."""
         spec, (made,) = node.specs[0].bare, frame.graph.outs(k)
         if len(pieces) == 1 and pieces[0].is_whole and ins[pieces[0].operand].shape == spec.shape:
             return ins[pieces[0].operand]
@@ -271,7 +282,7 @@ class Operations(Writer):
                 )
             else:
                 self.paste(x, spec, (), to, piece.at, piece.combine)
-        return self.in_memory(spec, to)
+        return self.stored(spec, to)
 
     def begins(
         self, piece: Piece, whole: Shape, part: Shape, ins: Sequence[Seen]
@@ -283,13 +294,13 @@ class Operations(Writer):
             found[a] = self.check(self.number(ins[place]), whole[a], part[a], bounds)
         return found
 
-    def moved(self, x: Lies, begins: Mapping[int, str]) -> Lies:
+    def moved(self, x: Strided, begins: Mapping[int, str]) -> Strided:
         """An array from there on."""
         at = x.at
         for a, begin in begins.items():
             offset = self.times(begin, x.strides[a])
             at = self.index(f"getelementptr i8, ptr {at}, i64 {offset}", offset)
-        return Lies(at, x.strides, x.room)
+        return Strided(at, x.strides, x.room)
 
     def cuts(self, piece: Piece, part: Shape) -> Sequence[slice]:
         """Which elements these are, counted from where the part begins."""
@@ -297,14 +308,14 @@ class Operations(Writer):
         return [slice(0, part[d]) if d in piece.axes else cut for d, cut in enumerate(at)]
 
     def box(self, spec: Spec, piece: Piece, ins: Sequence[Seen]) -> Seen:
-        """What begins somewhere in an array."""
+        """Take a box of an array."""
         x, spec = ins[piece.operand], spec.bare
         if len(x.shape) != len(spec.shape):
             raise Unsupported("a box with fewer axes")
         reads = dict.fromkeys(x.reads, False)
         begins = self.begins(piece, x.shape, spec.shape, ins)
         if x.lies is not None:
-            return self.in_memory(spec, self.moved(x.lies, begins), reads)
+            return self.stored(spec, self.moved(x.lies, begins), reads)
 
         def element(index: Index) -> Value:
             here = (self.plus(i, begins.get(d, "0")) for d, i in enumerate(index))
@@ -332,12 +343,12 @@ class Operations(Writer):
         x: Seen,
         spec: Spec,
         cut: Sequence[slice],
-        to: Lies,
+        to: Strided,
         at: Sequence[slice],
         combine: str = "",
     ) -> None:
         """A part of a value to where it is in a result."""
-        look = self.within(to, spec, lambda whole: whole[tuple(at)])
+        look = self.view_of(to, spec, lambda whole: whole[tuple(at)])
         assert look is not None
         shape, there = look
         starts = [s.indices(n)[0] for s, n in zip(cut, x.shape, strict=False)]
@@ -348,7 +359,7 @@ class Operations(Writer):
             raise Unsupported("pieces of another shape")
         again = to.room not in x.reads and not combine
         size = real_of(x.dtype).itemsize
-        with self.over(limited(shape), _near(there, shape, size), again=again) as index:
+        with self.loops(limited(shape), _near(there, shape, size), again=again) as index:
             here = tuple(self.plus(i, str(n)) for i, n in zip(index, starts, strict=True))
             value, address = self.element(x, here), self.address(there, index)
             if combine:
@@ -372,7 +383,7 @@ class Operations(Writer):
             x, bounds = self.narrowed(x, axes[0])
         values = list(graph.outs(k))
 
-        def at(outer: Index, inner: Index) -> Index:
+        def joint(outer: Index, inner: Index) -> Index:
             index = ["0"] * len(x.shape)
             for d, i in (*zip(left, outer, strict=True), *zip(axes, inner, strict=True)):
                 index[d] = i
@@ -384,7 +395,7 @@ class Operations(Writer):
         over = limited(tuple(x.shape[a] for a in axes), x.shape)
         if specs[0].size == 1:
             totals = self.total(
-                *(kind, dtype, over, lambda inner: more(at(("0",) * len(left), inner)), axes),
+                *(kind, dtype, over, lambda inner: more(joint(("0",) * len(left), inner)), axes),
                 bounds,
             )
             done = self.shared(node, totals)
@@ -394,15 +405,15 @@ class Operations(Writer):
         if left and left[-1] > max(axes) and x.shape[left[-1]] > 1 and dtype != bool_:
             if kind == "sum" and count > CHUNK_ELEMENTS:
                 raise Unsupported("long sums over rows")
-            self.by_rows(node, kind, specs, targets, over, lambda o, i: more(at(o, i)))
+            self.scatter_rows(node, kind, specs, targets, over, lambda o, i: more(joint(o, i)))
         else:
             with self.nest(specs[0].shape) as outer:
                 totals = self.total(
-                    *(kind, dtype, over, lambda inner: more(at(outer, inner)), axes), bounds
+                    *(kind, dtype, over, lambda inner: more(joint(outer, inner)), axes), bounds
                 )
                 for y, to in zip(self.shared(node, totals), targets, strict=True):
                     self.code.store(y, self.address(to, outer))
-        return [self.in_memory(s, to) for s, to in zip(specs, targets, strict=True)]
+        return [self.stored(s, to) for s, to in zip(specs, targets, strict=True)]
 
     @contextlib.contextmanager
     def nest(self, shape: Shape) -> Iterator[Index]:
@@ -434,7 +445,7 @@ class Operations(Writer):
         axes: Sequence[int],
         bounds: tuple[str, str] | None = None,
     ) -> list[Value]:
-        """Of some elements, in cells meanwhile; of a single axis, `bounds` may say which."""
+        """Reduce elements, in registers of memory meanwhile; of a single axis, `bounds` may say which."""
         code = self.code
         by_order = has_order(kind, dtype)
         inside = whole_of(dtype) if by_order else dtype
@@ -474,7 +485,7 @@ class Operations(Writer):
             with self.inner(bounds[1], lanes, bounds[0], shape[0]) as i:
                 add((i,))
         elif not long:
-            with self.over(shape, lanes) as index:
+            with self.loops(shape, lanes) as index:
                 add(index)
         else:
             whole, lost = code.cell(dtype), code.cell(dtype)
@@ -501,7 +512,7 @@ class Operations(Writer):
         return [unordered(found[0])] if by_order else found
 
     def narrowed(self, x: Seen, axis: int) -> tuple[Seen, tuple[str, str]]:
-        """What there is in the range in which a masked array has elements of its own, and that range."""
+        """Narrow a masked array to the range in which it has elements of its own, which is returned, too."""
         assert x.masked is not None
         assert x.masked.inside is not None
         size, lines = x.shape[axis], self.code.lines
@@ -526,32 +537,32 @@ class Operations(Writer):
         return Seen(x.shape, x.dtype, element, x.reads, work=x.work), (low.name, high.name)
 
     def common(self, a: tuple[str, str], b: tuple[str, str]) -> tuple[str, str]:
-        """What two ranges have in common, of which the second may be empty."""
+        """Intersect two ranges, of which the second may be empty."""
         (low, high), (begin, end) = ([Value(self.code.lines, n, int64) for n in r] for r in (a, b))
         low, high = where(begin > low, begin, low), where(end < high, end, high)
         return low.name, where(high < low, low, high).name
 
     @contextlib.contextmanager
     def here(self) -> Iterator[None]:
-        """What is written stays in the innermost loop."""
+        """Keep what is written in the innermost loop."""
         before, self.before = self.before, None
         yield
         self.before = before
 
     def shared(self, node: Node, total: list[Value]) -> list[Value]:
-        """Of a mean, the total's share."""
+        """Divide the total of a mean."""
         how = OPS[node.op].reduce
         if how is None or not how.divisor:
             return total
         count = self.code.lines.constant(float(node.kw[how.divisor]), total[0].dtype)
         return [total[0] / count]
 
-    def by_rows(
+    def scatter_rows(
         self,
         node: Node,
         kind: str,
         specs: Sequence[Spec],
-        targets: Sequence[Lies],
+        targets: Sequence[Strided],
         over: Shape,
         more: Callable[[Index, Index], Value],
     ) -> None:
@@ -562,7 +573,7 @@ class Operations(Writer):
         if by_order:
             kept = [whole_of(kept[0])]
             start = [code.lines.constant(first_of(kind, kept[0]), kept[0])]
-        with self.over(specs[0].shape, size) as index:
+        with self.loops(specs[0].shape, size) as index:
             for x, to in zip(start, targets, strict=True):
                 code.store(x, self.address(to, index))
         *outer, inner = specs[0].shape
@@ -578,7 +589,7 @@ class Operations(Writer):
                 code.store(y, a)
         how = OPS[node.op].reduce
         if by_order or (how is not None and how.divisor):
-            with self.over(specs[0].shape, size) as index:
+            with self.loops(specs[0].shape, size) as index:
                 address = self.address(targets[0], index)
                 y = code.load(address, kept[0])
                 code.store(unordered(y) if by_order else self.shared(node, [y])[0], address)
@@ -638,7 +649,7 @@ class Operations(Writer):
                                     more = joined("sum", more, product(index, term), "contract")
                                 total = joined("sum", total, more, "contract")
                             code.store(total, address)
-            return self.in_memory(spec, to)
+            return self.stored(spec, to)
         *outer, last = spec.shape
         with self.nest(tuple(outer)) as before:
             for begin, end, step in _steps(last, PRODUCT_ROWS):
@@ -652,7 +663,7 @@ class Operations(Writer):
                             code.put(cell, added(code.get(cell, dtype), index, i))
                     for cell, index in zip(cells, places, strict=True):
                         code.store(code.get(cell, dtype), self.address(to, index))
-        return self.in_memory(spec, to)
+        return self.stored(spec, to)
 
     def inner_product(self, a: Seen, b: Seen, spec: Spec) -> Seen:
         code, dtype, n = self.code, spec.dtype, a.shape[-1]
@@ -743,7 +754,7 @@ def _steps(n: int, size: int) -> Iterator[tuple[int, int, int]]:
         yield whole, n, 1
 
 
-def _near(x: Lies, shape: Shape, size: int) -> int:
+def _near(x: Strided, shape: Shape, size: int) -> int:
     """The size of elements that are written side by side; of others, LLVM says if vectors are worth it."""
     steps = [step for step, n in zip(x.strides, shape, strict=True) if n > 1]
     return size if not steps or steps[-1] == size else FREE

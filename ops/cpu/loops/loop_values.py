@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.registry import OPS
-from ostinato.ops.core.spec import DType, Shape, Spec, lying
+from ostinato.ops.core.spec import DType, Shape, Spec, strided_like
 from ostinato.ops.flow.control import ONE_KERNEL
 from ostinato.ops.jit.values import Unsupported, Value
 
@@ -21,7 +21,7 @@ Strides = tuple[int, ...]
 
 
 @dataclass(eq=False)
-class Room:
+class Buffer:
     """Memory that turns write, in order."""
 
     at: str  # the register that has its address
@@ -30,12 +30,12 @@ class Room:
 
 
 @dataclass(frozen=True)
-class Lies:
+class Strided:
     """Where an array's elements are in memory."""
 
     at: str
     strides: Strides
-    room: Room | None = None  # None for what no turn writes
+    room: Buffer | None = None  # None for what no turn writes
 
 
 @dataclass(eq=False)
@@ -45,10 +45,10 @@ class Seen:
     shape: Shape
     dtype: DType
     element: Callable[[Index], Value]
-    reads: Mapping[Room, bool] = field(
+    reads: Mapping[Buffer, bool] = field(
         default_factory=dict
     )  # whether in step with its own elements
-    lies: Lies | None = None
+    lies: Strided | None = None
     work: float = 0.0  # of an element that is made
     made: tuple[Node, Sequence[Seen]] | None = None  # by an elementwise operation
     index: int | None = None  # the axis, from the end, of which its elements are the places
@@ -93,8 +93,8 @@ class Carried:
 
     spec: Spec
     cell: str
-    room: Room | None = None
-    other: Room | None = None
+    room: Buffer | None = None
+    other: Buffer | None = None
     is_other_used: bool = False
 
 
@@ -104,7 +104,7 @@ class Frame:
     def __init__(self, graph: Graph, values: Sequence[Seen], homes: Mapping[int, Carried]) -> None:
         self.graph = graph
         self.values = dict(enumerate(values))
-        self.order = in_writing_order(graph)
+        self.order = writing_order(graph)
         place = {k: n for n, k in enumerate(self.order)}
         self.last = [max((place[u] for u in uses), default=-1) for uses in graph.uses]
         for v in graph.outputs:
@@ -118,7 +118,7 @@ class Frame:
 
 
 def _source(graph: Graph, v: int) -> int:
-    """What a value looks at."""
+    """Find the value that a view is of."""
     while (k := graph.producers[v]) >= 0 and OPS[graph.nodes[k].op].view is not None:
         (v,) = graph.nodes[k].inputs
     return v
@@ -137,7 +137,7 @@ def _written(node: Node) -> Sequence[int]:
 
 
 @lru_cache(256)
-def in_writing_order(graph: Graph) -> tuple[int, ...]:
+def writing_order(graph: Graph) -> tuple[int, ...]:
     """The nodes, each behind those that it reads, and those that write over an operand behind all others that
     read it, where that can be."""
     readers: dict[int, set[int]] = {}
@@ -160,7 +160,7 @@ def in_writing_order(graph: Graph) -> tuple[int, ...]:
 
 
 def fit(index: Index, shape: Shape) -> Index:
-    """Of an element of what an array is repeated to."""
+    """Index the array that is broadcast to a shape."""
     own = index[len(index) - len(shape) :]
     return tuple("0" if n == 1 else i for i, n in zip(own, shape, strict=True))
 
@@ -172,7 +172,7 @@ def is_whole(x: Seen) -> bool:
         and lies.room is not None
         and lies.at == lies.room.at
         and math.prod(x.shape) == lies.room.size
-        and lies.strides == lying(x.shape, x.dtype).strides
+        and lies.strides == strided_like(x.shape, x.dtype).strides
     )
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from ostinato.ops.core.bounds import inside, outside
 from ostinato.ops.core.graph import Node
 from ostinato.ops.core.registry import OPS
-from ostinato.ops.core.spec import Shape, Spec, int64, lying, real_of
+from ostinato.ops.core.spec import Shape, Spec, int64, real_of, strided_like
 from ostinato.ops.cpu.jit.emitter import FREE, Code
 from ostinato.ops.cpu.jit.llvm import vector_bits
 from ostinato.ops.cpu.limits import LIMITS
@@ -19,7 +19,7 @@ from ostinato.ops.jit.scalar import lower
 from ostinato.ops.jit.values import Value, cast, where
 
 from .loop_masks import masked_by
-from .loop_values import Index, Lies, Room, Seen, fit, limited
+from .loop_values import Buffer, Index, Seen, Strided, fit, limited
 
 MIN_VECTOR_ELEMENTS = 8  # of a loop that has vectors
 # From which what is left over does not matter; of fewer, the last one overlaps the one before.
@@ -37,7 +37,7 @@ class Writer:
         self.code.stored = NOT_FIXED
         self.memo: dict[tuple[Seen, Index], Value] = {}
         self.pending: list[
-            tuple[Seen, Seen, Lies]
+            tuple[Seen, Seen, Strided]
         ] = []  # what is made, as it is read, and where it goes
         self.moving: set[str] = set()  # registers that depend on the innermost loop's index
         self.before: list[str] | None = None  # where what does not depend on it is written
@@ -51,7 +51,7 @@ class Writer:
         self.is_inside = False  # a turn
         self.is_tiled = False  # whether some rows' turns run before others'
         self.is_nested = False  # whether there are loops or branches inside
-        self.writable = set[Room]()  # memory that the body may write over
+        self.writable = set[Buffer]()  # memory that the body may write over
         self.scale = 1  # how often what is written now is done in a turn
         self.instructions = 0  # of a turn
 
@@ -78,7 +78,7 @@ class Writer:
 
     @contextlib.contextmanager
     def hoisted(self, of: Sequence[str]) -> Iterator[None]:
-        """What only depends on these is written before the innermost loop, if they are known there."""
+        """Write what only depends on these before the innermost loop, if they are known there."""
         lines = self.code.lines
         here = lines.text
         if self.before is not None and self.moving.isdisjoint(of):
@@ -103,16 +103,16 @@ class Writer:
         return Seen(shape, value.dtype, lambda _: value)
 
     # -- memory
-    def room(self, spec: Spec) -> Lies:
+    def allocate(self, spec: Spec) -> Strided:
         """Memory of its own for an array, in order."""
         name = self.code.name("room")
         self.code.entry.append(f"  {name} = getelementptr i8, ptr %room, i64 {self.bytes}")
         self.bytes += -(-max(spec.nbytes, 1) // LIMITS.line) * LIMITS.line
-        room = Room(name, spec.size)
+        room = Buffer(name, spec.size)
         self.writable.add(room)
-        return Lies(name, lying(spec.shape, spec.dtype).strides, room)
+        return Strided(name, strided_like(spec.shape, spec.dtype).strides, room)
 
-    def address(self, lies: Lies, index: Index) -> str:
+    def address(self, lies: Strided, index: Index) -> str:
         offset = "0"
         for i, step in zip(index, lies.strides, strict=True):
             offset = self.plus(offset, self.times(i, step)) if i != "0" else offset
@@ -120,7 +120,7 @@ class Writer:
             return lies.at
         return self.index(f"getelementptr i8, ptr {lies.at}, i64 {offset}", offset)
 
-    def in_memory(self, spec: Spec, lies: Lies, reads: Mapping[Room, bool] | None = None) -> Seen:
+    def stored(self, spec: Spec, lies: Strided, reads: Mapping[Buffer, bool] | None = None) -> Seen:
         """An array that is there."""
 
         def element(index: Index) -> Value:
@@ -131,17 +131,19 @@ class Writer:
             reads = {} if lies.room is None else {lies.room: True}
         return Seen(spec.shape, spec.dtype, element, reads, lies)
 
-    def part(self, x: Lies, axis: int, index: str) -> Lies:
+    def part(self, x: Strided, axis: int, index: str) -> Strided:
         """At a place along an axis."""
         offset = self.times(index, x.strides[axis])
         at = x.at
         if offset != "0":
             at = self.index(f"getelementptr i8, ptr {at}, i64 {offset}", offset)
-        return Lies(at, (*x.strides[:axis], *x.strides[axis + 1 :]), x.room)
+        return Strided(at, (*x.strides[:axis], *x.strides[axis + 1 :]), x.room)
 
-    def within(self, x: Lies, spec: Spec, look: Callable[[Any], Any]) -> tuple[Shape, Lies] | None:
-        """What a look at an array shows; None if that has to be copied."""
-        whole = lying(spec.shape, spec.dtype, x.strides)
+    def view_of(
+        self, x: Strided, spec: Spec, look: Callable[[Any], Any]
+    ) -> tuple[Shape, Strided] | None:
+        """The shape and strides of a view; None if it has to be copied."""
+        whole = strided_like(spec.shape, spec.dtype, x.strides)
         try:
             seen = look(whole)
         except ValueError:
@@ -150,14 +152,14 @@ class Writer:
             return None
         far = _begin(seen) - _begin(whole)
         at = self.plus_bytes(x.at, far)
-        return seen.shape, Lies(at, seen.strides, x.room)
+        return seen.shape, Strided(at, seen.strides, x.room)
 
     def plus_bytes(self, at: str, far: int) -> str:
         return self.code.let(f"getelementptr i8, ptr {at}, i64 {far}") if far else at
 
     # -- loops over elements
     @contextlib.contextmanager
-    def over(
+    def loops(
         self, shape: Shape, size: int = 0, parallel: bool = True, again: bool = False
     ) -> Iterator[Index]:
         """Loops over an array's elements, the innermost in vectors of elements of so many bytes. `again`:
@@ -239,7 +241,7 @@ class Writer:
             given = [self.element(x, fit(index, x.shape)) for x in ins]
             return lower(node.op, given, spec.dtype)
 
-        reads: dict[Room, bool] = {}
+        reads: dict[Buffer, bool] = {}
         for x in ins:
             same = x.shape == spec.shape
             for room, in_step in x.reads.items():
@@ -261,9 +263,9 @@ class Writer:
         if x.is_number:
             return x
         if x.lies is not None:
-            own = Lies(x.lies.at, (x.dtype.itemsize,), x.lies.room)
-            whole = x.lies.strides == lying(x.shape, x.dtype).strides
-            return self.in_memory(spec, own) if whole else None
+            own = Strided(x.lies.at, (x.dtype.itemsize,), x.lies.room)
+            whole = x.lies.strides == strided_like(x.shape, x.dtype).strides
+            return self.stored(spec, own) if whole else None
         if x.made is None:
             return None
         node, ins = x.made
@@ -287,10 +289,10 @@ class Writer:
             return
         size = max(real_of(x.dtype).itemsize for x, _, _ in waiting)
         if sum(n > 1 for n in waiting[0][0].shape) > 1:
-            waiting = self.in_rows(waiting)
+            waiting = self.as_rows(waiting)
         rooms = {to.room for _, _, to in waiting}
         again = all(rooms.isdisjoint(x.reads) for x, _, _ in waiting)
-        with self.over(limited(waiting[0][0].shape), size, again=again) as index:
+        with self.loops(limited(waiting[0][0].shape), size, again=again) as index:
             values = []
             for x, read, _ in waiting:
                 values.append(self.element(x, index))
@@ -298,15 +300,17 @@ class Writer:
             for value, (_, _, to) in zip(values, waiting, strict=True):
                 self.code.store(value, self.address(to, index))
 
-    def in_rows(self, waiting: list[tuple[Seen, Seen, Lies]]) -> list[tuple[Seen, Seen, Lies]]:
-        """The same as rows of elements, if all of them can be."""
+    def as_rows(
+        self, waiting: list[tuple[Seen, Seen, Strided]]
+    ) -> list[tuple[Seen, Seen, Strided]]:
+        """Turn copies into copies of rows, if all of them can be."""
         self.flats = {}
         found = []
         for x, read, to in waiting:
             flat, own = self.flat_of(x), self.flat_of(read)
-            if flat is None or own is None or to.strides != lying(x.shape, x.dtype).strides:
+            if flat is None or own is None or to.strides != strided_like(x.shape, x.dtype).strides:
                 return waiting
-            found.append((flat, own, Lies(to.at, (x.dtype.itemsize,), to.room)))
+            found.append((flat, own, Strided(to.at, (x.dtype.itemsize,), to.room)))
         return found
 
     def settle(self, *xs: Seen) -> None:
@@ -315,10 +319,10 @@ class Writer:
         if any(room in rooms for x in xs for room in x.reads):
             self.flush()
 
-    def put(self, x: Seen, to: Lies, shape: Shape | None = None) -> Seen:
+    def put(self, x: Seen, to: Strided, shape: Shape | None = None) -> Seen:
         """A value to memory; its elements as they are read from there. It may wait for others of its shape."""
         assert to.room is not None
-        read = self.in_memory(Spec(x.shape, x.dtype), to)
+        read = self.stored(Spec(x.shape, x.dtype), to)
         if self.pending:
             fits = self.pending[0][0].shape == x.shape
             for old, _, target in self.pending:
@@ -332,7 +336,7 @@ class Writer:
 
     def copied(self, x: Seen) -> Seen:
         """In memory of its own, whatever happens to what it is made of."""
-        return self.put(x, self.room(Spec(x.shape, x.dtype)))
+        return self.put(x, self.allocate(Spec(x.shape, x.dtype)))
 
     def solid(self, x: Seen) -> Seen:
         """As one whose elements are only read."""

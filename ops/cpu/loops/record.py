@@ -8,12 +8,12 @@ from typing import Any
 
 from ostinato.ops.core.device import Recorder, Repeated
 from ostinato.ops.cpu.jit.llvm import is_kernel
-from ostinato.ops.cpu.jit.sequence import SETS, Call, Spot, sequence
+from ostinato.ops.cpu.jit.sequence import SETS, Address, Call, sequence
 
 from .boxes import Boxes
 from .copies import Pieces
 
-Spots = Sequence[Spot]
+Spots = Sequence[Address]
 
 
 class Record(Recorder):
@@ -35,7 +35,7 @@ class Record(Recorder):
         return len(self.calls)
 
     def call(self, function: Any, arrays: Sequence[str], out: Any) -> None:
-        """Of a kernel, or of those of a result's pieces."""
+        """Record the call of a kernel, or of those of a result's pieces."""
         spots = [self.spots(name) for name in arrays]
         if is_kernel(function):
             self.known += 1
@@ -72,8 +72,8 @@ class Record(Recorder):
             return self.places[name]
         if name in self.fixed:
             self.held.append(self.fixed[name])
-            return [Spot(-1, address(self.fixed[name]))] * SETS
-        return [Spot(self.outside.setdefault(name, len(self.outside)), 0)] * SETS
+            return [Address(-1, address(self.fixed[name]))] * SETS
+        return [Address(self.outside.setdefault(name, len(self.outside)), 0)] * SETS
 
     def repeat(self, index: Any, last: int) -> Repeated:
         return sequence(self._called(), len(self.outside), index=index, last=last, held=self.held)

@@ -64,7 +64,7 @@ class Nest(Stages):
             return self.tile
         return self.lanes if label == self.lane and self.across else self.extents[label]
 
-    def room(self, v: int) -> int:
+    def held_bytes(self, v: int) -> int:
         """Bytes of a value of a unit, up to whole cache lines."""
         return -(-self.volume(v) * self.body.specs[v].dtype.itemsize // 64) * 64
 
@@ -132,7 +132,7 @@ def _fits(nest: Nest, lane: int, most: Sequence[int]) -> bool:
     if nest.across:
         nest.lanes = min(most)
         if is_near(nest, lane) and not nest.running:
-            nest.held = {v for v in nest.held if nest.room(v) <= HELD or not _again(nest, v)}
+            nest.held = {v for v in nest.held if nest.held_bytes(v) <= HELD or not _again(nest, v)}
         for a, lies in enumerate(nest.strides):
             v = a if a < nest.operands else body.outputs[a - nest.operands]
             apart = len(lies) > 1 and is_apart(nest, v, lies, lane)
@@ -152,7 +152,7 @@ def _fits(nest: Nest, lane: int, most: Sequence[int]) -> bool:
     for limit in limits if nest.across else (ROW_BYTES,):
         for lanes in most if nest.across else LANES[:1]:
             nest.lanes = lanes
-            if sum(nest.room(v) for v in nest.held) <= limit:
+            if sum(nest.held_bytes(v) for v in nest.held) <= limit:
                 return True
     return False
 
@@ -165,8 +165,8 @@ def _again(nest: Nest, v: int) -> bool:
 
 
 def _along(nest: Nest, lane: int, choose: bool) -> tuple[float, int]:
-    """What the loops cost if lanes run along a label: what has no lanes is done one by one, sums of
-    lanes are put together, and what has its neighbours far apart is copied.
+    """Cost of the loops if lanes run along a label: what has no lanes is done one by one, sums of
+    lanes are combined, and operands with strides are copied.
     """
     cost, body, n = 0.0, nest.body, max(nest.extents[lane], 1)
     wide = WIDE if n > MAX_FIXED_EXTENT else n / -(-n // WIDE)  # of a vector

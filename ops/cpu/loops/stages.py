@@ -90,19 +90,19 @@ def facts(nest: Nest) -> Facts:
     room = waiting = 0
     for v in sorted(nest.held):
         put(room, "held", v)
-        room += nest.room(v)
+        room += nest.held_bytes(v)
     for v, label in nest.running.items():
         put(room, "carry", v)
-        room += -(-nest.room(v) // nest.width(label) // LINE) * LINE
+        room += -(-nest.held_bytes(v) // nest.width(label) // LINE) * LINE
     for v in nest.gathered:
         put(nest.volume(v), "count", v)
         double = 2 if nest.reductions[v].kind == "moments" else 1
         put(room, "part", v)
-        put(room + nest.room(v), "part2", v)
-        room += double * nest.room(v)
+        put(room + nest.held_bytes(v), "part2", v)
+        room += double * nest.held_bytes(v)
         put(waiting, "total", v)
-        put(waiting + double * nest.room(v), "lost", v)
-        waiting += 2 * double * nest.room(v)
+        put(waiting + double * nest.held_bytes(v), "lost", v)
+        waiting += 2 * double * nest.held_bytes(v)
         put(waiting, "done", v)
         waiting += 64
     steps = {nest.lane: nest.lanes} if nest.across else {}
@@ -116,7 +116,7 @@ def cleared(dtype: DType) -> int:
     return 0 if dtype.kind == "c" else dtype.itemsize
 
 
-class Writer(Elements):
+class StageWriter(Elements):
     """Writes the stages of a unit."""
 
     nest: Nest
@@ -142,9 +142,9 @@ class Writer(Elements):
     # -- facts
     def fact(self, kind: str, a: int, b: int = -1) -> str:
         """A number from the meta array, loaded once at the entry."""
-        return self.at_entry(self.facts.places[kind, a, b], "i64")
+        return self.entry_slot(self.facts.places[kind, a, b], "i64")
 
-    def at_entry(self, place: int, kind: str) -> str:
+    def entry_slot(self, place: int, kind: str) -> str:
         key = f"%meta_{place}"
         if key not in self.known:
             self.known.add(key)
@@ -155,12 +155,12 @@ class Writer(Elements):
         return key
 
     def number(self, v: int, part: int = 0) -> Value | None:
-        """What the kernel is told of a constant's value, or of a mean's divisor."""
+        """Load the kernel's argument for a constant's value, or for a mean's divisor."""
         place = self.facts.places.get(("number", v, part))
         if place is None:
             return None
         dtype = real_of(self.body.specs[v].dtype)
-        return Value(self.code.lines, self.at_entry(place, llvm_type(dtype)), dtype)
+        return Value(self.code.lines, self.entry_slot(place, llvm_type(dtype)), dtype)
 
     def extent(self, label: int) -> str:
         n = self.nest.extents[label]
@@ -290,7 +290,7 @@ class Writer(Elements):
         self.memo, self.outer = memo, outer
 
     @contextlib.contextmanager
-    def over(self, labels: Sequence[int], env: Env) -> Iterator[Env]:
+    def loops(self, labels: Sequence[int], env: Env) -> Iterator[Env]:
         """Loops over labels, one in the other."""
         with contextlib.ExitStack() as stack:
             found = dict(env)
@@ -378,7 +378,7 @@ class Writer(Elements):
         nest, code, label = self.nest, self.code, self.nest.tiled
         ends = [v for v, r in nest.reductions.items() if label in r.over and not nest.gathers(v)]
         for v in ends:
-            with self.over(self.apart(v), {}) as env, self.along(v) as lane:
+            with self.loops(self.apart(v), {}) as env, self.along(v) as lane:
                 self.store_all(v, self.begun(v), env | lane)
         extent = self.extent(label)
         with code.loop("0", extent, nest.tile) as begin:
@@ -393,10 +393,10 @@ class Writer(Elements):
             self.share(v)
 
     def run(self, v: int) -> None:
-        """What a value carries on, combined with one element after the other."""
+        """Combine the state of a running value with one element after the other."""
         label = self.nest.running[v]
         node, dtype = self.body.nodes[self.body.producers[v]], self.body.specs[v].dtype
-        with self.over([x for x in self.apart(v) if x != label], {}) as env:
+        with self.loops([x for x in self.apart(v) if x != label], {}) as env:
             for _, indices in self.pieces(label, True):
                 first = self.index(label, {label: indices[0]}) == 0
                 with self.along(v) as lane:
@@ -423,7 +423,7 @@ class Writer(Elements):
         if v < self.nest.operands and (column := self.columns(v)) is not None:
             self.transpose(v, column)
             return
-        with self.over(self.apart(v), {}) as env, self.along(v) as lane:
+        with self.loops(self.apart(v), {}) as env, self.along(v) as lane:
             here = env | lane
             self.store(self.made(v, here), self.held_at(v, here))
 
@@ -448,7 +448,7 @@ class Writer(Elements):
         each = max(
             1, LINE // (nest.extents[column] * dtype.itemsize)
         )  # rows of a line of the cache
-        with self.over([x for x in self.apart(v) if x != column], {}) as env:
+        with self.loops([x for x in self.apart(v) if x != column], {}) as env:
             last = code.let("sub i64 %count, 1")
             ahead = code.times(self.fact("stride", v, nest.lane), str(nest.lanes))
             with code.loop("0", "%count", size) as row:
@@ -491,7 +491,7 @@ class Writer(Elements):
         nest, code, dtype = self.nest, self.code, self.body.specs[v].dtype
         size, parts = 64 // dtype.itemsize, parts_of(dtype)
         vector = f"<{size * parts} x {llvm_type(real_of(dtype))}>"
-        with self.over([x for x in self.apart(v) if x != column], {}) as env:
+        with self.loops([x for x in self.apart(v) if x != column], {}) as env:
             whole = code.let(f"and i64 %count, {-size}")
             with code.loop("0", whole, size) as row:
                 for begin, width in self.squares(column, size):
@@ -521,7 +521,7 @@ class Writer(Elements):
         if v in self.nest.held and (column := self.columns(a)) is not None:
             self.transpose_back(v, a, column)
             return
-        with self.over(self.apart(v), {}) as env, self.along(v) as lane:
+        with self.loops(self.apart(v), {}) as env, self.along(v) as lane:
             here = env | lane
             self.store(self.value(v, here), self.place(a, here))
 
@@ -564,11 +564,11 @@ class Writer(Elements):
                     total = list(self.better(r.kind, total[0], total[1], x, place))
             return total
 
-        with self.over(self.apart(first), {}) as env:
+        with self.loops(self.apart(first), {}) as env:
             if not gathers and not alone and not tiled:
                 with self.along(first, cleared(dtypes[0])) as lane:
                     self.store_all(first, self.begun(first), env | lane)
-            with self.over(outer, env) as inside:
+            with self.loops(outer, env) as inside:
                 pieces = [(True, ["0"])] if last is None else self.pieces(last, slides or tiled)
                 for _, indices in pieces:
                     with self.along(first) as lane:
@@ -584,7 +584,7 @@ class Writer(Elements):
             self.share(first)
 
     def begun(self, first: int) -> list[Value]:
-        """What the values of a reduction begin with."""
+        """List the initial values of a reduction."""
         r = self.nest.reductions[first]
         found = [self.start(r, self.body.specs[first].dtype)]
         return [*found, self.code.lines.constant(0, int64)] if len(r.node.specs) > 1 else found
@@ -595,10 +595,10 @@ class Writer(Elements):
             self.store(value, self.held_at(v, env))
 
     def share(self, first: int) -> None:
-        """Of held totals that are means, their shares."""
+        """Divide held totals that are means."""
         if self.number(first) is None:
             return
-        with self.over(self.apart(first), {}) as env, self.along(first) as lane:
+        with self.loops(self.apart(first), {}) as env, self.along(first) as lane:
             at = self.held_at(first, env | lane)
             self.store(self.shared(first, self.load(at, self.body.specs[first].dtype)), at)
 
@@ -619,14 +619,14 @@ class Writer(Elements):
             for cell in cells:
                 code.put(cell, self.start(r, dtype))
             with (
-                self.over(over, {}) as env,
+                self.loops(over, {}) as env,
                 self.lanes(size, begin, end) as lane,
             ):
                 for cell, more in zip(cells, indices, strict=True):
                     code.put(cell, self.free(r, code.get(cell, dtype), env | lane | more))
             return cells
 
-        def in_chunks(indices: Sequence[Env]) -> list[str]:
+        def chunked(indices: Sequence[Env]) -> list[str]:
             """Sums of CHUNK elements, added with compensation."""
             sums = [code.cell(dtype) for _ in indices]
             lost = [code.cell(dtype) for _ in indices]
@@ -643,13 +643,11 @@ class Writer(Elements):
                 code.put(s, code.get(s, dtype) + code.get(gone, dtype))
             return sums
 
-        with self.over(apart[:-1], {}) as env:
+        with self.loops(apart[:-1], {}) as env:
             pieces = self.pieces(apart[-1]) if apart else [(True, [""])]
             for _, names in pieces:
                 indices = [{**env, apart[-1]: i} if apart else env for i in names]
-                for cell, here in zip(
-                    (in_chunks if long else totals)(indices), indices, strict=True
-                ):
+                for cell, here in zip((chunked if long else totals)(indices), indices, strict=True):
                     at = self.held_at(first, here, self.base(home, first))
                     total = code.get(cell, dtype)
                     if home == "part":
@@ -663,7 +661,7 @@ class Writer(Elements):
         whole = whole_of(dtype)
         most, found = code.cell(whole), code.cell(dtype)
         code.put(most, code.lines.constant(first_of(kind, whole), whole))
-        with self.over(over, {}) as env, self.lanes(dtype.itemsize) as lane:
+        with self.loops(over, {}) as env, self.lanes(dtype.itemsize) as lane:
             more = ordered(kind, self.value(x, fixed | env | lane))
             code.put(most, self.joined(kind, code.get(most, whole), more))
         code.put(found, unordered(code.get(most, whole)))
@@ -674,7 +672,7 @@ class Writer(Elements):
         code, x = self.code, r.node.inputs[0]
         dtype = self.body.specs[first].dtype
         kind = MONOIDS[r.kind].order
-        with self.over(self.apart(first), {}) as env:
+        with self.loops(self.apart(first), {}) as env:
             position = code.cell(int64)
             code.put(position, code.lines.constant(2**62, int64))
             if has_order(kind, dtype):

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import DType, int64, real_of
-from ostinato.ops.jit.combining import Reduction, element
+from ostinato.ops.jit.combining import Combination, element
 from ostinato.ops.jit.loops import Loops
 from ostinato.ops.jit.moves import has_moves
 from ostinato.ops.jit.random_bits import numbers_in
@@ -77,7 +77,7 @@ class ElementWriter:
     # -- an element ----------------------------------------------------------------------------
     def element(
         self, lines: CudaLines, loads: dict[int, Value]
-    ) -> tuple[list[tuple[int, Value]], list[Reduction]]:
+    ) -> tuple[list[tuple[int, Value]], list[Combination]]:
         """Emit one element: results, and terms of sums."""
         return element(self.body, lines, [loads[k] for k in range(len(loads))], self.known)
 
@@ -102,7 +102,7 @@ class ElementWriter:
             return f"p{k}"
         return f"p{k} + {f'{size} * i' if self.steps[k] == size else f's{k}_{self.last} * i'}"
 
-    def one(self, lines: CudaLines) -> list[Reduction]:
+    def one(self, lines: CudaLines) -> list[Combination]:
         """All of one element, from memory to memory."""
         loads = {k: self.load(lines, k) for k in range(len(self.body.inputs))}
         made, sums = self.element(lines, loads)
@@ -341,7 +341,7 @@ def _shared_by_blocks(lines: CudaLines, totals: Sequence[Total]) -> list[str]:
 
 
 def _finished(
-    lines: CudaLines, writer: ElementWriter, totals: Sequence[Total], sums: Sequence[Reduction]
+    lines: CudaLines, writer: ElementWriter, totals: Sequence[Total], sums: Sequence[Combination]
 ) -> list[str]:
     """The last block's total; its memory is as it was."""
     code = reduce_warp(lines, totals) + reduce_block(lines, totals, again=True)
@@ -350,7 +350,7 @@ def _finished(
 
 
 def _results(
-    lines: CudaLines, writer: ElementWriter, totals: Sequence[Total], sums: Sequence[Reduction]
+    lines: CudaLines, writer: ElementWriter, totals: Sequence[Total], sums: Sequence[Combination]
 ) -> list[str]:
     made = _lines_after(lines)
     for total, s in zip(totals, sums, strict=True):

@@ -16,7 +16,7 @@ from typing import Any
 from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.registry import OPS, Piece
 from ostinato.ops.core.spec import DType, Shape, Spec, bool_, real_of
-from ostinato.ops.jit.combining import Reduction, results
+from ostinato.ops.jit.combining import Combination, results
 from ostinato.ops.jit.loops import Loops
 from ostinato.ops.jit.moves import (
     Along,
@@ -88,7 +88,7 @@ class MovedWriter(ElementWriter):
         return self.told.setdefault(value, f"f{len(self.told)}")
 
     # -- an element
-    def one(self, lines: CudaLines) -> list[Reduction]:
+    def one(self, lines: CudaLines) -> list[Combination]:
         self.made = {}
         env = [_Index(f"x{d}", 0, n) for d, n in enumerate(self.shape[: self.kept])]
         inner = self.shape[self.kept :]
@@ -156,7 +156,7 @@ class MovedWriter(ElementWriter):
             return _Address(self.address_of(v, look, env))
         node, dtype = body.nodes[k], body.specs[v].dtype
         if OPS[node.op].element.source == "value":
-            return number(lines, node, v, lambda u, part: self.told_number(lines, u, part))
+            return number(lines, node, v, lambda u, part: self.known_number(lines, u, part))
         if not is_move(node):
             ins = [self.value(lines, u, look, env) for u in node.inputs]
             return lower(node.op, ins, dtype)
@@ -251,7 +251,7 @@ class MovedWriter(ElementWriter):
         pieces = pieces_of(node, [self.shapes[u] for u in node.inputs]) if is_join(node) else ()
         return pieces is not None and not any(p.combine or p.operand < 0 for p in pieces)
 
-    def told_number(self, lines: CudaLines, v: int, part: int) -> Value | None:
+    def known_number(self, lines: CudaLines, v: int, part: int) -> Value | None:
         name = self.known.get((v, part))
         return None if name is None else Value(lines, name, real_of(self.body.specs[v].dtype))
 

@@ -384,7 +384,7 @@ class Writer(Elements):
         return Total(r.kind, self.body.specs[first].dtype, n or str(first), keeps)
 
     def run(self, v: int) -> None:
-        """Combine what is carried along an index, which is a thread's, with one element after the other."""
+        """Combine the state that is carried along a thread's index with one element after the other."""
         if self.nest.running[v] == self.nest.near:
             self.scan(v)
             return

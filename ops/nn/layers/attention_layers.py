@@ -7,11 +7,13 @@ from typing import Any
 from ostinato.ops.array.contraction import matmul
 from ostinato.ops.array.shape import matrix_transpose, reshape, swapaxes
 from ostinato.ops.array.slicing import slice_axes
-from ostinato.ops.core.array import Array, Operandish, as_array
 from ostinato.ops.core.user_line import misfit
 
 from ostinato.errors import ArgumentError, ShapeError
 
+from ...core.apply import as_array
+from ...core.array import Array
+from ...core.array_methods import Operandish
 from ..attending import attention
 from .dense import Linear, counted
 from .initializers import Initializer, glorot_uniform, zeros

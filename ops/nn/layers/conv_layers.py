@@ -7,11 +7,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from ostinato.ops.array.shape import moveaxis
-from ostinato.ops.core.array import Array, Operandish
 from ostinato.ops.core.user_line import misfit
 
 from ostinato.errors import ArgumentError
 
+from ...core.array import Array
+from ...core.array_methods import Operandish
 from ..convolution import conv, conv_transpose
 from ..pooling import avg_pool, global_avg_pool, max_pool
 from ..spatial import for_each

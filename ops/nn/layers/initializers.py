@@ -16,7 +16,7 @@ from ostinato.ops.core.spec import DType, Shape
 from ostinato.ops.core.user_line import misfit
 from ostinato.ops.linalg.functions import qr
 from ostinato.ops.random import draws
-from ostinato.ops.special.functions import erfinv
+from ostinato.ops.special.special_functions import erfinv
 
 from ostinato.errors import ArgumentError
 

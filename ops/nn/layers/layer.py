@@ -65,7 +65,7 @@ class Pass:
 
     def reaches(self) -> bool:
         """Whether what is computed now is a part of it: a function compiled within it is not."""
-        trace = array._current.trace
+        trace = array.current_thread.trace
         while trace is not self.trace:
             if trace is None or not trace.inner:
                 return False
@@ -160,7 +160,7 @@ class Layer(Recorded):
         Array([0.1, 0.1], dtype=float32)
         """
         _check_drawn(self)
-        trace = array._current.trace
+        trace = array.current_thread.trace
         made = Pass(train, key, updated={}, trace=trace, home=trace)
         y = _run(made, self, args, kwargs)
         return y, _replaced(self, made.updated or {})
@@ -213,7 +213,7 @@ class Layer(Recorded):
                 needed="model.apply",
                 do="y, model = model.apply(x, train=True)",
             )
-        if array._current.trace is not now.home:
+        if array.current_thread.trace is not now.home:
             raise misfit(
                 ArgumentError,
                 f"{type(self).__name__} in training",
@@ -267,7 +267,7 @@ def _told(value: Any) -> str:
 
 def _within(outer: Pass | None, train: bool | None, key: Any) -> Pass:
     """A call within another one, or the first."""
-    made = Pass(bool(train), key, trace=array._current.trace)
+    made = Pass(bool(train), key, trace=array.current_thread.trace)
     if outer is not None:
         made.updated, made.home, made.watch = outer.updated, outer.home, outer.watch
         made.train = outer.train if train is None else bool(train)

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from ostinato.ops.array.shape import listed
-from ostinato.ops.core.array import Array, Operandish, as_array
 
+from ...core.apply import as_array
+from ...core.array import Array
+from ...core.array_methods import Operandish
 from ..normalization import (
     batch_norm,
     batch_norm_train,

@@ -6,8 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from ostinato.ops.core.array import Operandish
-
+from ...core.array_methods import Operandish
 from ..recurrence import gru, lstm
 from .dense import counted
 from .initializers import Initializer, uniform

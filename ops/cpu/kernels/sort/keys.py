@@ -22,7 +22,7 @@ END = "define internal void @finish(ptr %data, ptr %meta) {\nentry:"
 NOTHING = f"{END}\n  ret void\n}}"
 
 
-class Kind(NamedTuple):
+class KeyKind(NamedTuple):
     """What a module puts in order."""
 
     dtype: DType
@@ -55,10 +55,10 @@ class Kind(NamedTuple):
         return 8 * digit + (32 if self.places and self.bits < 64 else 0)
 
 
-class Keys:
+class SortKeys:
     """What modules that put keys in order are written with."""
 
-    def __init__(self, kind: Kind) -> None:
+    def __init__(self, kind: KeyKind) -> None:
         self.kind = kind
         self.key = f"i{kind.bits}"
         self.one = "i64" if kind.places else self.key  # what holds a key with its place, or a half
@@ -128,7 +128,7 @@ class Keys:
             code.add(f"store {self.key} {made}, ptr {to}, align {size}")
 
     # -- keys in memory
-    def at(self, code: Code, base: str, index: str) -> list[str]:
+    def addresses(self, code: Code, base: str, index: str) -> list[str]:
         size = self.kind.item
         first = code.let(f"getelementptr i{8 * size}, ptr {base}, i64 {index}")
         return (
@@ -137,11 +137,12 @@ class Keys:
 
     def load(self, code: Code, base: str, index: str) -> list[str]:
         return [
-            code.let(f"load {self.one}, ptr {at}, align 1") for at in self.at(code, base, index)
+            code.let(f"load {self.one}, ptr {at}, align 1")
+            for at in self.addresses(code, base, index)
         ]
 
     def store(self, code: Code, found: Sequence[str], base: str, index: str) -> None:
-        for one, at in zip(found, self.at(code, base, index), strict=True):
+        for one, at in zip(found, self.addresses(code, base, index), strict=True):
             code.add(f"store {self.one} {one}, ptr {at}, align 1")
 
     def digit(self, code: Code, found: Sequence[str], shift: str, most: int = DIGIT) -> str:

@@ -10,10 +10,10 @@ from ostinato.ops.core.spec import int64
 from ostinato.ops.cpu.jit.emitter import Code, places
 from ostinato.ops.cpu.jit.parallel import TABLES, around
 
-from .keys import BODY, NOTHING, Keys, Kind
+from .keys import BODY, NOTHING, KeyKind, SortKeys
 
 
-class _Lanes(Keys):
+class _Lanes(SortKeys):
     """The functions of a module."""
 
     def lanes(self) -> str:
@@ -186,7 +186,7 @@ class _Lanes(Keys):
 
 
 @lru_cache(64)
-def lanes_text(kind: Kind) -> str:
+def lanes_text(kind: KeyKind) -> str:
     writer, size = _Lanes(kind), kind.dtype.itemsize
     functions = [writer.across("take", size), writer.across("give", 8 if kind.places else size)]
     functions += [writer.exchange(), writer.lanes(), NOTHING]

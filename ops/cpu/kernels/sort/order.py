@@ -17,7 +17,7 @@ from ostinato.ops.cpu.jit.llvm import function_of, processor, why_not
 from ostinato.ops.cpu.limits import LIMITS, ZEN_4
 from ostinato.ops.cpu.threads import most_threads
 
-from .keys import DIGIT, Kind
+from .keys import DIGIT, KeyKind
 from .networks import lanes_text
 from .radix import lines_text, part_text, phases
 
@@ -49,7 +49,7 @@ def _way(x: Shape, dtype: DType, axis: int, first: int, places: bool) -> _Way:
     """Choose how to sort, for any number of threads that there may be later."""
     threads = most_threads()
     n, lines = x[axis], math.prod(x) // x[axis]
-    kind = Kind(dtype, places, False, True, False)
+    kind = KeyKind(dtype, places, False, True, False)
     lanes = kind.lanes if n <= EXCHANGES and 2 * lines > kind.lanes else 0
     shared = n >= MIN_SHARED_KEYS and lines < max(threads, 2) and first * SELECTED_SHARE > n
     parts = PARTS * threads if shared else 0
@@ -65,7 +65,7 @@ def _way(x: Shape, dtype: DType, axis: int, first: int, places: bool) -> _Way:
     return _Way(turns, threads, parts, inside, lanes, -(-room // 64) * 64)
 
 
-def sort_room(x: Shape, dtype: DType, axis: int, first: int, places: bool) -> list[Scratch]:
+def sort_scratch(x: Shape, dtype: DType, axis: int, first: int, places: bool) -> list[Scratch]:
     """Memory for keys: of a line for each thread, or of one that all share."""
     if not has_keys(dtype) or 0 in x:
         return []
@@ -106,7 +106,7 @@ def sort_function(
     if way.inside and steps[1] != out.itemsize:
         return None
     dense = steps == (x.itemsize, out.itemsize) or n == 1
-    kind = Kind(dtype, places, descending, dense, first * SELECTED_SHARE <= n and not way.lanes)
+    kind = KeyKind(dtype, places, descending, dense, first * SELECTED_SHARE <= n and not way.lanes)
     if way.parts:
         return _in_parts(kind, x, out, axis, way._replace(threads=threads), start, scratch)
     others = [d for d in range(x.ndim) if d != axis and x.shape[d] > 1]
@@ -161,7 +161,7 @@ def _by_numpy(axis: int, descending: bool) -> Callable[..., None]:
 
 
 def _in_parts(
-    kind: Kind, x: Any, out: Any, axis: int, way: _Way, start: int, scratch: Sequence[Any]
+    kind: KeyKind, x: Any, out: Any, axis: int, way: _Way, start: int, scratch: Sequence[Any]
 ) -> Callable[..., None]:
     """The function of a few long lines, one after the other."""
     n, steps = x.shape[axis], (x.strides[axis], out.strides[axis])

@@ -11,7 +11,7 @@ from ostinato.ops.core.spec import int64
 from ostinato.ops.cpu.jit.emitter import Code, places
 from ostinato.ops.cpu.jit.parallel import TABLES, around
 
-from .keys import BODY, DIGIT, END, NOTHING, Keys, Kind
+from .keys import BODY, DIGIT, END, NOTHING, KeyKind, SortKeys
 
 MAX_INSERTION_KEYS = 48  # keys that are put in their places one by one
 _PARTS = (
@@ -20,7 +20,7 @@ _PARTS = (
 )
 
 
-class _Radix(Keys):
+class _Radix(SortKeys):
     """The functions of a module."""
 
     # -- a line
@@ -200,7 +200,7 @@ class _Radix(Keys):
                         self.write(code, self.load(code, "%from", i), out, i)
         return self.function(BODY, code)
 
-    def after(self, name: str) -> str:
+    def finish(self, name: str) -> str:
         """Write what follows a phase."""
         code = self.parts()
         told = [code.let(f"getelementptr i64, ptr %told, i64 {k}") for k in range(3)]
@@ -252,7 +252,7 @@ class _Radix(Keys):
         code.add(f"store i64 {code.let(f'or i64 {before}, {bits}')}, ptr {at}")
 
 
-def phases(kind: Kind) -> Iterator[tuple[str, int]]:
+def phases(kind: KeyKind) -> Iterator[tuple[str, int]]:
     """Iterate over the phases of a line, each with its digit."""
     yield "load", 0
     for digit in range(kind.dtype.itemsize):
@@ -262,7 +262,7 @@ def phases(kind: Kind) -> Iterator[tuple[str, int]]:
 
 
 @lru_cache(64)
-def lines_text(kind: Kind) -> str:
+def lines_text(kind: KeyKind) -> str:
     writer = _Radix(kind)
     functions = [writer.insert(), writer.order(), writer.lines(), NOTHING]
     if kind.selects:
@@ -271,7 +271,7 @@ def lines_text(kind: Kind) -> str:
 
 
 @lru_cache(64)
-def part_text(kind: Kind, phase: str) -> str:
+def part_text(kind: KeyKind, phase: str) -> str:
     writer = _Radix(kind)
-    functions = [writer.phase(phase), writer.after(phase)]
+    functions = [writer.phase(phase), writer.finish(phase)]
     return "\n".join([*sorted(writer.declared), TABLES, *functions, around(2)])

@@ -21,7 +21,7 @@ from ostinato.ops.jit.pairs import Pair
 from ostinato.ops.jit.values import Value, where
 from ostinato.ops.linalg.banded import NARROW
 
-from .elements import Elements, text_of
+from .element_code import ElementCode, text_of
 
 WIDE = 128  # systems side by side at the most
 CACHE = 1 << 17  # bytes of what is kept of them
@@ -94,7 +94,7 @@ def _text(form: BandedKey) -> str:
     return text_of(code, (*_FACTS, *steps), many, ["  %last = sub i64 %n, 1"])
 
 
-class _Writer(Elements):
+class _Writer(ElementCode):
     """The body of a kernel. Rows are lists: what is left in columns that follow each other, and of the
     right-hand side."""
 
@@ -128,16 +128,16 @@ class _Writer(Elements):
         return self.read(bases, self.wide, lane, i, self.code.let(f"icmp slt i64 {i}, %n"))
 
     def read(self, bases: Sequence[str], array: int, lane: str, i: str, inside: str) -> Value:
-        found = self.load(self.at(bases, array, lane, self.code.least(i, "%last")))
+        found = self.load(self.address(bases, array, lane, self.code.least(i, "%last")))
         return where(Value(self.code.lines, inside, bool_), found, self.zero)
 
-    def at(self, bases: Sequence[str], array: int, lane: str, i: str) -> str:
+    def address(self, bases: Sequence[str], array: int, lane: str, i: str) -> str:
         """Where a system's element of an array is; the last is of results."""
-        base = self.over(bases[array], i, f"%along{array}")
+        base = self.advance(bases[array], i, f"%along{array}")
         lies = self.form.lies[array]
         if lies == SAME:
             return base
-        return self.over(base, lane, str(self.item) if lies == STRAIGHT else f"%across{array}")
+        return self.advance(base, lane, str(self.item) if lies == STRAIGHT else f"%across{array}")
 
     # -- all systems of a turn
     def turns(self) -> None:
@@ -147,10 +147,10 @@ class _Writer(Elements):
             first = code.times(g, "%wide")
             width = code.least(code.let(f"sub i64 %inner, {first}"), "%wide")
             bases = [
-                self.over(base, first, f"%across{k}")
+                self.advance(base, first, f"%across{k}")
                 for k, base in enumerate(code.begins(which, range(many)))
             ]
-            room = self.over(code.let("inttoptr i64 %room to ptr"), "%thread", "%each")
+            room = self.advance(code.let("inttoptr i64 %room to ptr"), "%thread", "%each")
             with code.loop("0", width, lanes=self.lanes) as lane:
                 self.begin(bases, lane)
             with code.loop("0", "%n") as k, code.loop("0", width, lanes=self.lanes) as lane:
@@ -164,14 +164,14 @@ class _Writer(Elements):
         for i, row in enumerate(self.state):
             made = [self.element(bases, lane, str(i), j - i, str(j)) for j in range(self.wide - 1)]
             for cell, x in zip(row, [*made, self.right(bases, lane, str(i))], strict=True):
-                self.store(x, self.over(cell, lane, str(self.item)))
+                self.store(x, self.advance(cell, lane, str(self.item)))
 
     def forth(self, bases: Sequence[str], room: str, lane: str, k: str) -> None:
         """Column k: one row more reaches into it; the pivot's row is kept, the others go on."""
         code, below = self.code, self.form.below
         rows = []
         for cells in self.state:
-            *had, right = [self.load(self.over(c, lane, str(self.item))) for c in cells]
+            *had, right = [self.load(self.advance(c, lane, str(self.item))) for c in cells]
             rows.append([*had, self.zero, right])
         i = code.sum(k, str(below))
         columns = [code.sum(k, str(j)) for j in range(self.wide)]
@@ -185,24 +185,24 @@ class _Writer(Elements):
         for row, cells in zip(others, self.state, strict=True):
             factor = row[0] * inverse
             for x, y, cell in zip(row[1:], pivot[1:], cells, strict=True):
-                self.store(x - factor * y, self.over(cell, lane, str(self.item)))
+                self.store(x - factor * y, self.advance(cell, lane, str(self.item)))
         for j, x in enumerate([inverse, *pivot[1:-1]]):
             self.store(x, self.kept(room, lane, k, j))
-        self.store(pivot[-1], self.at(bases, self.wide + 1, lane, k))
+        self.store(pivot[-1], self.address(bases, self.wide + 1, lane, k))
 
     def back(self, bases: Sequence[str], room: str, lane: str, k: str) -> None:
-        found = self.load(self.at(bases, self.wide + 1, lane, k))
+        found = self.load(self.address(bases, self.wide + 1, lane, k))
         for j in range(1, self.wide):
             later = self.code.least(self.code.sum(k, str(j)), "%last")
-            known = self.load(self.at(bases, self.wide + 1, lane, later))
+            known = self.load(self.address(bases, self.wide + 1, lane, later))
             found = found - self.load(self.kept(room, lane, k, j)) * known
         made = found * self.load(self.kept(room, lane, k, 0))
-        self.store(made, self.at(bases, self.wide + 1, lane, k))
+        self.store(made, self.address(bases, self.wide + 1, lane, k))
 
     def kept(self, room: str, lane: str, k: str, j: int) -> str:
         row = self.code.sum(self.code.times(k, str(self.wide)), str(j))
-        base = self.over(room, self.code.times(row, "%wide"), str(self.item))
-        return self.over(base, lane, str(self.item))
+        base = self.advance(room, self.code.times(row, "%wide"), str(self.item))
+        return self.advance(base, lane, str(self.item))
 
 
 def _size(x: Value) -> Value:

@@ -33,7 +33,7 @@ from ostinato.ops.core.encode import Malformed
 from ostinato.ops.core.spec import DTYPES
 
 from .fields import Fields
-from .plain import Undescribed, made_structure, told_structure
+from .plain import Undescribed, made_structure, plain_structure
 
 try:
     import fcntl
@@ -276,7 +276,7 @@ def room_for(folder: str | os.PathLike[str]) -> int:
 def encoded(key: bytes, values: Sequence[Any], fields: Fields) -> list[Any] | None:
     """A record, in pieces; None of what cannot be written down."""
     try:
-        structure = told_structure(fields.structure)
+        structure = plain_structure(fields.structure)
     except Undescribed:
         return None
     leaves: list[Any] = []

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 from ostinato.ops.core import activity
-from ostinato.ops.core.array import Operand
 from ostinato.ops.core.device import described, device_of
 from ostinato.ops.core.encode import encode_spec
 from ostinato.ops.core.helpers import check_thread, helper
 from ostinato.ops.core.layout import Layout, Mesh
+from ostinato.ops.core.operand import Operand
 from ostinato.ops.core.spec import DTYPES, Spec, lent
 from ostinato.ops.core.user_line import misfit
 from ostinato.planner.file import encode_plan
@@ -30,7 +30,7 @@ from ostinato.errors import CommunicatorError, SessionError
 
 from .channel import Channel
 from .crew import Lead
-from .feeding import MOST_LEAVES, Feed
+from .crew_feeding import MOST_LEAVES, Feed
 from .member import SESSION
 from .orders import rebuilt
 

@@ -11,13 +11,14 @@ import numpy as np
 
 from ostinato.errors import ArgumentError, SessionError
 from ostinato.ops.array.creation import asarray
-from ostinato.ops.core.array import Array, Split, from_operand
+from ostinato.ops.core.array import Array, from_operand
 from ostinato.ops.core.layout import Box, volume
+from ostinato.ops.core.operand import Split
 from ostinato.ops.core.spec import DTYPES
 from ostinato.ops.core.user_line import misfit
 from ostinato.planner.passes.layouts import resolve
 from ostinato.runtime.crew.channel import Channel
-from ostinato.runtime.crew.engine import CrewEngine
+from ostinato.runtime.crew.crew_engine import CrewEngine
 
 from .sessions import Session, current
 

@@ -13,14 +13,14 @@ from ostinato.ops.jit.pairs import Pair
 from ostinato.ops.jit.values import Value
 
 
-class Elements:
+class ElementCode:
     """Those of one dtype, in the text of a kernel."""
 
     def __init__(self, code: Code, dtype: DType) -> None:
         self.code, self.dtype = code, dtype
         self.item, self.part = dtype.itemsize, real_of(dtype).itemsize
 
-    def over(self, base: str, count: str, step: str) -> str:
+    def advance(self, base: str, count: str, step: str) -> str:
         """An address so many steps of bytes on."""
         return self.code.let(f"getelementptr i8, ptr {base}, i64 {self.code.times(count, step)}")
 

@@ -101,7 +101,7 @@ def _reader() -> Routine | None:
     file = call("open", path, _FLAGS)
     made.leaves_if(file < 0, -1)
     for at, kind in ((_SIZE, int64), (_SECONDS, int64), (_NANOSECONDS, int32)):
-        stat.further(at).of(kind)[0] = 0
+        stat.further(at).view(kind)[0] = 0
     call("statx", file, nothing, _EMPTY_PATH, _ASKED, stat)
     count = call("read", file, out, size, result=int64)
     call("close", file)
@@ -133,8 +133,8 @@ def reads() -> Routine | None:
     nothing[0] = 0
     count = made.does(reader, name, out, size, nothing, stat)
     made.leaves_if((count <= 0) | (count >= size), count)
-    long, seconds = (stat.further(at).of(int64)[0] for at in (_SIZE, _SECONDS))
-    nanoseconds = cast(stat.further(_NANOSECONDS).of(uint32)[0], int64)
+    long, seconds = (stat.further(at).view(int64)[0] for at in (_SIZE, _SECONDS))
+    nanoseconds = cast(stat.further(_NANOSECONDS).view(uint32)[0], int64)
     spread = (long * (_SPREAD - (1 << 64))) ^ (seconds * 1_000_000_000 + nanoseconds)
     found = spread & ((1 << 63) - 1)
     found = where(found == 0, 1, found)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from .order import keyed
+from .sample_order import keyed
 
 Numbers = np.ndarray[Any, np.dtype[np.float64]]
 REPLACED = (1 << 63) + 1  # in place of a stage's number: which samples replace others
@@ -29,7 +29,7 @@ class Draws:
         self._counter = self._state["state"]["counter"]
         self._random = np.random.Generator(self._generator)
 
-    def at(self, place: int, stage: int) -> Draws:
+    def seek(self, place: int, stage: int) -> Draws:
         """From the beginning of what there is to draw for a sample in a stage."""
         counter = self._counter
         counter[0], counter[1], counter[2] = 0, place, stage

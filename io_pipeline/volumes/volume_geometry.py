@@ -13,8 +13,8 @@ from ostinato.ops.core.user_line import misfit
 
 from ostinato.errors import ArgumentError
 
-from ..feed.draws import Draws
 from ..feed.fields import VOLUME
+from ..feed.sample_draws import Draws
 from ..feed.stage import DEVICE, HOST, Box3, Shape, Stage, stage
 from ..images.values import check_chance
 

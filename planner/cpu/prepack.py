@@ -22,7 +22,7 @@ from ostinato.planner.plan import Target, largest_part
 from ostinato.planner.rewrite import is_kernel, with_nodes
 
 
-def mark_staying(graph: Graph, target: Target, donated: Sequence[int] = ()) -> Graph:
+def mark_prepacked(graph: Graph, target: Target, donated: Sequence[int] = ()) -> Graph:
     """The pass. Under a limit of memory nothing is kept, and under `any-workers` products are others."""
     free = target.memory_limit is None and target.numerics != "any-workers"
     if not free or isinstance(library(), str):

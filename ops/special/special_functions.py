@@ -1,7 +1,7 @@
 """Special functions, by SciPy's names (`scipy.special`).
 
 Each is one elementwise operation of real floating numbers; whole numbers are converted to float64.
-What an element is computed by is in ops/jit/special.py, in double precision, so of float32 every
+What an element is computed by is in ops/jit/special_formulas.py, in double precision, so of float32 every
 result is within 1 unit in the last place (ulp) of float32; but logit, erfinv, ndtri, log_ndtr and
 the modified Bessel functions I are computed in float32, within 2, 3, 4, 7 and 4. What is said below
 is of float64. Without generated kernels the same formulas run on arrays."""
@@ -23,7 +23,9 @@ from ..array.elementwise import broadcast, floating, where
 from ..array.reduction import logsumexp
 from ..array.shape import whole_number
 from ..array.transcendental import cos, erf, exp, log, log1p, sigmoid, sin
-from ..core.array import Array, Axis, Operandish, apply, unify
+from ..core.apply import apply, unify
+from ..core.array import Array
+from ..core.array_methods import Axis, Operandish
 from ..core.parameters import unfit, wrong_number
 from ..core.registry import ANY, op, stream_cost
 from ..core.spec import Spec, float64, is_float, promote
