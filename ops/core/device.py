@@ -47,6 +47,8 @@ class Native:
     by_threads: bool = False  # whether bits may depend on how many threads there are
     least: int = 0  # elements from which, outside of loops, it is worth making
     placed: bool = False  # of a placed op, whether it takes `at`, too, and so works on parts
+    # (graph, k) -> nodes behind a product that whoever makes it may do as it is written
+    behind: Callable[[Graph, int], Sequence[int]] | None = None
 
     def made(
         self,
