@@ -262,7 +262,8 @@ class Device:
     def behind(self, graph: Graph, k: int, fast: bool) -> Sequence[int]:
         """The nodes behind a product that are done as it is written, by the library that multiplies.
         `fast`: with other bits, too."""
-        return ()
+        native = self.natives.get(graph.nodes[k].op)
+        return () if native is None or native.behind is None else native.behind(graph, k)
 
     def is_one_call(self, body: Graph) -> bool:
         """Whether that library does all of a kernel that begins with a product."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from ostinato.ops.core.device import Device, Function, InTurns, Prepackable, add, plain
-from ostinato.ops.core.graph import Graph, Node
+from ostinato.ops.core.graph import Node
 from ostinato.ops.core.registry import OPS, Place, Specs
 from ostinato.ops.core.spec import DType, Shape, Spec, copied, empty_aligned
 from ostinato.ops.cpu.limits import LIMITS
@@ -60,10 +60,6 @@ class Cpu(Device):
 
     def widens(self, left: DType, right: DType, out: DType) -> bool:
         return can_widen(left, right, out)
-
-    def behind(self, graph: Graph, k: int, fast: bool) -> Sequence[int]:
-        native = self.natives.get(graph.nodes[k].op)
-        return () if native is None or native.behind is None else native.behind(graph, k)
 
     def multiplies(self, ops: Collection[str]) -> str:
         missing = library()

@@ -347,12 +347,7 @@ def _made(
     alone = conv.weights[0] == 1  # without groups
     shape, lie = conv.weights[alone:], conv.weights_lie[alone:]
     with _owner(x, w, out) as owner, _alone():
-
-        def lying(shape: Ints, strides: Ints, dtype: DType) -> Any:
-            name, lies = "dnnl_memory_desc_create_with_strides", _dims(_plain(shape, strides))
-            kind = _TYPES[dtype.name]
-            return owner.make("memory_desc", name, len(shape), _dims(shape), kind, lies)
-
+        lying = partial(_lying, owner)
         best = owner.make(*_ANYHOW, len(shape), _dims(shape), _TYPES[packed_kind.name], _ANY)
         ways, blocks, each, size = dict[Any, _Way](), list[_Block](), list[_Way](), 0
         packed: Any = None
@@ -411,6 +406,11 @@ def _made(
         return partial(_packed, function, turn, room), 0
     sums = room[: size * len(blocks)].view(np.float32).reshape(len(blocks), -1)
     return partial(_added_up, function, turn, room, sums, _adding(sums, threads)), 0
+
+
+def _lying(owner: _Owner, shape: Ints, strides: Ints, dtype: DType) -> Any:
+    name, lies = "dnnl_memory_desc_create_with_strides", _dims(_plain(shape, strides))
+    return owner.make("memory_desc", name, len(shape), _dims(shape), _TYPES[dtype.name], lies)
 
 
 def _turning(
