@@ -236,7 +236,7 @@ def conv_room(
     g, o = w[-2:]
     block = 16 if g > 1 else 64
     each = g * math.prod(-(-n // block) * block for n in (c, o))
-    if g > 1 and c == o == 1:
+    if g > 64 and c == o == 1:  # fewer may be done as other groups are
         each = -(-g // 64) * 64
     size = each * math.prod(over) * (4 * SUMS if slopes else specs[1].dtype.itemsize)
     return [Scratch((size,), uint8)]
