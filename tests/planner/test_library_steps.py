@@ -98,18 +98,19 @@ def test_results_are_turned_when_all_is_done() -> None:
 
 
 def test_what_is_not_a_number_stays_so() -> None:
-    x, w, b = np.ones((1, 16, 5, 5), np.float32), np.ones((16, 16, 1, 1), np.float32), np.zeros(16)
-    x[0, 3, 2, 2], b = np.nan, b.astype(np.float32) - 17
-    b[:8] = 0
+    """And what is below 0 is 0 without a sign, what is above as it was."""
+    x, w = np.ones((1, 64, 9, 9), np.float32), np.ones((64, 64, 3, 3), np.float32)
+    x[0, 3, 2, 2], b = np.nan, np.zeros(64, np.float32)
+    b[32:] = -1000
     with on(1):
-        f = ost.compile(lambda x, w, b: ost.nn.relu(ost.nn.conv(x, w, b)))
+        f = ost.compile(lambda x, w, b: ost.nn.relu(ost.nn.conv(x, w, b, padding=1)))
         y = np.asarray(f(x, w, b))
         assert "fused_product" in kinds(f)
-    assert np.isnan(y[0, :, 2, 2]).all()
-    assert np.isnan(y).sum() == 16
-    assert (y[0, 8:, 0] == 0).all()
-    assert not np.signbit(y[0, 8:, 0]).any()
-    assert (y[0, :8, 0] == 16).all()
+    assert np.isnan(y[0, :, 1:4, 1:4]).all()
+    assert np.isnan(y).sum() == 9 * 64
+    assert (y[0, 32:, 5:] == 0).all()
+    assert not np.signbit(y[0, 32:, 5:]).any()
+    assert (y[0, :32, 5:8, 1:8] == 576).all()
 
 
 def test_who_is_read_by_others_is_no_step() -> None:
