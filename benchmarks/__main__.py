@@ -25,6 +25,7 @@ SUITES = (
     "breadth",
     "everyday",
     "loops",
+    "networks",
     "busy",
     "cluster",
     "keep",

@@ -47,6 +47,8 @@ class Native:
     by_threads: bool = False  # whether bits may depend on how many threads there are
     least: int = 0  # elements from which, outside of loops, it is worth making
     placed: bool = False  # of a placed op, whether it takes `at`, too, and so works on parts
+    # (graph, k) -> nodes behind a product that whoever makes it may do as it is written
+    behind: Callable[[Graph, int], Sequence[int]] | None = None
 
     def made(
         self,
@@ -260,7 +262,8 @@ class Device:
     def epilogue_of(self, graph: Graph, k: int, fast: bool) -> Sequence[int]:
         """The nodes behind a product that are done as it is written, by the library that multiplies.
         `fast`: with other bits, too."""
-        return ()
+        native = self.natives.get(graph.nodes[k].op)
+        return () if native is None or native.behind is None else native.behind(graph, k)
 
     def is_one_call(self, body: Graph) -> bool:
         """Whether that library does all of a kernel that begins with a product."""

@@ -102,6 +102,7 @@ class Product:
     folded: Callable[..., int | None] | None = None
     # Of stacks of matrices, `... m k` and `... k n`; kernels may keep what they make of the right one.
     gemm: bool = False
+    keeps: bool = False  # of others: whether kernels may keep what they make of the right one
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,11 +16,13 @@ from ostinato.ops.core.parameters import GRAPH, unfit
 from ostinato.ops.core.registry import ANY, OPS, Params, Place, Scratch, Specs, op
 from ostinato.ops.core.spec import Shape, Spec, int8
 from ostinato.ops.cpu.loops.schedule import BLOCKS, UNITS, analyse, analyse_in_order, lanes_of
+from ostinato.ops.jit.epilogues import begin_of
 from ostinato.ops.jit.labels import combines
 from ostinato.ops.jit.moves import has_moves, shapes_of
 from ostinato.ops.jit.stages import label
 
 from .kernels.gemm_epilogue import shape_of
+from .library_steps import done, steps_behind
 from .loops.flat import crew_of, nest_kernel
 from .loops.stages import facts
 from .threads import most_threads
@@ -156,6 +158,29 @@ def _shapes(body: Graph, given: Sequence[Shape], labelled: Any) -> list[Shape]:
     return found
 
 
+def _steps_kernel(xp: Any, out: Any, *xs: Any, body: Graph, at: Place) -> None:
+    """The product by its own kernel, then step by step."""
+    k = begin_of(body)
+    node = body.nodes[k]
+    kernel, made = OPS[node.op].kernel, node.specs[0]
+    assert kernel is not None
+    view, place = product_view(out, made.shape, at)
+    kernel(xp, view, *xs[: len(node.inputs)], at=place, **plain(node.kw))
+    done(xp, out, steps_behind(body, k), xs)
+
+
+def product_view(out: Any, shape: Shape, at: Place) -> tuple[Any, Place]:
+    """A result as the product is whose last two axes it joins, and where that is."""
+    box = at.outs[0]
+    if len(shape) > out.ndim:
+        out = out.reshape(*out.shape[:-1], shape[-2], out.shape[-1] // shape[-2])
+        box = (*box[:-1], *_box(out.shape[-2:]))
+    return out, Place(at.ins[:2], (box,), at.in_shapes[:2], (shape,), at.first)
+
+
+op(  # a product and steps behind it, which one library does
+    "fused_product", **_FACTS, kernel=_steps_kernel, cost=_cost, dense=True, placed=True
+)
 op("fused", **_FACTS, kernel=_kernel, cost=_cost, overwrite=ANY, writes_parts=True)
 op("fused_joins", **_FACTS, kernel=_kernel, cost=_cost, writes_parts=True)  # reads elsewhere, too
 op(
@@ -181,6 +206,7 @@ op(  # in stages
     cost=_cost,
 )
 
+STEPS = "fused_product"
 JOINED = "joined"  # what kernels take in, and no kernel itself
 FUSED = tuple([name for name, made in OPS.items() if made.kernel is _kernel and name != JOINED])
 WITH_PRODUCT = tuple([name for name in FUSED if OPS[name].run.dense])

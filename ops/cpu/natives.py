@@ -10,15 +10,17 @@ from typing import Any
 
 import numpy as np
 from ostinato.ops.array.contraction import Folds
-from ostinato.ops.core.device import Classes, Device, Prepackable
+from ostinato.ops.core.device import Classes, Device, Prepackable, plain
+from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.monoid import identity
 from ostinato.ops.core.registry import OPS, Params, Place, Scratch, Specs
 from ostinato.ops.core.spec import Shape, Spec, bfloat16, int64, strided_like
 from ostinato.ops.cpu.limits import LIMITS
 from ostinato.ops.flow.control import ONE_KERNEL, WHOLE
+from ostinato.ops.jit.epilogues import begin_of
 from ostinato.ops.linalg.factorizations import SINGULAR
 
-from .fused import WITH_PRODUCT, stages, stages_scratch, stages_ways
+from .fused import STEPS, WITH_PRODUCT, product_view, stages, stages_scratch, stages_ways
 from .jit.llvm import why_not
 from .kernels import fft
 from .kernels.band_solve import banded_kernel
@@ -42,8 +44,9 @@ from .kernels.tally import counting_kernel, folding_kernel
 from .kernels.triangular import triangular_kernel
 from .kernels.true_places import true_places
 from .libraries import lapack
-from .libraries.onednn import Unable
-from .libraries.onednn_conv import conv_room, onednn_conv
+from .libraries.onednn import Unable, library
+from .libraries.onednn_conv import conv_room, does_steps, onednn_conv
+from .library_steps import done, steps_behind
 from .loops.loop_kernel import all_turns, turns_scratch
 
 Made = Callable[..., None] | Prepackable | None
@@ -108,6 +111,46 @@ def _conv(
 
 def _conv_ways(ins: Specs, outs: Specs, p: Params, threads: int) -> Classes:
     return [("onednn",), ("products",)]
+
+
+def _conv_steps(graph: Graph, k: int) -> Sequence[int]:
+    """The nodes behind a convolution that oneDNN does with it."""
+    node = graph.nodes[k]
+    specs = [*(graph.specs[v] for v in node.inputs), *node.specs]
+    if isinstance(library(), str) or not does_steps(specs, node.kw):
+        return ()
+    return [u for step in steps_behind(graph, k) for u in step.nodes]
+
+
+def _with_steps(arrays: Arrays, threads: int, *, at: Place, body: Graph, **p: Any) -> Made:
+    """A product and what a library does as it writes it, or else NumPy does then."""
+    k = begin_of(body)
+    node = body.nodes[k]
+    steps = [s for s in steps_behind(body, k) if s.kind]
+    out, place = product_view(arrays[-1], node.specs[0].shape, at)
+    others = [arrays[s.operand] for s in steps if s.operand >= 0]
+    known = {"threads": threads, "at": place, **node.kw, **p}
+    found = _conv([*arrays[:2], *others, out], steps=steps, **known)
+    if found is not None or (plainly := _conv([*arrays[:2], out], **known)) is None:
+        return found
+    first = plainly.function if isinstance(plainly, Prepackable) else plainly
+
+    def run(x: Any, w: Any, *rest: Any) -> None:
+        first(x, w, product_view(rest[-1], node.specs[0].shape, at)[0])
+        done(np, rest[-1], steps, (x, w, *rest))
+
+    return run
+
+
+def _steps_room(
+    ins: Sequence[Shape], outs: Sequence[Shape], specs: Specs, *, body: Graph, **_: Any
+) -> Sequence[Scratch]:
+    node = body.nodes[begin_of(body)]
+    made = outs[0]
+    if node.specs[0].ndim > len(made):
+        groups = node.specs[0].shape[-2]
+        made = (*made[:-1], groups, made[-1] // groups)
+    return conv_room(ins[:2], [made], specs, **plain(node.kw))
 
 
 def _solve(arrays: Arrays, threads: int, **_: Any) -> Made:
@@ -287,8 +330,9 @@ def register(cpu: Device) -> None:
         made, room = partial(all_turns, name), partial(turns_scratch, name)
         cpu.runs(name, made, scratch=room)
     conv = partial(cpu.runs, make=_conv, ways=_conv_ways, scratch=conv_room, placed=True)
-    conv("conv")
-    conv("wide_conv")
+    conv("conv", behind=_conv_steps)
+    conv("wide_conv", behind=_conv_steps)
+    cpu.runs(STEPS, _with_steps, ways=_conv_ways, scratch=_steps_room, placed=True)
     cpu.runs("solve", _solve)
     cpu.runs("solve_triangular", triangular_kernel)
     cpu.runs("solve_banded", banded_kernel, least=LEAST_BANDS)

@@ -14,7 +14,7 @@ from typing import Any
 from ostinato.ops.array.arithmetic import convert
 from ostinato.ops.array.elementwise import broadcast
 from ostinato.ops.array.expressions import Expression
-from ostinato.ops.array.shape import accumulator, moveaxis, reshape, swapaxes
+from ostinato.ops.array.shape import accumulator, expand_dims, moveaxis, reshape, swapaxes
 from ostinato.ops.autodiff.gradient import fitted
 from ostinato.ops.core.index import Indices, taps, windowed
 from ostinato.ops.core.parameters import DTYPE, PLACES, STRIDES, unfit
@@ -149,7 +149,7 @@ op(
     infer=_rule,
     kernel=_by_products,
     grad=_grad,
-    product=Product(wide="wide_conv"),
+    product=Product(wide="wide_conv", keeps=True),
     in_blocks=_in_blocks,
     **_FACTS,
 )
@@ -182,7 +182,7 @@ op(
     infer=_wide_rule,
     kernel=_wide_kernel,
     made_by="machine",
-    product=Product(),
+    product=Product(keeps=True),
     **{**_FACTS, "takes": {**_FACTS["takes"], "dtype": DTYPE}},
 )
 
@@ -218,8 +218,10 @@ def _given(
             needed=f"{wanted} channels, and as many filters for each of {count} groups",
             do="give filters as layout says: OIHW beside channels first, HWIO beside channels last",
         )
-    split = (*x.shape[:-1], count, x.shape[-1] // count)
-    return reshape(x, split), reshape(w, (*w.shape[:-1], count, w.shape[-1] // count)), order
+    x = reshape(x, (*x.shape[:-1], count, x.shape[-1] // count))
+    if count == 1:  # any order of memory will do
+        return x, expand_dims(w, -2), order
+    return x, reshape(w, (*w.shape[:-1], count, w.shape[-1] // count)), order
 
 
 def _joined(y: Array, bias: Operandish | None, order: Any, name: str) -> Array:

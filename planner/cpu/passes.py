@@ -7,6 +7,7 @@ from ostinato.planner.fusion.narrow_operands import narrow
 from ostinato.planner.fusion.stacks import part_stacks
 from ostinato.planner.passes.order import order
 
+from .behind_products import take_epilogues
 from .fuse import fuse
 from .loop_kernels import make_loop_kernels
 from .prepack import mark_prepacked
@@ -21,6 +22,7 @@ PASSES = (
     slice_first,
     sink_transposes,
     make_loop_kernels,
+    take_epilogues,
     fuse,
     order,
     halve,

@@ -15,8 +15,10 @@ import math
 from collections.abc import Collection, Sequence
 
 from ostinato.ops.core.graph import Graph, Node
-from ostinato.ops.core.registry import OPS
+from ostinato.ops.core.registry import OPS, Product
+from ostinato.ops.cpu.fused import STEPS
 from ostinato.ops.cpu.libraries.onednn import library
+from ostinato.ops.jit.epilogues import begin_of
 from ostinato.planner.passes.reads import seen_as
 from ostinato.planner.plan import Target, largest_part
 from ostinato.planner.rewrite import is_kernel, with_nodes
@@ -35,15 +37,25 @@ def _marked(graph: Graph, staying: Collection[int]) -> Graph:
     stays = set(staying)
     nodes = list(graph.nodes)
     for k, node in enumerate(nodes):
-        product = OPS[node.op].product
+        product = _product(node)
         if OPS[node.op].is_view and len(node.inputs) == 1 and node.inputs[0] in stays:
             stays.update(graph.outs(k))
         elif product is None:
             nodes[k] = node if is_kernel(node) else _with_marked_bodies(node, stays)
-        elif product.gemm and node.inputs[product.right] in stays and _pays(graph, node):
+        elif node.inputs[product.right] in stays and (
+            _pays(graph, node) if product.gemm else product.keeps
+        ):
             params = tuple(sorted({**node.kw, "stays": True}.items()))
             nodes[k] = Node(node.op, node.inputs, params, node.specs, node.line)
     return with_nodes(graph, nodes)
+
+
+def _product(node: Node) -> Product | None:
+    """The product that a node is, or begins with."""
+    if node.op != STEPS:
+        return OPS[node.op].product
+    body: Graph = node.kw["body"]
+    return OPS[body.nodes[begin_of(body)].op].product
 
 
 def _with_marked_bodies(node: Node, stays: Collection[int]) -> Node:

@@ -22,9 +22,11 @@ from dataclasses import dataclass, field
 import numpy as np
 from ostinato.ops.array.expressions import permuted, prepend_axes
 from ostinato.ops.core.build import Builder
+from ostinato.ops.core.device import Device, described
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.registry import OPS, op_of
 from ostinato.ops.core.spec import Spec
+from ostinato.ops.cpu.library_steps import SCALARS
 from ostinato.planner.plan import Target
 from ostinato.planner.rewrite import replace
 
@@ -40,13 +42,15 @@ class _Turned:
     turns: dict[int, Axes] = field(default_factory=dict)
     lies: dict[int, Spec] = field(default_factory=dict)
     chosen: set[int] = field(default_factory=set)  # nodes
+    steps: set[int] = field(default_factory=set)  # values that a product's library may make with it
 
 
 def sink_transposes(graph: Graph, target: Target) -> Graph:
     """The pass."""
     if target.numerics == "any-workers":
         return graph
-    found = _found(graph) if any(OPS[n.op].turns_axes for n in graph.nodes) else _Turned(graph)
+    turns = any(OPS[n.op].turns_axes for n in graph.nodes)
+    found = _found(graph, described(target.device)) if turns else _Turned(graph)
     made: dict[int, int] = {}  # as they lie, of the new graph
 
     def lying(values: Sequence[int], v: int) -> int:
@@ -90,11 +94,11 @@ def _back(builder: Builder, value: int, turn: Axes) -> int:
 
 
 # -- what is turned --------------------------------------------------------------------------
-def _found(graph: Graph) -> _Turned:
+def _found(graph: Graph, device: Device) -> _Turned:
     """From the first node to the last what could be, then back what is welcome so; until all is."""
     unwelcome: set[int] = set()
     while True:
-        found = _possible(graph, unwelcome)
+        found = _possible(graph, device, unwelcome)
         wrong = {
             k
             for k in found.chosen
@@ -105,7 +109,7 @@ def _found(graph: Graph) -> _Turned:
         unwelcome |= wrong
 
 
-def _possible(graph: Graph, unwelcome: set[int]) -> _Turned:
+def _possible(graph: Graph, device: Device, unwelcome: set[int]) -> _Turned:
     found = _Turned(graph)
     made = set[int]()  # values that are made as they lie
     for k, node in enumerate(graph.nodes):
@@ -116,11 +120,15 @@ def _possible(graph: Graph, unwelcome: set[int]) -> _Turned:
                 found.chosen.add(k)
             elif graph.specs[u].size >= MIN_SUNK_ELEMENTS:
                 found.turns[v], found.lies[v] = node.kw["axes"], graph.specs[u]
+                if _takes_steps(graph, u, device):
+                    found.steps.add(v)
         elif k in unwelcome:
             continue
         elif (spec := _lying(found, node)) is not None:
-            turned = next(u for u in node.inputs if u in found.turns)
-            found.turns[v], found.lies[v] = found.turns[turned], spec
+            turned = [u for u in node.inputs if u in found.turns]
+            found.turns[v], found.lies[v] = found.turns[turned[0]], spec
+            if found.steps.issuperset(turned) and OPS[node.op].scalar in SCALARS:
+                found.steps.add(v)
             found.chosen.add(k)
             made.add(v)
         elif _is_other_reduction(found, node):
@@ -163,9 +171,31 @@ def _is_other_reduction(found: _Turned, node: Node) -> bool:
     return bool(node.kw["axes"]) and rest == sorted(rest)
 
 
+def _takes_steps(graph: Graph, v: int, device: Device) -> bool:
+    """Whether a value is a product, or made of one element by element, of a library that may do that."""
+    size = graph.specs[v].size
+    while (k := graph.producers[v]) >= 0:
+        op = OPS[graph.nodes[k].op]
+        if not op.moves.keeps_order and op.scalar not in SCALARS:
+            break
+        v = next(u for u in graph.nodes[k].inputs[::-1] if graph.specs[u].size == size)
+    native = device.natives.get(graph.nodes[k].op) if k >= 0 else None
+    return native is not None and native.behind is not None
+
+
+def _reads_elements(node: Node) -> bool:
+    """Whether what reads a turned value does it crosswise, and no copy."""
+    op = op_of(node.op)
+    return bool(op.scalar or op.reduce or op.product)
+
+
 def _is_welcome(found: _Turned, v: int) -> bool:
-    """Whether those who read a value as well read it turned."""
+    """Whether those who read a value as well read it turned, or it is better turned when all is done."""
     graph, (*batches, a, b) = found.graph, found.turns[v]
+    if v in found.steps and all(
+        k in found.chosen or not _reads_elements(graph.nodes[k]) for k in graph.uses[v]
+    ):
+        return True
     matrices = batches == [*range(len(batches))]
     for k in graph.uses[v]:
         product = OPS[graph.nodes[k].op].product

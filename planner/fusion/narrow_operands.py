@@ -44,7 +44,9 @@ def _sources(graph: Graph, node: Node, device: Device) -> list[tuple[int, list[N
     if product is None or not product.wide:
         return []
     found = [
-        (v, views) for v, views in (uncast(graph, v) for v in node.inputs) if views is not None
+        (v, views)
+        for v, views in (uncast(graph, v, True) for v in node.inputs)
+        if views is not None
     ]
     if len(found) < len(node.inputs):
         return []
@@ -52,8 +54,9 @@ def _sources(graph: Graph, node: Node, device: Device) -> list[tuple[int, list[N
     return found if device.widens(left, right, node.specs[0].dtype) else []
 
 
-def uncast(graph: Graph, v: int) -> tuple[int, list[Node] | None]:
-    """A value before it was cast, and what looks at it since; None if it was not."""
+def uncast(graph: Graph, v: int, reshaped: bool = False) -> tuple[int, list[Node] | None]:
+    """A value before it was cast, and what looks at it since; None if it was not. `reshaped`: even with other
+    shapes that may be copies."""
     views: list[Node] = []
     while (k := graph.producers[v]) >= 0:
         node = graph.nodes[k]
@@ -61,7 +64,8 @@ def uncast(graph: Graph, v: int) -> tuple[int, list[Node] | None]:
             source = node.inputs[0]
             same = graph.specs[source].layout == node.specs[0].layout
             return source, views[::-1] if same else None
-        if not OPS[node.op].is_view or len(node.inputs) != 1 or len(node.specs) != 1:
+        looks = OPS[node.op].is_view or (reshaped and OPS[node.op].reshapes)
+        if not looks or len(node.inputs) != 1 or len(node.specs) != 1:
             break
         views.append(node)
         v = node.inputs[0]

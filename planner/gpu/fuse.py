@@ -9,7 +9,7 @@ return %2                                   ... })
 
 What goes together is decided in planner/fusion. Even a single operation becomes a kernel of our own,
 which has the bits of the CPU's (ops/gpu/loops/flat.py). A product takes in of what follows it what the
-library does as it writes the product (`Device.behind`), with bits for a relu's slope (bits.py). This
+library does as it writes the product (`Device.epilogue_of`), with bits for a relu's slope (bits.py). This
 belongs to this machine: plan files hold the graph without it."""
 
 from __future__ import annotations

@@ -137,13 +137,15 @@ def _leads(graph: Graph, node: Node) -> bool:
 
 
 def joined(graph: Graph) -> dict[int, int]:
-    """Find the values that kernels make for a `concat` that joins nothing else, or to replace most
-    of an array: for each value the joined one.
+    """Find the values that kernels make for a `concat` that joins nothing else, to replace most of an
+    array, or for a result that only has another shape: for each value the joined one.
     """
     found: dict[int, int] = {}
     for k, node in enumerate(graph.nodes):
         if replaced(graph, k) is not None:
             found[node.inputs[1]] = graph.starts[k]
+        if node.op == "copy" and (v := _before_copy(graph, k)) >= 0:
+            found[v] = graph.starts[k]
         if not OPS[node.op].moves.concatenates:
             continue
         parts = [_before_join(graph, k, w) for w in node.inputs]
@@ -208,10 +210,26 @@ def _before_join(graph: Graph, k: int, w: int) -> int:
     return -1
 
 
+def _before_copy(graph: Graph, k: int) -> int:
+    """The value that a node makes for this copy and for nobody else, which has another shape; -1 if it is
+    something else."""
+    v, reader = graph.nodes[k].inputs[0], k
+    while (maker := graph.producers[v]) >= 0:
+        if graph.uses[v] != (reader,) or v in graph.outputs:
+            return -1
+        node, moves = graph.nodes[maker], OPS[graph.nodes[maker].op].moves
+        if not (moves.same_elements and moves.keeps_order and OPS[node.op].view):
+            kernel = OPS[node.op].view is None and len(node.specs) == 1
+            able = kernel and node.op not in (*CONTROL, "constant") and not node.specs[0].pending
+            return v if able and reader != k else -1
+        (v,), reader = node.inputs, maker
+    return -1
+
+
 def is_joined(program: Program, k: int) -> bool:
     """Whether nothing is left to do for a node, as it joins what was made in its place."""
     graph, slots = program.graph, program.slots
-    if not OPS[graph.nodes[k].op].moves.concatenates:
+    if not OPS[graph.nodes[k].op].moves.concatenates and graph.nodes[k].op != "copy":
         return False
     v = graph.nodes[k].inputs[0]
     while slots[v].kind == "alias":
@@ -236,11 +254,13 @@ def part_getter(graph: Graph, v: int, shape_of: Callable[[Spec], Shape]) -> Call
     if (at := replaced(graph, k)) is not None:
         return lambda whole: whole[at]
     looks = list[Node]()
-    while not OPS[graph.nodes[k].op].moves.concatenates:
+    while not OPS[graph.nodes[k].op].moves.concatenates and graph.nodes[k].op != "copy":
         looks.append(graph.nodes[k])
         v = graph.starts[k]
         (k,) = graph.uses[v]
     node = graph.nodes[k]
+    if node.op == "copy":
+        return lambda whole: whole.reshape(shape_of(graph.specs[looks[0].inputs[0]]))
     axis = node.kw["axis"]
     begin = 0
     for w in node.inputs[: node.inputs.index(v)]:

@@ -25,7 +25,7 @@ from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.layout import Layout
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Spec
-from ostinato.ops.cpu.fused import FUSED, WITH_PRODUCT
+from ostinato.ops.cpu.fused import FUSED, STEPS, WITH_PRODUCT
 from ostinato.ops.flow.control import ONE_KERNEL
 from ostinato.planner.lowering import rules
 from ostinato.planner.machine import unmeasured
@@ -35,7 +35,7 @@ from ostinato.planner.rewrite import inline, is_kernel, map_bodies
 from ostinato.planner.title import title
 
 APART = "apart"  # the operations of a larger kernel by themselves
-LARGER = ("fused_nest", *WITH_PRODUCT)
+LARGER = ("fused_nest", STEPS, *WITH_PRODUCT)
 WORTH = 30e-6  # seconds that a site must be predicted to take
 SHORT_RUN_SECONDS = 1e-3  # seconds below which waking threads may not pay
 EXACT = 64  # extents up to this are a class of their own

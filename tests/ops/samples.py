@@ -73,6 +73,7 @@ NOT_SAMPLED = {
         ("fused_loop", "fused_while", "fused_whole"),
         "made by the planner; see planner/test_loop_kernels.py",
     ),
+    "fused_product": "made by the planner; see planner/test_library_steps.py",
     "fused_matmul": "made by the planner; see planner/test_epilogue.py",
     "fused_matmul_rows": "made by the planner; see planner/test_epilogue.py",
     **dict.fromkeys(

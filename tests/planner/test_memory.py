@@ -616,3 +616,18 @@ def test_a_plan_that_is_given_operands_takes_them_wherever_it_runs() -> None:
             ost.run(plan, y, y)
         np.testing.assert_array_equal(np.asarray(ost.run(plan, one, one)), np.full(4, 3.0))
         np.testing.assert_array_equal(one, np.ones(4))
+
+
+def test_results_of_another_shape_are_made_where_they_go():
+    x = np.ones((40, 30), np.float32)
+    with ost.connect(workers=1):
+        f = ost.compile(lambda x: (ost.expand_dims(x @ x.T, 1), (x.T @ x).reshape(30, 5, 6)))
+        first, second = map(np.asarray, f(x))
+        slots, graph = f.plan.program.slots, f.plan.program.graph
+        ops = [n.op for n in graph.nodes]
+    made = [slots[graph.starts[k]].kind for k, op in enumerate(ops) if op in ("matmul", "gram")]
+    assert made == ["part", "part"], graph
+    assert first.shape == (40, 1, 40)
+    assert (first == 30).all()
+    assert second.shape == (30, 5, 6)
+    assert (second == 40).all()

@@ -292,7 +292,7 @@ def _function(
     about = np.array(facts, np.int64)
     once_gone(about, owner.destroy)
     on_stack = all(_name(owner, made.algorithm).startswith(ON_STACK) for made in kinds)
-    return function_of(_text(not on_stack), about, (*tables, *held))
+    return function_of(_text(not on_stack, len(order)), about, (*tables, *held))
 
 
 def _arguments(
@@ -302,11 +302,11 @@ def _arguments(
     query = owner.library.dnnl_primitive_desc_query_md
     form = ctypes.c_void_p(query(made.algorithm, _QUERY_SCRATCHPAD, 0))
     pad, start = _room(owner, form)
-    left, weights, result = memories
-    used = (left, made.packed or weights, result)
+    used = list(memories)
+    used[1] = made.packed or used[1]
     given = [_Argument(w, m) for w, m in zip(made.which, used, strict=True) if w]
-    given += [_Argument(_SCRATCHPAD, owner.memory(form, start))] * (4 - len(given))
-    arguments = (_Argument * 4)(*given)
+    given += [_Argument(_SCRATCHPAD, owner.memory(form, start))] * (1 + len(used) - len(given))
+    arguments = (_Argument * len(given))(*given)
     held += [arguments, pad]
     return ctypes.c_void_p(ctypes.addressof(arguments))
 
@@ -323,19 +323,25 @@ def _algorithm(owner: _Owner, forms: Sequence[Any], wanted: str) -> ctypes.c_voi
     return first_choice(owner, "dnnl_matmul_primitive_desc_create", given, wanted)
 
 
-def user_scratchpad(owner: _Owner) -> ctypes.c_void_p:
-    """Attributes of what gets its memory from us."""
+def user_scratchpad(owner: _Owner, after: Any = None) -> ctypes.c_void_p:
+    """Attributes of what gets its memory from us, and does this list of things to what it makes."""
     made = owner.make("primitive_attr", "dnnl_primitive_attr_create")
     owner.library.dnnl_primitive_attr_set_scratchpad_mode(made, _USER_SCRATCHPAD)
+    if after is not None:
+        owner.library.dnnl_primitive_attr_set_post_ops(made, after)
     return made
 
 
 def first_choice(
-    owner: _Owner, function: str, given: Sequence[Any], wanted: str | tuple[str, ...]
+    owner: _Owner,
+    function: str,
+    given: Sequence[Any],
+    wanted: str | tuple[str, ...],
+    after: Any = None,
 ) -> ctypes.c_void_p:
     """The library's first choice among the algorithms whose name begins so; none is a last resort."""
     found = owner.library
-    made = owner.make("primitive_desc", function, *given, user_scratchpad(owner))
+    made = owner.make("primitive_desc", function, *given, user_scratchpad(owner, after))
     while said := _name(owner, made):
         if "ref" not in said and said.startswith(wanted):
             return made
@@ -432,10 +438,10 @@ def _some(lies: Stack) -> Any:
 
 
 # -- machine code --------------------------------------------------------------------------
-@lru_cache(2)
-def _text(held: bool) -> str:
+@lru_cache(16)
+def _text(held: bool, many: int) -> str:
     """Facts: turns, threads, status, kinds of blocks; what each thread has for each kind: primitive, stream,
-    arguments, and the memories that take three arrays' addresses; of each turn the kind, and where the
+    arguments, and the memories that take so many arrays' addresses; of each turn the kind, and where the
     arrays begin.
     """
     names = ("dnnl_memory_set_data_handle", "dnnl_primitive_execute")
@@ -449,25 +455,25 @@ def _text(held: bool) -> str:
     c.add("%before = call i32 @omp_get_max_threads()")
     c.add("call void @omp_set_num_threads(i32 1)")
     with c.loop("%lo", "%hi") as turn:
-        row = c.let(f"getelementptr i64, ptr {of_turns}, i64 {c.times(turn, '4')}")
+        row = c.let(f"getelementptr i64, ptr {of_turns}, i64 {c.times(turn, str(1 + many))}")
         number = c.sum(c.times("%thread", kinds), c.let(f"load i64, ptr {row}"))
-        own = c.let(f"getelementptr i64, ptr {of_threads}, i64 {c.times(number, '6')}")
+        own = c.let(f"getelementptr i64, ptr {of_threads}, i64 {c.times(number, str(3 + many))}")
         primitive, stream, arguments, *memories = (
-            c.let(f"call ptr @array(ptr {own}, i64 {k})") for k in range(6)
+            c.let(f"call ptr @array(ptr {own}, i64 {k})") for k in range(3 + many)
         )
         for k, memory in enumerate(memories):
             begin = c.let(f"call i64 @fact(ptr {row}, i64 {k + 1})")
             whole = c.let(f"call ptr @array(ptr %data, i64 {k})")
             at = c.let(f"getelementptr i8, ptr {whole}, i64 {begin}")
             c.let(f"call i32 @dnnl_memory_set_data_handle(ptr {memory}, ptr {at})")
-        given = f"ptr {primitive}, ptr {stream}, i32 4, ptr {arguments}"
+        given = f"ptr {primitive}, ptr {stream}, i32 {1 + many}, ptr {arguments}"
         done = c.let(f"sext i32 {c.let(f'call i32 @dnnl_primitive_execute({given})')} to i64")
         status = c.let("getelementptr i64, ptr %meta, i64 2")
         c.let(f"atomicrmw or ptr {status}, i64 {done} monotonic")
     c.add("call void @omp_set_num_threads(i32 %before)")
     head = "define internal void @body(ptr %data, ptr %meta, i64 %lo, i64 %hi, i64 %thread) {"
     body = "\n".join([head, *c.entry, *c.lines.text, "  ret void", "}"])
-    return "\n".join([TABLES, _CALLED, body, CHECKED, around(3, "shared", held)])
+    return "\n".join([TABLES, _CALLED, body, CHECKED, around(many, "shared", held)])
 
 
 _FACTS = (("i64", "fact", 3), ("ptr", "array", 4), ("ptr", "array", 5))
