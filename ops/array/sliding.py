@@ -122,6 +122,7 @@ op(
     indices=_indices,
     view=_view,
     grad=_grad,
+    selects="windows",
     cost=MOVE,
 )
 
