@@ -49,6 +49,7 @@ MIN_CUT_ROWS = 1 << 14  # fewer are not cut, if a longer sum outside of them can
 LINES = 1024  # of running sums; fewer, which are longer, are cut themselves
 PRODUCT = 1024  # multiplications of a row: libraries are better at more
 MAX_ROW_BYTES = 1 << 22  # bytes of a row of a stage at the most
+LONG_WINDOW = 1 << 4  # elements of windows of which products are summed
 SHARED = 2  # elements of windows for each of an operand's, from which they share most of them
 Fits = Callable[..., bool]  # (**parameters of a kernel) -> whether it can be one
 
@@ -541,8 +542,11 @@ def _has_join(graph: Graph, k: int) -> bool:
     """Whether it shows what has edges, which would have to be in memory first, or windows that are only
     reduced, of which lanes are found better where they are read."""
     while k >= 0 and op_of(graph.nodes[k].op).is_view:
-        if is_windowed(graph, graph.nodes[k]) and _is_only_reduced(graph, k):
-            return True
+        if is_windowed(graph, graph.nodes[k]):
+            if _is_only_reduced(graph, k):
+                return True
+            if _overlaps(graph, graph.outs(k)[0], LONG_WINDOW):
+                return False  # tests of each element cost more than memory for what has edges
         k = graph.producers[graph.nodes[k].inputs[0]]
     return k >= 0 and _is_edge(graph, k)
 

@@ -26,7 +26,7 @@ from ostinato.ops.core.registry import OPS, Op, Reduce, op_of
 from ostinato.ops.core.spec import float32, float64
 from ostinato.planner.plan import Target
 
-from .stages import Nested
+from .stages import LONG_WINDOW, Nested
 
 MIN_EXTENTS = {"columns": 16, "summed": 128}  # of products that are a library's
 MAX_COPIED_BYTES = 1 << 28
@@ -102,6 +102,8 @@ def _can_spell(graph: Graph, k: int, target: Target) -> bool:
     windows = [d for dims in rule.ins for d in dims if isinstance(d, Window)]
     if not any(d.over is not None and d.size > 1 for d in windows) or rule.chunked or rule.parts:
         return False
+    if target.memory_limit is not None and math.prod(d.size for d in windows) > LONG_WINDOW:
+        return False  # what has edges is then in memory
     if any(d is None for dims in (*rule.ins, *rule.outs) for d in dims):
         return False
     if any(d.every > 1 and rule.monoid(str(d.over)) != "sum" for d in windows):

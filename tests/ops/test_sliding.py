@@ -188,3 +188,15 @@ def test_vmap_and_gradient() -> None:
                 high, low = np.asarray(f(x + d))[k], np.asarray(f(x - d))[k]
                 np.testing.assert_allclose(slopes[k, n], (high - low) / 2e-5, 1e-6, 1e-6)
         assert "loop" not in [n.op for n in f.plan.program.graph.nodes]
+
+
+@alone
+@pytest.mark.parametrize("taps", [9, 40])
+def test_edges_of_long_windows_are_in_memory(taps: int) -> None:
+    """So that whether an element is inside is not asked for each of its products."""
+    x, w = rng.normal(size=20_000), rng.normal(size=taps)
+    with on():
+        f = ost.compile(lambda x: ost.convolve(x, w, "same"))
+        np.testing.assert_allclose(np.asarray(f(x)), np.convolve(x, w, "same"), 1e-10, 1e-10)
+    kernels = [n.op for n in f.plan.program.graph.nodes if ost.ops.lookup(n.op).view is None]
+    assert ("pad" in kernels) is (taps == 40), kernels
