@@ -10,9 +10,18 @@ from .passes.numerics import fix_order
 from .passes.precision import mix_precision
 from .passes.reads import read_files
 from .passes.simplify import simplify
+from .passes.slice_sums import slide_filters
 from .plan import Target
 
-PREPARING = (simplify, mix_precision, fix_order, multiply_differences, read_files, work_in_blocks)
+PREPARING = (
+    simplify,
+    mix_precision,
+    fix_order,
+    multiply_differences,
+    slide_filters,
+    read_files,
+    work_in_blocks,
+)
 
 
 def prepared(graph: Graph, target: Target) -> Graph:

@@ -6,8 +6,10 @@ test_toy_ops.py runs this file in a process of its own, as ops stay registered."
 from __future__ import annotations
 
 import itertools
+import os
 import random
 import sys
+import tempfile
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,15 +19,17 @@ from ostinato.ops.core.array import Array
 from ostinato.ops.core.device import device_of
 from ostinato.ops.core.index import Window, taps, windowed
 from ostinato.ops.core.parameters import PLACES, STRIDES, Kind, unfit
-from ostinato.ops.core.registry import OPS, Place, Product, op
+from ostinato.ops.core.registry import OPS, Place, Product, Reduce, op
 from ostinato.ops.core.spec import Spec
 from ostinato.ops.cpu.device import CPU
 from ostinato.planner.file import decode_plan, encode_plan
 from ostinato.planner.seeing.explain import facts
 
 import ostinato as ost
+from tests.cuda_host import COMPILER
 from tests.fake_device import FAKE
 from tests.helpers import on, splits_of
+from tests.ops.test_cuda_stages import graph_of, results, run_on_host
 from tests.ops.test_indices import check, splittable, ways
 from tests.sessions import use
 
@@ -141,6 +145,7 @@ op(
     infer=_pool_rule,
     takes={"sizes": PLACES, "strides": PLACES, "pads": PAIRS},
     indices=windowed("... [y:r] [x:s] -> ... y x", max="r s"),
+    reduce=Reduce(),
     kernel=_pool,
     grad=_pool_grad,
     placed=True,
@@ -225,8 +230,135 @@ def main() -> None:
                     np.testing.assert_allclose(np.asarray(slope), by, 1e-4, 1e-5)
 
     natives()
+    kernels(random.Random(4))
+    products()
     plans()
     print("both of them work")
+
+
+# -- toy_rows ----------------------------------------------------------------------------------
+def _rows(xp: Any, out: Any, x: Any, w: Any, *, offsets: Any, at: Place) -> None:
+    out[...] = 0
+    windows = [Window("", offsets[0], 1, len(w), "")]
+    for r in range(len(w)):
+        ours, theirs = taps(windows, at.outs[0][1:2], at.ins[0][1:2], (r,))
+        out[(slice(None), *ours)] += x[(slice(None), *theirs)] @ w[r]
+
+
+op(
+    "toy_rows",
+    infer=lambda x, w, *, offsets: Spec((*x.shape[:2], w.shape[2]), x.dtype),
+    takes={"offsets": STRIDES},
+    indices=windowed("n [y:r] c, r c o -> n y o", sums="r c"),
+    kernel=_rows,
+    product=Product(),
+    placed=True,
+)
+
+
+def products() -> None:
+    """Of many channels: windows are copied, and a library multiplies them."""
+    r = np.random.default_rng(5)
+    x, w, bias = r.normal(size=(3, 16, 21, 18)), r.normal(size=(17, 16, 3, 3)), r.normal(size=17)
+    p: Any = {"strides": (2, 1), "dilation": (1, 2), "offsets": (-1, 0), "every": (1, 1)}
+    p |= {"extents": (11, 14)}
+    line, v = r.normal(size=(2, 60, 32)), r.normal(size=(5, 32, 20))
+    wide = np.pad(line, ((0, 0), (3, 1), (0, 0)))
+    windows = np.lib.stride_tricks.sliding_window_view(wide, 5, 1)
+    by_rows = np.einsum("nycr,rco->nyo", windows, v)
+    shifted = by_numpy(x, w, **p) + bias[:, None, None]
+
+    def layer(x: Any, w: Any, bias: Any) -> Any:
+        return ost.maximum(conv(x, w, **p) + bias[:, None, None], 0)
+
+    def rows(x: Any, w: Any) -> Any:
+        return apply("toy_rows", as_array(x), as_array(w), offsets=(-3,)) * 2
+
+    for workers in (1, 2):
+        with on(workers):
+            f, g, split = ost.compile(layer), ost.compile(rows), 0 if workers > 1 else None
+            found = np.asarray(f(ost.asarray(x, split=split), w, bias))
+            np.testing.assert_allclose(found, np.maximum(shifted, 0), 1e-10, 1e-10)
+            found = np.asarray(g(ost.asarray(line, split=split), v))
+            np.testing.assert_allclose(found, 2 * by_rows[:, :60], 1e-10, 1e-10)
+            multiplied = ["matmul" in " ".join(operations(each)) for each in (f, g)]
+            assert multiplied == [workers == 1] * 2, (operations(f), operations(g))
+
+
+# -- kernels -------------------------------------------------------------------------------------
+def operations(f: Any) -> list[str]:
+    return [n.op for n in f.plan.program.graph.nodes if n.op != "constant"]
+
+
+def wider(draw: random.Random, adjoint: bool) -> tuple[Any, Any, dict[str, Pair]]:
+    """As `some_conv`, of images and windows that are worth a kernel."""
+    r, (h, w) = np.random.default_rng(draw.randrange(1 << 30)), draw.choices((24, 33, 40), k=2)
+    x, filters = r.normal(size=(2, 3, h, w)), r.normal(size=(4, 3, 3, draw.choice((2, 3))))
+    strides, dilation, every = (tuple(draw.choices((1, 2), k=2)) for _ in range(3))
+    offsets = tuple(-p for p in draw.choices((1, 2, 3), k=2))
+    steps = {"strides": strides, "dilation": dilation, "offsets": offsets, "every": (1, 1)}
+    if adjoint:
+        steps |= {"every": every, "dilation": tuple(-d for d in dilation), "offsets": (1, 2)}
+    return x, filters, {**steps, "extents": tuple(draw.choices((20, 23, 37), k=2))}
+
+
+def kernels(draw: random.Random) -> None:
+    """By windows, with edges, and with what is behind: one kernel, on CPUs and as a GPU's text."""
+    texts = 0
+    for k in range(6):
+        x, w, p = wider(draw, k % 2 == 1)
+        bias, residual = np.cos(np.arange(4.0))[:, None, None], np.sin(np.arange(37.0))[:20]
+        residual = np.resize(residual, p["extents"])
+
+        def layer(x: Any, w: Any, bias: Any, residual: Any) -> Any:
+            return ost.maximum(conv(x, w, **p) + bias, 0) * 2 + residual  # noqa: B023
+
+        def total(x: Any, w: Any) -> Any:
+            return (conv(x, w, **p) ** 2).sum((2, 3))  # noqa: B023
+
+        made = by_numpy(x, w, **p)
+        wanted = np.maximum(made + bias, 0) * 2 + residual
+        for workers in (1, 2):
+            with on(workers):
+                f, split = ost.compile(layer), 0 if workers > 1 else None
+                found = f(ost.asarray(x, split=split), w, bias, residual)
+                np.testing.assert_allclose(np.asarray(found), wanted, 1e-10, 1e-10)
+                assert operations(f) == ["fused_nest"], (p, operations(f))
+        with on(1):
+            f = ost.compile(total)
+            np.testing.assert_allclose(np.asarray(f(x, w)), (made**2).sum((2, 3)), 1e-10, 1e-10)
+        texts += as_cuda(layer, (x, w, bias, residual), wanted)
+    for k in range(4):
+        x = np.random.default_rng(k).normal(size=(3, 7, *draw.choices((48, 57, 66), k=2)))
+        sizes, strides = (tuple(draw.choices((2, 3), k=2)) for _ in range(2))
+        pads = tuple([(draw.randint(0, 1), 1) for _ in range(2)])
+
+        def behind(x: Any) -> Any:
+            made = pool(x, sizes=sizes, strides=strides, pads=pads)  # noqa: B023
+            return (ost.maximum(made, 0) - 0.5) * 2
+
+        wide = np.pad(x, ((0, 0), (0, 0), *pads), constant_values=-np.inf)
+        views = np.lib.stride_tricks.sliding_window_view(wide, sizes, (2, 3))
+        maxima = views[:, :, :: strides[0], :: strides[1]].max((-2, -1))
+        with on(1):
+            f = ost.compile(behind)
+            np.testing.assert_allclose(np.asarray(f(x)), (np.maximum(maxima, 0) - 0.5) * 2)
+            assert operations(f) == ["fused_nest"], operations(f)
+        texts += as_cuda(behind, (x,), (np.maximum(maxima, 0) - 0.5) * 2)
+    assert texts == 10, texts
+
+
+def as_cuda(f: Any, given: Sequence[Any], wanted: Any) -> bool:
+    """The text for GPUs, run by a compiler for this machine, if it has one; whether there is one kernel."""
+    nodes = [n for n in graph_of(f, *given).nodes if n.op == "fused_nest"]
+    if COMPILER is None or not nodes:
+        return COMPILER is None
+    os.environ.setdefault("OSTINATO_TEST_KERNELS", tempfile.mkdtemp())
+    (node,) = nodes
+    found = results(node)
+    run_on_host(node, [*given, *found])
+    np.testing.assert_allclose(found[0], wanted, 1e-10, 1e-10)
+    return True
 
 
 LARGE = {"strides": (2, 1), "dilation": (1, 2), "offsets": (-1, -2), "every": (1, 1)}
@@ -293,13 +425,20 @@ def plans() -> None:
         def squares(x: Any) -> Any:
             return (conv(x, three, **steps, extents=x.shape[2:]) ** 2).sum((0, 3))  # noqa: B023
 
+        def running(x: Any) -> Any:  # which no kernel has room for
+            made = conv(x, three, **steps, extents=x.shape[2:])  # noqa: B023
+            return (ost.cumulative_sum(made, axis=1) ** 2).sum((0, 3))
+
         with ost.connect(memory_limit=6_500_000) as session, session:
-            f = ost.compile(squares)
-            total = np.asarray(f(large))
-        assert [n.op for n in f.plan.lowered.nodes] == ["blocks"], f.plan.lowered
+            f, g = ost.compile(squares), ost.compile(running)
+            total, sums = np.asarray(f(large)), np.asarray(g(large))
+        assert operations(f) == ["fused_nest"], f.plan.lowered  # nothing of it is in memory
+        assert [n.op for n in g.plan.lowered.nodes] == ["blocks"], g.plan.lowered
         edges = np.pad(large, ((0, 0), (0, 0), (1, 1), (1, 1)))
         boxes = np.lib.stride_tricks.sliding_window_view(edges, (3, 3), (2, 3)).sum((1, -2, -1))
-        np.testing.assert_allclose(total, np.stack([(boxes**2).sum((0, 2))] * 2))
+        squared = (boxes**2).sum((0, 2))
+        np.testing.assert_allclose(total, np.stack([squared, squared]))
+        np.testing.assert_allclose(sums, np.stack([squared, 4 * squared]))
     with on(1, precision="mixed_bf16"):
         a, b = x.astype(np.float32), w.astype(np.float32)
         found = np.asarray(ost.compile(lambda x, w: conv(x, w, **p))(a, b))

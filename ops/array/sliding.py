@@ -124,6 +124,7 @@ op(
     indices=_indices,
     view=_view,
     grad=_grad,
+    selects="windows",
     cost=MOVE,
 )
 

@@ -5,12 +5,18 @@ What an index is called where, how its loops run and how memory is read is known
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from ostinato.ops.core.device import plain
 from ostinato.ops.core.graph import Node
+from ostinato.ops.core.index import Window
 from ostinato.ops.core.monoid import MONOIDS
-from ostinato.ops.core.registry import OPS
+from ostinato.ops.core.registry import OPS, Piece
 from ostinato.ops.core.spec import DType, int64
 
 from .combining import joined, start_of
+from .labels import reads_elsewhere
+from .moves import is_join
 from .pairs import Pair
 from .scalar import lower, multiplies, number
 from .stages import Reduction, Stages
@@ -59,6 +65,10 @@ class Elements:
         """A value's element at a place that was found out just now."""
         return self.value(x, env)
 
+    def guarded(self, inside: Value, other: Value, make: Callable[[], Value]) -> Value:
+        """Make a value where a condition holds, and read nothing for it elsewhere, where it is another."""
+        raise NotImplementedError
+
     # -- an element
     def made(self, v: int, env: Env) -> Value:
         """From memory, or from other values."""
@@ -71,6 +81,8 @@ class Elements:
         op = OPS[node.op]
         if op.rearranges:
             return self.value(node.inputs[0], env)
+        if reads_elsewhere(node):
+            return self.elsewhere(v, node, env)
         if op.element.source == "index":
             label = self.nest.dims[v][node.kw["axis"]]
             return cast(self.index(label, env), dtype)
@@ -83,6 +95,47 @@ class Elements:
         if op.moves.places:
             return self.put(v, node, env)
         return lower(node.op, [self.value(u, env) for u in node.inputs], dtype)
+
+    def elsewhere(self, v: int, node: Node, env: Env) -> Value:
+        """An element of a view, which is its operand's at another place; or of a join, later pieces over
+        earlier ones."""
+        body = self.nest.body
+        specs, (spec,) = tuple([body.specs[u] for u in node.inputs]), node.specs
+        rule, dims = OPS[node.op].indices(specs, node.specs, node.kw), self.nest.dims[v]
+        here = {c: self.index(x, env) for c, x in zip(rule.outs[0], dims, strict=True) if c}
+
+        def taken(a: int) -> Value:
+            u, there = node.inputs[a], dict(env)
+            for label, dim in zip(self.nest.dims[u], rule.ins[a], strict=True):
+                if label is not None and isinstance(dim, Window):
+                    there[label] = _position(dim, here).name
+            return cast(self.picked_at(u, there), spec.dtype)
+
+        if not is_join(node):
+            return taken(0)
+        pieces = OPS[node.op].moves.pieces
+        assert pieces is not None
+        found = self.lines.constant(0, spec.dtype)
+        for piece in pieces([s.shape for s in specs], **plain(node.kw)) or ():
+            inside = list[Value]()
+            for c, part, n in zip(rule.outs[0], piece.at, spec.shape, strict=False):
+                if c is not None:
+                    inside += _is_in(here[c], range(*part.indices(n)), n)
+
+            def make(piece: Piece = piece, before: Value = found) -> Value:
+                if piece.operand < 0:
+                    return self.lines.constant(piece.value, spec.dtype)
+                one = taken(piece.operand)
+                return lower(piece.combine, [before, one], spec.dtype) if piece.combine else one
+
+            if not inside:
+                found = make()
+            else:
+                test = inside[0]
+                for more in inside[1:]:
+                    test = test & more
+                found = self.guarded(test, found, make)
+        return found
 
     def picked(self, node: Node, env: Env) -> Value:
         """A value's element where another value says; it is made there, if it is not in memory."""
@@ -168,3 +221,20 @@ class Elements:
         if isinstance(total, Pair) and count is not None:
             return total.each(lambda x: x / count)
         return total if count is None else total / count
+
+
+def _position(window: Window, here: dict[str, Value]) -> Value:
+    """Where a window reads, for indices at which that is a whole number."""
+    found = here[window.label] * window.stride + window.offset
+    if window.over is not None:
+        found = found + here[window.over] * window.dilation
+    return found if window.every == 1 else found // window.every
+
+
+def _is_in(index: Value, part: range, n: int) -> list[Value]:
+    """List tests that say whether an index below `n` is one of these."""
+    if part == range(n):
+        return []
+    first, last = (part[0], part[-1]) if part else (0, -1)
+    tests = [index >= first] * (first > 0) + [index <= last] * (last < n - 1)
+    return tests + [(index - first) % part.step == 0] * (len(part) > 1 and part.step > 1)

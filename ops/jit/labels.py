@@ -3,11 +3,12 @@ have one label."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ostinato.ops.core.graph import Graph, Node
-from ostinato.ops.core.index import LETTERS, Indices
+from ostinato.ops.core.index import LETTERS, Indices, Window
 from ostinato.ops.core.monoid import MONOIDS
 from ostinato.ops.core.registry import OPS, op_of
 from ostinato.ops.core.spec import Spec
@@ -125,12 +126,31 @@ def _repeats(dims: Dims) -> bool:
     return len(set(labels)) < len(labels)
 
 
+def reads_elsewhere(node: Node) -> bool:
+    """Whether each element of its result is one of its operands' at a place that its index rule and its
+    pieces say, or a number: kernels in stages read it there."""
+    op = OPS[node.op]
+    if op.rearranges or op.moves.places or op.moves.selects == "places" or len(node.specs) != 1:
+        return False
+    if op.is_view:
+        return op.moves.selects in ("slices", "windows")
+    return op.moves.pieces is not None and op.run.placed
+
+
 def indices_of(node: Node, specs: Sequence[Spec]) -> Indices:
-    """An op's indices. Kernels have a label for what is gathered or combined along, too."""
+    """An op's indices. Kernels have a label for what is gathered or combined along, too, and one for each
+    dimension that is read elsewhere."""
     op = OPS[node.op]
     if op.element.running:
         own = LETTERS[: node.specs[0].ndim]
         return Indices((tuple(own),) * len(specs), (tuple(own),))
+    if reads_elsewhere(node):
+        rule = op.indices(tuple(specs), node.specs, node.kw)
+        fresh = map(chr, itertools.count(0x3B1))  # letters that no rule has
+        given = [
+            tuple(next(fresh) if isinstance(d, Window) else d for d in dims) for dims in rule.ins
+        ]
+        return replace(rule, ins=tuple(given))
     if not op.moves.places or op.moves.selects:
         return op.indices(tuple(specs), node.specs, node.kw)
     axis, ndim = node.kw["axis"], node.specs[0].ndim

@@ -7,8 +7,11 @@ import math
 from collections.abc import Collection, Mapping
 
 from ostinato.ops.core.graph import Graph, Node
+from ostinato.ops.core.index import Window
 from ostinato.ops.core.registry import OPS, Reduce
 
+from .labels import reads_elsewhere
+from .moves import is_join
 from .random_bits import numbers_in
 from .stages import Stages
 
@@ -26,11 +29,33 @@ def step(stages: Stages, label: int) -> int | None:
         if label in lies:
             size = math.prod(stages.extents[x] for x in lies) * body.specs[v].dtype.itemsize
             found[size] = min(found.get(size, 1 << 62), abs(lies[label]))
-    return found[max(found)] if found else None
+    return found[max(found)] if found else _step_elsewhere(stages, label)
+
+
+def _step_elsewhere(stages: Stages, label: int) -> int | None:
+    """Find it through windows, where no array has the label itself."""
+    for k, node in enumerate(stages.body.nodes):
+        v = stages.body.starts[k]
+        if not reads_elsewhere(node) or label not in stages.dims[v]:
+            continue
+        rule = OPS[node.op].indices(
+            tuple([stages.body.specs[u] for u in node.inputs]), node.specs, node.kw
+        )
+        own = rule.outs[0][stages.dims[v].index(label)]
+        for u, dims in zip(node.inputs, rule.ins, strict=True):
+            for d, dim in zip(stages.dims[u], dims, strict=True):
+                if isinstance(dim, Window) and own in dim.labels and d is not None:
+                    each = dim.stride if own == dim.label else dim.dilation
+                    if (found := step(stages, d)) is not None:
+                        return abs(each) * found
+    return None
 
 
 def is_near(stages: Stages, label: int) -> bool:
-    """Whether neighbours along a label are neighbours in the largest array that has it."""
+    """Whether neighbours along a label are neighbours in the largest array that has it; what windows make
+    lies nowhere else than where kernels put it."""
+    if not any(label in lies for lies in stages.strides):
+        return step(stages, label) is not None
     sizes = {s.dtype.itemsize for s in stages.body.specs}
     return step(stages, label) in sizes
 
@@ -129,6 +154,8 @@ def is_cheap(body: Graph, v: int, depth: int = 2) -> bool:
         return True
     if op.rearranges:
         return is_cheap(body, node.inputs[0], depth)
+    if reads_elsewhere(node) and (is_join(node) or op.moves.selects == "slices"):
+        return all(is_cheap(body, u, depth) for u in node.inputs)
     return op.is_cheap and depth > 0 and all(is_cheap(body, u, depth - 1) for u in node.inputs)
 
 

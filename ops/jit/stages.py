@@ -17,7 +17,15 @@ from ostinato.ops.core.monoid import MONOIDS
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Shape, strided_like
 
-from .labels import Dims, Fit, Labels, combines, gives_places, indices_of
+from .labels import (
+    Dims,
+    Fit,
+    Labels,
+    combines,
+    gives_places,
+    indices_of,
+    reads_elsewhere,
+)
 from .random_bits import numbers_in
 
 
@@ -71,6 +79,11 @@ class Stages:
             found |= frozenset(self.labels(v))
             found |= self.reductions[v].over if v in self.reductions else frozenset()
         return found
+
+    def works(self, k: int) -> bool:
+        """Whether a node's elements are made, and not read elsewhere."""
+        node = self.body.nodes[k]
+        return OPS[node.op].computes and not reads_elsewhere(node)
 
     def overlaps(self, a: int) -> bool:
         """Whether elements of an operand are the same ones along several labels, as those of windows are."""
@@ -210,6 +223,8 @@ def _counts(body: Graph, v: int) -> bool:
     """Whether an index's own number matters to a value."""
     k = body.producers[v]
     readers = [body.nodes[u] for u in body.uses[v]]
+    if any(map(reads_elsewhere, readers)) or (k >= 0 and reads_elsewhere(body.nodes[k])):
+        return True
     made = OPS[body.nodes[k].op] if k >= 0 else None
     return v in numbers_in(body) or (
         made is not None and (made.element.source == "index" or bool(made.moves.places))

@@ -23,7 +23,7 @@ from ostinato.ops.core.index import Indices, taps, windowed
 from ostinato.ops.core.layout import Box
 from ostinato.ops.core.monoid import MONOIDS, identity
 from ostinato.ops.core.parameters import PLACES, STRIDES, unfit
-from ostinato.ops.core.registry import Cost, Params, Place, Specs, op
+from ostinato.ops.core.registry import Cost, Params, Place, Reduce, Specs, op
 from ostinato.ops.core.spec import Spec
 from ostinato.ops.core.user_line import misfit
 
@@ -125,6 +125,7 @@ for _monoid, _slopes in (("sum", _sum_grad), ("max", _max_grad)):
         infer=_rule,
         takes=_TAKES,
         indices=_indices_by(_monoid),
+        reduce=Reduce(),
         kernel=partial(_kernel, monoid=_monoid),
         grad=_slopes,
         cost=_cost,

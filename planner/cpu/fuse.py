@@ -27,6 +27,7 @@ from ostinato.ops.cpu.kernels.gemm_epilogue import MIN_ROWS, multiplies
 from ostinato.ops.cpu.kernels.gemm_tiles import gemm_key
 from ostinato.ops.cpu.limits import LIMITS
 from ostinato.ops.cpu.loops.schedule import analyse_in_order
+from ostinato.ops.jit.labels import reads_elsewhere
 from ostinato.ops.jit.scalar import differs
 from ostinato.planner.fusion.convex import Group
 from ostinato.planner.fusion.counting import count_in_kernels, differs_by_part
@@ -53,6 +54,7 @@ from ostinato.planner.fusion.stages import (
     nest_of,
     worthy_nests,
 )
+from ostinato.planner.fusion.window_kernels import reads_windows, with_products, with_windows
 from ostinato.planner.layouts.costs import UNKNOWN
 from ostinato.planner.plan import Target
 from ostinato.planner.rewrite import (
@@ -85,9 +87,14 @@ def fuse(graph: Graph, target: Target, larger: bool = True, turns: int = 1) -> G
     nested: list[Nested] = []
     if larger:
         graph = _round_late(graph, target)
-        if target.numerics != "any-workers" and has_stages(graph, turns):
+        graph = graph if target.numerics == "any-workers" else with_products(graph, target)
+        if target.numerics != "any-workers" and (
+            has_stages(graph, turns) or reads_windows(graph, target)
+        ):
             graph = count_apart(graph, can_lower)
-            nested = _worthy_nests(graph, target, set(), turns)
+            graph, nested = with_windows(
+                graph, target, lambda g: _worthy_nests(g, target, set(), turns)
+            )
             if freed := _behind_products(graph, target, nested):
                 nested = _worthy_nests(graph, target, freed, turns)
             if nested and not why_not():
@@ -144,7 +151,7 @@ def _worthy_nests(graph: Graph, target: Target, alone: set[int], turns: int) -> 
             for k, n in zip(g.members, nodes, strict=True)
         ]
         work = sum(_work(max(sizes), turns) for sizes in spaces)
-        pairs = _is_of_pairs(g) and not any(_reads_product(graph, n, target) for n in nodes)
+        pairs = _is_of_pairs(graph, g) and not any(_reads_product(graph, n, target) for n in nodes)
         more = (does_more(graph, g, can_lower) or pairs) and not is_single(graph, g)
         return more and work >= BESIDE
 
@@ -284,10 +291,12 @@ def _is_rounded_late(graph: Graph, v: int) -> bool:
     return maker < 0 and graph.specs[source].dtype == float32
 
 
-def _is_of_pairs(group: Nested) -> bool:
+def _is_of_pairs(graph: Graph, group: Nested) -> bool:
     """Whether rows of one operand meet those of another."""
+    looks = [graph.nodes[k] for k in group.members if reads_elsewhere(graph.nodes[k])]
+    moved = {v for node in looks for v in node.inputs}
     rows, dims = {*group.rows()}, group.labels.dims
-    tables = [{*dims[v]} - {None} for v in group.operands]
+    tables = [{*dims[v]} - {None} for v in group.operands if v not in moved]
     return any(len(own) > 1 and own & rows != rows for own in tables)
 
 

@@ -15,7 +15,7 @@ from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.registry import OPS, op_of
 from ostinato.ops.core.spec import DType, is_float
-from ostinato.ops.jit.labels import combines
+from ostinato.ops.jit.labels import combines, reads_elsewhere
 from ostinato.ops.jit.loops import COUNTED
 from ostinato.ops.jit.registers import order_for_registers
 from ostinato.ops.jit.values import can_combine
@@ -318,11 +318,12 @@ def with_kernels(
     kernel: Callable[[Graph, G, Container[int]], Made],
 ) -> Graph:
     """Each group as one node; the views, the numbers and the counts that only kernels read are gone."""
-    gone = {k for g in groups for k in g.members if op_of(graph.nodes[k].op).computes}
+    looks = {k for g in groups for k in g.members if reads_elsewhere(graph.nodes[k])}
+    gone = {k for g in groups for k in g.members if op_of(graph.nodes[k].op).computes} - looks
     read = {v for g in groups for v in g.operands} | {*graph.outputs}
     for k, node in reversed([*enumerate(graph.nodes)]):
-        looks = node.op == COUNTED or not op_of(node.op).computes
-        if looks and read.isdisjoint(graph.outs(k)):
+        unseen = node.op == COUNTED or k in looks or not op_of(node.op).computes
+        if unseen and read.isdisjoint(graph.outs(k)):
             gone.add(k)
         if k not in gone:
             read.update(node.inputs)
@@ -387,7 +388,7 @@ def node_of(
         else:
             outs = body.add(node.op, ins, node.params, node.specs, node.line)
         known.update(zip(graph.outs(k), outs, strict=True))
-        if not op_of(node.op).rearranges:
+        if not (op_of(node.op).rearranges or reads_elsewhere(node)):
             made += [v for v in graph.outs(k) if v in read]
     given = {"body": body.graph([known[v] for v in made]), **params}
     specs, line = tuple([graph.specs[v] for v in made]), graph.nodes[group.members[-1]].line

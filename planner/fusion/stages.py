@@ -18,13 +18,23 @@ from functools import lru_cache
 from typing import Any
 
 from ostinato.ops.core.build import Builder
+from ostinato.ops.core.device import plain
 from ostinato.ops.core.graph import Graph, Node
+from ostinato.ops.core.index import Window
 from ostinato.ops.core.layout import Layout
 from ostinato.ops.core.registry import OPS, op_of
 from ostinato.ops.core.spec import Spec, bool_
-from ostinato.ops.jit.labels import Fit, Labels, combines, gives_places, indices_of
+from ostinato.ops.jit.labels import (
+    Fit,
+    Labels,
+    combines,
+    gives_places,
+    indices_of,
+    reads_elsewhere,
+)
 from ostinato.ops.jit.scalar import CAST, SQUARE
 from ostinato.ops.jit.schedule import MAX_FIXED_EXTENT
+from ostinato.ops.jit.stages import label
 from ostinato.ops.jit.values import can_add, can_combine
 from ostinato.planner.plan import Target
 from ostinato.planner.rewrite import is_windowed, replace
@@ -39,6 +49,7 @@ MIN_CUT_ROWS = 1 << 14  # fewer are not cut, if a longer sum outside of them can
 LINES = 1024  # of running sums; fewer, which are longer, are cut themselves
 PRODUCT = 1024  # multiplications of a row: libraries are better at more
 MAX_ROW_BYTES = 1 << 22  # bytes of a row of a stage at the most
+LONG_WINDOW = 1 << 4  # elements of windows of which products are summed
 SHARED = 2  # elements of windows for each of an operand's, from which they share most of them
 Fits = Callable[..., bool]  # (**parameters of a kernel) -> whether it can be one
 
@@ -234,24 +245,25 @@ def _is_staged(node: Node) -> bool:
 def is_single(graph: Graph, group: Nested) -> bool:
     """Whether it is a product, a gather or running sums and nothing else, which have kernels of their own."""
     nodes = [graph.nodes[k] for k in group.members]
-    one, last = sum(not op_of(n.op).rearranges for n in nodes) == 1, OPS[nodes[-1].op]
+    one, last = sum(not _is_look(graph, k) for k in group.members) == 1, OPS[nodes[-1].op]
     known = last.moves.places or last.element.running or (last.reduce and last.product)
     ours = _is_of_lines(graph, nodes[-1]) or _slides(graph, nodes[-1])
     return bool(one and known) and not ours
 
 
 def _slides(graph: Graph, node: Node) -> bool:
-    """Whether it combines windows that overlap, which libraries and flat kernels would have copied."""
-    return OPS[node.op].reduce is not None and any(_overlaps(graph, v) for v in node.inputs)
+    """Whether it combines windows that overlap, or of what was joined, which libraries and flat kernels
+    would have copied."""
+    return OPS[node.op].reduce is not None and any(_overlaps(graph, v, 0) for v in node.inputs)
 
 
-def _overlaps(graph: Graph, v: int) -> bool:
+def _overlaps(graph: Graph, v: int, share: int = SHARED) -> bool:
     """Whether a value is a look at windows that share most of their elements."""
     k = graph.producers[v]
     while k >= 0 and op_of(graph.nodes[k].op).is_view:
         node = graph.nodes[k]
         if is_windowed(graph, node):
-            return node.specs[0].size > SHARED * graph.specs[node.inputs[0]].size
+            return node.specs[0].size > share * graph.specs[node.inputs[0]].size
         k = graph.producers[node.inputs[0]]
     return False
 
@@ -283,11 +295,45 @@ def nest_of(graph: Graph, group: Nested, read: Container[int]) -> Made:
     """A group as a node."""
     checks, labels = checks_of(graph, group), group.labels.dims
     dims = tuple(tuple(-1 if x is None else x for x in labels[v]) for v in group.operands)
-    facts: dict[str, Any] = {"dims": (*dims, *((),) * len(checks)), "rows": group.rows()}
+    dims = (*dims, *((),) * len(checks))
+    facts: dict[str, Any] = {"dims": dims, "rows": group.rows()}
+    known = sorted({x for own in dims for x in own if x >= 0})
+    if any(reads_elsewhere(graph.nodes[k]) for k in group.members):  # which made more labels
+        place = {x: n for n, x in enumerate(known)}
+        facts["dims"] = tuple([tuple([place.get(x, -1) for x in own]) for own in dims])
+        facts["rows"] = _in_body(graph, group, read, checks, facts)
     steps = [steps_of(graph, v) if _overlaps(graph, v) else () for v in group.operands]
     if any(steps):
         facts["steps"] = tuple(steps)
     return node_of(graph, group, read, "fused_nest", checks, **facts)
+
+
+def _in_body(
+    graph: Graph,
+    group: Nested,
+    read: Container[int],
+    checks: Sequence[Node],
+    facts: dict[str, Any],
+) -> tuple[int, ...]:
+    """The rows as the kernel will number them."""
+    marked = [Node(n.op, n.inputs, n.params, n.specs, str(k), n.key)
+              for k, n in enumerate(graph.nodes)]  # fmt: skip
+    whole = Graph(graph.inputs, tuple(marked), graph.outputs)
+    body: Graph = node_of(whole, group, read, "fused_nest", checks).node.kw["body"]
+    shapes = [s.shape for s in (*body.inputs, *body.out_specs)]
+    stages = label(body, facts["dims"], (), shapes, shapes)
+    if stages is None:
+        return facts["rows"]  # of what is no kernel
+    numbers: dict[int | None, int | None] = {}
+    for n, v in enumerate(group.operands):
+        numbers |= dict(zip(group.labels.dims[v], stages.dims[n], strict=True))
+    for k, node in enumerate(body.nodes):
+        if node.line:  # sources have none
+            outs = zip(graph.outs(int(node.line)), body.outs(k), strict=True)
+            for v, u in outs:
+                numbers |= dict(zip(group.labels.dims[v], stages.dims[u], strict=True))
+    found = [numbers[x] for x in group.rows()]
+    return tuple([x for x in found if x is not None])
 
 
 # -- what kernels can do -------------------------------------------------------------------
@@ -373,16 +419,16 @@ def _both(graph: Graph, one: Nested, other: Nested, units: Units) -> Nested | No
     made = Nested(bits=bits, place=place, labels=labels, blocks=one.blocks)
     for k in sorted({*one.members, *other.members}):
         node = graph.nodes[k]
-        if not op_of(node.op).rearranges:
+        if not _is_look(graph, k):
             if _try(graph, k, made, units) != NOW:
                 return None
             continue
-        (v,) = node.inputs
-        if v not in made.made and not _is_source(graph, v):
-            made.operands[v] = None
+        outside = [v for v in node.inputs if v not in made.made and not _is_source(graph, v)]
+        made.operands |= dict.fromkeys(outside)
         made.members.append(k)
         made.made |= {*graph.outs(k)}
-        made.lost |= dict.fromkeys(graph.outs(k), made.lost.get(v, frozenset()))
+        lost = frozenset(x for v in node.inputs for x in made.lost.get(v, ()))
+        made.lost |= dict.fromkeys(graph.outs(k), lost)
     return made
 
 
@@ -472,6 +518,9 @@ def _try(graph: Graph, k: int, group: Nested, units: Units, wait: bool = False) 
     group.reduced = {*labels.now(group.reduced), *fit.reduced}
     group.looped = {*labels.now(group.looped), *_looped(node, fit)}
     group.slid = {*labels.now(group.slid)}
+    for p in views:
+        group.slid |= {x for v in graph.outs(p) for x in labels.dims[v]
+                       if x is not None and _overlaps(graph, v, 0)}  # fmt: skip
     for v in outside:
         group.slid |= {x for x in labels.dims[v] if x is not None and _overlaps(graph, v)}
     group.consumed |= bool(lost)
@@ -501,17 +550,68 @@ def _seen(
 
 
 def _views(graph: Graph, v: int, group: Nested) -> list[int]:
-    """The views between a value and what it shows, the first one first."""
-    found: list[int] = []
+    """The views and the joins between a value and what it shows, the first one first."""
     k = graph.producers[v]
-    while k >= 0 and op_of(graph.nodes[k].op).rearranges and v not in group.labels.dims:
-        spec = graph.nodes[k].specs[0]
-        if not _is_plain(spec):
-            break
-        found.append(k)
-        v = graph.nodes[k].inputs[0]
-        k = graph.producers[v]
-    return list(reversed(found))
+    if k < 0 or v in group.labels.dims or not _is_look(graph, k):
+        return []
+    if not _is_plain(graph.nodes[k].specs[0]):
+        return []
+    found = [p for u in dict.fromkeys(graph.nodes[k].inputs) for p in _views(graph, u, group)]
+    return [*dict.fromkeys(found), k]
+
+
+def _is_look(graph: Graph, k: int) -> bool:
+    """Whether a node's elements are its operands', which the kernel of who reads them finds."""
+    node = graph.nodes[k]
+    if op_of(node.op).rearranges:
+        return True
+    return _is_edge(graph, k) and _has_join(graph, k) and _is_known(graph, k)
+
+
+def _has_join(graph: Graph, k: int) -> bool:
+    """Whether it shows what has edges, which would have to be in memory first, or windows that are only
+    reduced, of which lanes are found better where they are read."""
+    while k >= 0 and op_of(graph.nodes[k].op).is_view:
+        if is_windowed(graph, graph.nodes[k]):
+            if _is_only_reduced(graph, k):
+                return True
+            if _overlaps(graph, graph.outs(k)[0], LONG_WINDOW):
+                return False  # tests of each element cost more than memory for what has edges
+        k = graph.producers[graph.nodes[k].inputs[0]]
+    return k >= 0 and _is_edge(graph, k)
+
+
+def _is_edge(graph: Graph, k: int) -> bool:
+    """Whether it is read elsewhere, and of one value at the most: to choose among several for each element
+    takes longer than to join them."""
+    node = graph.nodes[k]
+    return reads_elsewhere(node) and sum(not _is_source(graph, v) for v in node.inputs) < 2
+
+
+def _is_only_reduced(graph: Graph, k: int) -> bool:
+    readers = [OPS[graph.nodes[u].op] for v in graph.outs(k) for u in graph.uses[v]]
+    return bool(readers) and all(op.reduce and not op.product for op in readers)
+
+
+def _is_known(graph: Graph, k: int) -> bool:
+    """Whether it is known where each element is, on this worker."""
+    node, (spec,) = graph.nodes[k], graph.nodes[k].specs
+    specs = [graph.specs[v] for v in node.inputs]
+    if not all(map(_is_plain, (*specs, spec))) or spec.dtype.kind not in "biuf":
+        return False
+    rule = OPS[node.op].indices(tuple(specs), node.specs, node.kw)
+    if rule.chunked or rule.parts or any(d is None for dims in rule.ins for d in dims):
+        return False
+    moved = {c for dims in rule.ins for d in dims if isinstance(d, Window) for c in d.labels}
+    for s, dims in zip((*specs, spec), (*rule.ins, *rule.outs), strict=True):
+        assert s.layout is not None
+        cut = {d for d, c in enumerate(dims) if isinstance(c, Window) or c in moved}
+        if not cut.isdisjoint(s.layout.splits):
+            return False
+    if (pieces_of := OPS[node.op].moves.pieces) is None:
+        return True
+    pieces = pieces_of([s.shape for s in specs], **plain(node.kw))
+    return pieces is not None and not any(p.places or p.picks for p in pieces)
 
 
 def _labelled(graph: Graph, views: Sequence[int], labels: Labels) -> tuple[Labels, list[int]]:

@@ -37,6 +37,7 @@ from ostinato.planner.fusion.stages import (
     nest_of,
     worthy_nests,
 )
+from ostinato.planner.fusion.window_kernels import with_windows
 from ostinato.planner.plan import Target
 from ostinato.planner.rewrite import is_kernel, map_bodies, with_nodes
 
@@ -51,16 +52,7 @@ def fuse(graph: Graph, target: Target, larger: bool = True) -> Graph:
     if larger:
         graph = keep_bits(graph, target) if _is_fast(target) else graph
         graph = count_apart(graph, can_lower_real)
-        taken = {k for behind in _products(graph, target).values() for k in behind}
-        staged = worthy_nests(
-            graph,
-            target,
-            can_lower_real,
-            _alone(graph, target) | taken,
-            partial(_is_worth, graph),
-            _fits,
-            BLOCKS,
-        )
+        graph, staged = with_windows(graph, target, partial(_staged, target=target))
         graph = with_kernels(graph, target, staged, nest_of) if staged else graph
     graph = count_in_kernels(graph, can_lower)
     graph = gather_joins(graph, partial(fits, graph, lowers=can_lower_real))
@@ -74,6 +66,13 @@ def fuse(graph: Graph, target: Target, larger: bool = True) -> Graph:
         return map_bodies(node, partial(fuse, target=target))
 
     return with_nodes(graph, [n if is_kernel(n) else inside(n) for n in graph.nodes])
+
+
+def _staged(graph: Graph, target: Target) -> list[Nested]:
+    """The kernels in stages that are worth it."""
+    taken = {k for behind in _products(graph, target).values() for k in behind}
+    alone, is_worth = _alone(graph, target) | taken, partial(_is_worth, graph)
+    return worthy_nests(graph, target, can_lower_real, alone, is_worth, _fits, BLOCKS)
 
 
 def _products(graph: Graph, target: Target) -> dict[int, Collection[int]]:

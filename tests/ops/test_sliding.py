@@ -98,6 +98,10 @@ PROGRAMS: dict[str, tuple[tuple[int, ...], Callable[[Any, Any], Any]]] = {
         (512, 512),
         lambda xp, x: xp.exp(slide(x, (0, 1), (3, 3), (2, 2), (1, 1)).max((-1, -2))) + 1,
     ),
+    "edges": (
+        (250, 260),
+        lambda xp, x: xp.exp(slide(xp.pad(x, 1), (0, 1), (3, 3), (1, 2), (1, 1)).max((-1, -2))) + 1,
+    ),
     "spread": ((20_000,), lambda xp, x: slide(x, (0,), (31,), (1,), (2,)).std(-1)),
     "image": (
         (2, 3, 60, 64),
@@ -123,7 +127,7 @@ def test_is_one_kernel_and_nothing_is_copied(name: str) -> None:
     kernels = [n for n in program.graph.nodes if ost.ops.lookup(n.op).view is None]
     others = ("constant", "copy")  # of what a product of vectors is a row of
     assert [n.op for n in kernels if n.op not in others] == ["fused_nest"], program.graph
-    windows = [n.specs[0].nbytes for n in program.graph.nodes if n.op == "slide"]
+    windows = [n.specs[0].nbytes for n in f.plan.lowered.nodes if n.op == "slide"]
     assert program.arena_bytes <= EDGE < min(windows) / 4, program.arena_bytes
     assert f.plan.peak_bytes <= x.nbytes + found.nbytes + W.nbytes + K.nbytes + EDGE
 
@@ -184,3 +188,15 @@ def test_vmap_and_gradient() -> None:
                 high, low = np.asarray(f(x + d))[k], np.asarray(f(x - d))[k]
                 np.testing.assert_allclose(slopes[k, n], (high - low) / 2e-5, 1e-6, 1e-6)
         assert "loop" not in [n.op for n in f.plan.program.graph.nodes]
+
+
+@alone
+@pytest.mark.parametrize("taps", [9, 40])
+def test_edges_of_long_windows_are_in_memory(taps: int) -> None:
+    """So that whether an element is inside is not asked for each of its products."""
+    x, w = rng.normal(size=20_000), rng.normal(size=taps)
+    with on():
+        f = ost.compile(lambda x: ost.convolve(x, w, "same"))
+        np.testing.assert_allclose(np.asarray(f(x)), np.convolve(x, w, "same"), 1e-10, 1e-10)
+    kernels = [n.op for n in f.plan.program.graph.nodes if ost.ops.lookup(n.op).view is None]
+    assert ("pad" in kernels) is (taps == 40), kernels

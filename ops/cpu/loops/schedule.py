@@ -109,7 +109,7 @@ def lanes_of(way: str) -> Sequence[int]:
 
 def _arrange(nest: Nest, most: Sequence[int]) -> bool:
     """Choose the lane, and what is held in cache; where lanes run along rows, as many as fit."""
-    worked = [k for k, n in enumerate(nest.body.nodes) if OPS[n.op].computes]
+    worked = [k for k in range(len(nest.body.nodes)) if nest.works(k)]
     others = frozenset().union(*map(nest.iterates, worked)) - set(nest.rows)
     running = {*nest.running.values()}
     if any(step(nest, x) is None or x in running for x in nest.rows):
@@ -172,7 +172,7 @@ def _along(nest: Nest, lane: int, choose: bool) -> tuple[float, int]:
     wide = WIDE if n > MAX_FIXED_EXTENT else n / -(-n // WIDE)  # of a vector
     for k, node in enumerate(body.nodes if choose else ()):
         op = OPS[node.op]
-        if not op.computes:
+        if not nest.works(k):
             continue
         labels = nest.iterates(k)
         work = math.prod(nest.extents[x] for x in labels)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ostinato.ops.core.monoid import MONOIDS
@@ -38,6 +38,7 @@ from ostinato.ops.jit.combining import (
     whole_of,
 )
 from ostinato.ops.jit.elements import Elements, Env
+from ostinato.ops.jit.labels import reads_elsewhere
 from ostinato.ops.jit.random_bits import numbers_in
 from ostinato.ops.jit.scalar import numbers
 from ostinato.ops.jit.schedule import MAX_FIXED_EXTENT
@@ -126,6 +127,8 @@ class StageWriter(Elements):
         self.bits = bits  # of a vector
         self.body = nest.body
         self.counted, self.held = numbers_in(nest.body), nest.held
+        looks = [n for n in nest.body.nodes if reads_elsewhere(n)]
+        self.read_elsewhere = {x for n in looks for v in n.inputs for x in nest.labels(v)}
         self.facts = facts(nest)
         self.code = Code()
         self.outer = self.code.lines.text  # where what does not depend on the lane goes
@@ -210,6 +213,9 @@ class StageWriter(Elements):
         for x in nest.strides[a]:
             if x != lane and (x not in nest.rows):
                 index = code.sum(self.begins[x], env[x]) if x in self.begins else env[x]
+                if x in self.read_elsewhere and nest.strides[a][x] == dtype.itemsize:
+                    at = code.let(f"getelementptr {memory_type(dtype)}, ptr {at}, i64 {index}", "a")
+                    continue
                 step = code.times(index, self.fact("stride", a, x))
                 at = code.let(f"getelementptr i8, ptr {at}, i64 {step}", "a")
         if lane >= 0:
@@ -262,6 +268,17 @@ class StageWriter(Elements):
         found = self.value(x, env)
         self.outer, self.memo = outer, memo
         return found
+
+    def guarded(self, inside: Value, other: Value, make: Callable[[], Value]) -> Value:
+        code, outer, memo = self.code, self.outer, self.memo
+        cell = code.cell(other.dtype)
+        code.put(cell, other)
+        # what is found out in the branch is known nowhere else
+        self.outer, self.memo = code.lines.text, None if memo is None else dict(memo)
+        with code.when(inside.name):
+            code.put(cell, make())
+        self.outer, self.memo = outer, memo
+        return code.get(cell, other.dtype)
 
     def index(self, label: int | None, env: Env) -> Value:
         name = "0" if label is None else env.get(label, "0")

@@ -254,7 +254,7 @@ def _arrange(tiles: Tiles, along: int = -1) -> bool:
     """Choose the tile, along what threads are neighbours (if that is not known), and what is held, if it
     fits."""
     body = tiles.body
-    worked = [k for k, n in enumerate(body.nodes) if OPS[n.op].computes]
+    worked = [k for k in range(len(body.nodes)) if tiles.works(k)]
     loops = [tiles.iterates(k) - {*tiles.rows} for k in worked]
     others = frozenset().union(*loops) - {*tiles.running.values()}  # along which one thread goes
     each = max((math.prod(tiles.extents[x] for x in own) for own in loops), default=1)

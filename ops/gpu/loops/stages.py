@@ -116,6 +116,13 @@ class Writer(Elements):
             name = f"begin{label} + {name}" if label in self.nest.cut else f"begin{label}"
         return Value(self.code, f"(u64)({name})", int64)
 
+    def guarded(self, inside: Value, other: Value, make: Callable[[], Value]) -> Value:
+        name = self.name("g")
+        self.add(f"{c_type(other.dtype)} {name} = {other.name};")
+        with self.block(f"if ({inside.name})"):
+            self.add(f"{name} = {make().name};")
+        return Value(self.code, name, other.dtype)
+
     # -- memory
     def place_along(self, label: int, places: int, env: Env) -> Value:
         """Whether it is inside is looked at later: until then it is anywhere inside. Neighbours that have

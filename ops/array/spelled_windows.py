@@ -1,0 +1,198 @@
+"""Operations by windows as others: their operands surrounded with what changes nothing, looks at windows of
+these, and a sum of products, or a reduction, of that.
+
+    conv(x, w)      n c [y+r-1], o c r -> n o y       einsum(slide(pad(x)), w; text='ncyr,ocr->noy')
+
+All follows from the index rule and from what the operation says of its elements."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..core.build import Builder
+from ..core.graph import Node
+from ..core.index import Dim, Indices, Window, product_labels
+from ..core.monoid import identity
+from ..core.registry import OPS
+from ..core.spec import Spec
+from .sliding import NEW
+
+
+class Matrices(NamedTuple):
+    """A sum of products as a product of matrices, of which stacks have one for each of `outer`: `columns`
+    and `summed` of one operand, `summed` and `inner` of windows, or, without `inner`, the other way round.
+    """
+
+    windows: int  # the operand that has more of them
+    outer: str
+    columns: str
+    inner: str
+    summed: str
+
+
+def matrices_of(rule: Indices) -> Matrices | None:
+    """Read off an index rule how an operation by windows is a product of matrices, if it is."""
+    left, right = (_labels(dims) for dims in rule.ins)
+    windows = int(len(right) > len(left))
+    wide, other = (right, left) if windows else (left, right)
+    result = "".join(map(str, rule.outs[0]))
+    batch, rows, columns, _ = product_labels(f"{wide},{other}->{result}")
+    summed = "".join(c for c in other if c in wide and c not in result)
+    outer, found, inner = result.partition(columns)
+    all_there = len(wide) == len(rows + summed) and len(other) == len(columns + summed)
+    if batch or not columns or not found or not all_there:
+        return None
+    return Matrices(windows, outer, columns, inner, summed)
+
+
+def _labels(dims: Sequence[Dim]) -> str:
+    """List the labels of an operand, and behind them those inside its windows."""
+    own = [d.label if isinstance(d, Window) else str(d) for d in dims]
+    return "".join(own + [d.over or "" for d in dims if isinstance(d, Window)])
+
+
+def multiply(builder: Builder, node: Node, ins: Sequence[int]) -> int:
+    """Spell an operation by windows as looks that are copied, and a product of matrices."""
+    (out,), op = node.specs, OPS[node.op]
+    rule = op.indices(tuple([builder.specs[v] for v in ins]), node.specs, node.kw)
+    m = matrices_of(rule)
+    assert m is not None
+    extents = dict(zip(rule.outs[0], out.shape, strict=True))
+    looks, labels = list[_Looks](), list[str]()
+    for v, dims in zip(ins, rule.ins, strict=True):
+        looks.append(_Looks(builder, v, node.line))
+        labels.append(looks[-1].windows(dims, extents, 0))
+    x, w = looks if not m.windows else looks[::-1]
+    seen, other = labels if not m.windows else labels[::-1]
+    stack, last = (m.outer, m.inner) if m.inner else (m.outer[:1], m.outer[1:])
+    if m.inner:
+        x.take_order(seen, (*stack, m.summed, last))
+        w.take_order(other, (m.columns, m.summed))
+        x.take("matmul", w.value)
+    else:
+        x.take_order(seen, (*stack, last, m.summed))
+        w.take_order(other, (m.summed, m.columns))
+        w.take("matmul", x.value)
+        x = w
+    x.take("reshape", shape=out.shape)
+    return x.value
+
+
+def spell(builder: Builder, node: Node, ins: Sequence[int]) -> int:
+    """An operation by windows over these operands, as looks at windows and a sum of products, or a
+    reduction, of these."""
+    (out,), op = node.specs, OPS[node.op]
+    rule = op.indices(tuple([builder.specs[v] for v in ins]), node.specs, node.kw)
+    ((kind, *_),) = ({kind for _, kind in rule.reduce},)
+    extents = dict(zip(rule.outs[0], out.shape, strict=True))
+    seen, labels = list[int](), list[str]()
+    for v, dims in zip(ins, rule.ins, strict=True):
+        made = _Looks(builder, v, node.line)
+        labels.append(made.windows(dims, extents, np.asarray(identity(kind, out.dtype)).item()))
+        seen.append(made.value)
+    result = "".join(c for c in rule.outs[0] if c is not None)
+    if op.product:
+        order = (op.product.left, op.product.right)
+        left, right = (labels[a] for a in order)
+        params = {"text": f"{left},{right}->{result}"}
+        return builder.add("einsum", [seen[a] for a in order], params, (out,), node.line)[0]
+    given: dict[str, Any] = {"axes": tuple([d for d, c in enumerate(labels[0]) if c not in result])}
+    given |= {"dtype": out.dtype} if "dtype" in OPS[kind].takes else {}
+    return builder.add(kind, seen, given, (out,), node.line)[0]
+
+
+class _Looks:
+    """A value, and what is looked at of it: axes stay where they are, and new ones come last, so it is split
+    as its operand is."""
+
+    def __init__(self, builder: Builder, value: int, line: str) -> None:
+        self.builder, self.value, self.line = builder, value, line
+
+    @property
+    def spec(self) -> Spec:
+        return self.builder.specs[self.value]
+
+    def take(self, op: str, *before: int, **params: Any) -> None:
+        ins, layout = (*before, self.value), self.spec.layout
+        made = OPS[op].infer(*(self.builder.specs[v].bare for v in ins), **params)
+        assert isinstance(made, Spec)
+        spec = Spec(made.shape, made.dtype, layout)
+        (self.value,) = self.builder.add(op, ins, params, (spec,), self.line)
+
+    def slice(self, axis: int, start: int, size: int, step: int) -> None:
+        shape = self.spec.shape
+        parts = [(0, n, 1) for n in shape]
+        parts[axis] = (start, size, step)
+        if (start, size, step) != (0, shape[axis], 1):
+            starts, sizes, steps = zip(*parts, strict=True)
+            self.take("slice", starts=starts, sizes=sizes, steps=steps)
+
+    def take_order(self, labels: str, groups: Sequence[str]) -> None:
+        """Axes in the order of groups of labels, each as one axis."""
+        order = [labels.index(c) for c in "".join(groups)]
+        extents = dict(zip(labels, self.spec.shape, strict=True))
+        self.take("permute_dims", axes=tuple(order))
+        shape = tuple([math.prod(extents[c] for c in group) for group in groups])
+        self.take("reshape", shape=shape)
+
+    def put_apart(self, axis: int, step: int) -> None:
+        """Zeros between elements, which change no sum."""
+        shape, spec = [*self.spec.shape], self.spec
+        shape[axis] = step * (shape[axis] - 1) + 1
+        params = {"shape": tuple(shape), "value": 0, "dtype": spec.dtype}
+        (zeros,) = self.builder.add(
+            "full", (), params, (Spec(tuple(shape), spec.dtype, spec.layout),), self.line
+        )
+        ones = [1] * spec.ndim
+        ones[axis] = step
+        self.take("update_slice", zeros, starts=(0,) * spec.ndim, steps=tuple(ones), mode="set")
+
+    def windows(self, dims: Sequence[Dim], extents: Mapping[str | None, int], fill: Any) -> str:
+        """Look through windows; the labels of what is seen then."""
+        labels, found = [d.label if isinstance(d, Window) else str(d) for d in dims], list[_Slid]()
+        widths = [(0, 0)] * len(dims)
+        for axis, w in enumerate(dims):
+            if not isinstance(w, Window):
+                continue
+            if w.every > 1:
+                self.put_apart(axis, w.every)
+            n, count = self.spec.shape[axis], extents[w.label]
+            far = (w.stride * (count - 1), w.dilation * (w.size - 1))
+            low = w.offset + sum(min(x, 0) for x in far)
+            high = w.offset + sum(max(x, 0) for x in far)
+            widths[axis] = (max(0, -low), max(0, high - n + 1))
+            found.append(_Slid(axis, w, low + widths[axis][0], high - low + 1))
+        if any(map(any, widths)):
+            self.take("pad", widths=tuple(widths), value=fill)
+        for at in found:
+            self.slice(at.axis, at.start, at.length, 1)
+        if not found:
+            return "".join(labels)
+        self.take(
+            "slide",
+            axes=tuple(at.axis for at in found),
+            sizes=tuple(at.window.size for at in found),
+            steps=tuple(abs(at.window.stride) for at in found),
+            dilations=tuple(abs(at.window.dilation) for at in found),
+            beside=(NEW,) * len(found),
+        )
+        for r, at in enumerate(found, len(dims)):
+            labels.append(at.window.over or "")
+            for axis, step in ((at.axis, at.window.stride), (r, at.window.dilation)):
+                n = self.spec.shape[axis]
+                if step < 0:
+                    self.slice(axis, n - 1, n, -1)
+        return "".join(labels)
+
+
+class _Slid(NamedTuple):
+    """A window along an axis: from where on it slides, and how far."""
+
+    axis: int
+    window: Window
+    start: int
+    length: int

@@ -1,0 +1,155 @@
+"""Operations by windows as what kernels know: their operands surrounded with what changes nothing, the looks
+at windows of these, and a sum of products, or a reduction, of that.
+
+    conv(x, w)  becomes  einsum(slide(pad(x)), w)        (ops/array/spelled_windows.py)
+
+All follows from the index rule and from what the operation says of its elements (`product`, `reduce`). The
+kernel reads pads and looks where they are (ops/jit/elements.py), so nothing of this is in memory. What no
+kernel took in is done by the operation's own kernel: nothing of it is spelled.
+
+    conv(x, w)  becomes  matmul(w, reshape(permute_dims(slide(pad(x)))))
+
+where many channels are summed for many results: to copy windows costs as much as some twenty products of
+each element, and a library then takes a quarter of the time of the kernel."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection
+
+from ostinato.ops.array.spelled_windows import matrices_of, multiply, spell
+from ostinato.ops.core.build import Builder
+from ostinato.ops.core.device import described
+from ostinato.ops.core.graph import Graph
+from ostinato.ops.core.index import Indices, Window
+from ostinato.ops.core.registry import OPS, Op, Reduce, op_of
+from ostinato.ops.core.spec import float32, float64
+from ostinato.planner.plan import Target
+
+from .stages import LONG_WINDOW, Nested
+
+MIN_EXTENTS = {"columns": 16, "summed": 128}  # of products that are a library's
+MAX_COPIED_BYTES = 1 << 28
+
+
+def with_windows(
+    graph: Graph,
+    target: Target,
+    nested: Callable[[Graph], list[Nested]],
+) -> tuple[Graph, list[Nested]]:
+    """The graph with those spelled that became parts of kernels, and all kernels in stages."""
+    chosen = _chosen(graph, target)
+    while chosen:
+        whole, ends = _spelled(graph, chosen)
+        found = nested(whole)
+        inside = {k for group in found for k in group.members}
+        done = {k for k, end in ends.items() if whole.producers[end] in inside}
+        if done == chosen:
+            return whole, found
+        chosen = done
+    return graph, nested(graph)
+
+
+def with_products(graph: Graph, target: Target) -> Graph:
+    """The graph with those spelled as products of matrices that are faster so: windows are copied then,
+    which costs as much as some multiplications of each element, and these are what libraries are for."""
+    if target.memory_limit is not None or target.workers > 1:
+        return graph
+    chosen = {k for k in _chosen(graph, target) if _multiplies(graph, k)}
+    return _spelled(graph, chosen, multiply)[0] if chosen else graph
+
+
+def _multiplies(graph: Graph, k: int) -> bool:
+    node, op = graph.nodes[k], OPS[graph.nodes[k].op]
+    (out,), specs = node.specs, tuple([graph.specs[v] for v in node.inputs])
+    if not op.product or out.dtype not in (float32, float64):
+        return False
+    rule = op.indices(specs, node.specs, node.kw)
+    if (m := matrices_of(rule)) is None:
+        return False
+    extents = dict(zip(rule.outs[0], out.shape, strict=True))
+    for s, dims in zip(specs, rule.ins, strict=True):
+        for n, d in zip(s.shape, dims, strict=True):
+            extents |= {d.over: d.size} if isinstance(d, Window) else {d: n}
+    columns, summed = (math.prod(extents[c] for c in part) for part in (m.columns, m.summed))
+    copied = out.nbytes // columns * summed
+    pays = columns >= MIN_EXTENTS["columns"] and summed >= MIN_EXTENTS["summed"]
+    return pays and copied <= MAX_COPIED_BYTES
+
+
+def reads_windows(graph: Graph, target: Target) -> bool:
+    """Whether anything may be spelled."""
+    return bool(_chosen(graph, target))
+
+
+def _chosen(graph: Graph, target: Target) -> set[int]:
+    return {k for k in range(len(graph.nodes)) if _can_spell(graph, k, target)}
+
+
+def _can_spell(graph: Graph, k: int, target: Target) -> bool:
+    """Whether it reads windows, each worker has all of what these cross, and no library does it."""
+    node, op = graph.nodes[k], op_of(graph.nodes[k].op)
+    if node.op not in OPS or op.made_by == "machine" or not (op.product or op.reduce):
+        return False
+    if len(node.specs) != 1 or node.op in described(target.device).natives:
+        return False
+    specs = [graph.specs[v] for v in node.inputs]
+    if any(s.layout is None or s.layout.windows or not s.size for s in (*specs, *node.specs)):
+        return False
+    if any(s.dtype != node.specs[0].dtype or s.dtype.kind not in "biuf" for s in specs):
+        return False
+    rule = op.indices(tuple(specs), node.specs, node.kw)
+    windows = [d for dims in rule.ins for d in dims if isinstance(d, Window)]
+    if not any(d.over is not None and d.size > 1 for d in windows) or rule.chunked or rule.parts:
+        return False
+    if target.memory_limit is not None and math.prod(d.size for d in windows) > LONG_WINDOW:
+        return False  # what has edges is then in memory
+    if any(d is None for dims in (*rule.ins, *rule.outs) for d in dims):
+        return False
+    if any(d.every > 1 and rule.monoid(str(d.over)) != "sum" for d in windows):
+        return False
+    if any(d.over is None for d in windows) or (
+        len(rule.outs[0]) > 0 and not _keeps_order(rule, op)
+    ):
+        return False
+    if not _is_plain(rule, op.reduce) or (not op.product and len(specs) != 1):
+        return False
+    cut = {c for d in windows for c in d.labels}
+    for s, dims in zip((*specs, *node.specs), (*rule.ins, *rule.outs), strict=True):
+        assert s.layout is not None
+        own = {d for d, c in enumerate(dims) if isinstance(c, Window) or c in cut}
+        if s.layout.partial_axes or not own.isdisjoint(s.layout.splits):
+            return False
+    return True
+
+
+def _keeps_order(rule: Indices, op: Op) -> bool:
+    """Whether a reduction leaves what it keeps in the order of the result; products may give any."""
+    own = [d.label if isinstance(d, Window) else d for d in rule.ins[0]]
+    gone = {c for c, _ in rule.reduce}
+    return op.product is not None or [c for c in own if c not in gone] == [*rule.outs[0]]
+
+
+def _is_plain(rule: Indices, how: Reduce | None) -> bool:
+    """Whether one monoid combines elements as they are, or their products."""
+    kinds = {kind for _, kind in rule.reduce}
+    if len(kinds) != 1 or not kinds <= {*OPS}:
+        return False
+    return how is None or (not how.divisor and (how.element == "{0}" or how.factors is not None))
+
+
+def _spelled(
+    graph: Graph, chosen: Collection[int], as_others: Callable[..., int] = spell
+) -> tuple[Graph, dict[int, int]]:
+    """The graph with these spelled, and the value of each there."""
+    builder, ends = Builder(graph.inputs), dict[int, int]()
+    values = list(range(len(graph.inputs)))
+    for k, node in enumerate(graph.nodes):
+        ins = [values[v] for v in node.inputs]
+        if k in chosen:
+            ends[k] = as_others(builder, node, ins)
+            values.append(ends[k])
+        else:
+            values += builder.add(node.op, ins, node.params, node.specs, node.line)
+    outputs = tuple([values[v] for v in graph.outputs])
+    return Graph(builder.inputs, tuple(builder.nodes), outputs), ends
