@@ -31,6 +31,7 @@ NAMESPACES = {
     "fft.": ost.fft,
     "linalg.": ost.linalg,
     "nn.": ost.nn,
+    "nn.initializers.": ost.nn.initializers,
     "random.": ost.random,
     "special.": ost.special,
     "solve.": ost.solve,

@@ -406,7 +406,6 @@ def test_no_hint_names_what_there_is() -> None:
         (lambda: ost.zeros(2).numel, "; write x.size"),
         (lambda: ost.zeros(2).backward, "; write ostinato.grad(loss)(x)"),
         (lambda: ost.Adam, "; here it is ostinato.optim.Adam"),
-        (lambda: ost.nn.GroupNorm, "; write ostinato.nn.layer_norm(x.reshape("),
         (lambda: ost.nn.GELU, "; the nearest name is ostinato.nn.gelu"),
         (lambda: ost.debug.pritn, "; the nearest name is ostinato.debug.print"),
     ],

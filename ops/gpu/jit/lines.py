@@ -116,7 +116,7 @@ class CudaLines(Lines):
         return Pair(real, imag)
 
     def load(self, address: str, dtype: DType) -> Value:
-        """What is in memory there; a complex number's parts are neighbours."""
+        """Read memory there; a complex number's parts are neighbours."""
         if dtype.kind == "c":
             part = real_of(dtype)
             return Pair(self.load(address, part), self.load(f"{address} + {part.itemsize}", part))
