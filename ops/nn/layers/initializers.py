@@ -34,6 +34,12 @@ __all__ = [
     "uniform",
     "zeros",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 Fan = Literal["in", "out", "mean"]
 Fans = tuple[int, int]
 
