@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,6 @@ def network(w: Any, x: Any) -> Any:
 
 
 def step(state: Any, batch: Any) -> Any:
-    """One update, and how it went."""
     x, y = batch
     loss, slopes = ost.value_and_grad(lambda w: ost.nn.cross_entropy(network(w, x), y))(state["w"])
     slopes = ost.optim.clip_by_norm(slopes, 1.0)
@@ -49,30 +47,22 @@ def train(folder: str, epochs: int) -> Any:
     train, test = (ost.io.datasets.digits(split) for split in ("train", "test"))
     pipe = ost.io.arrays(*train).shuffle(seed=7).batch(BATCH, tail="drop")
     return ost.fit(
-        step,
-        begin(),
-        pipe,
-        epochs=epochs,
-        validate=(judge, test),
-        checkpoint=folder,
-        resume=True,
-        best=1,
+        step, begin(), pipe, epochs=epochs, validate=(judge, test), checkpoint=folder, resume=True
     )
 
 
 def main(workers: Any = None, to: str = "curves.png") -> tuple[float, bool]:
     """The share of digits that are named right, and whether a stop on the way changes a bit."""
     with tempfile.TemporaryDirectory() as folder, ost.connect(workers=workers):
-        train(str(Path(folder, "stopped")), EPOCHS // 2)
-        state, history = train(str(Path(folder, "stopped")), EPOCHS)
-        whole, _ = train(str(Path(folder, "whole")), EPOCHS)
+        train(f"{folder}/stopped", EPOCHS // 2)
+        state, history = train(f"{folder}/stopped", EPOCHS)
+        whole, _ = train(f"{folder}/whole", EPOCHS)
         history.plot(to)
-        same = all(
-            np.array_equal(np.asarray(state["w"][n]), np.asarray(whole["w"][n])) for n in whole["w"]
-        )
+        pairs = [(state["w"][n], whole["w"][n]) for n in whole["w"]]
+        same = all(np.array_equal(*map(np.asarray, pair)) for pair in pairs)
         right = history.epochs[-1]["val_right"]
         print(f"{right:.1%} right; the same bits after a stop: {same}; curves: {to}")
-        return right, same
+    return right, same
 
 
 if __name__ == "__main__":

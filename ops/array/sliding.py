@@ -124,7 +124,7 @@ op(
     indices=_indices,
     view=_view,
     grad=_grad,
-    selects="windows",
+    slides=True,
     cost=MOVE,
 )
 

@@ -128,8 +128,9 @@ class Moves:
     keeps_order: bool = False  # as a view it leaves contiguous data contiguous
     converts: bool = False  # to another dtype, and nothing else
     concatenates: bool = False  # its operands one behind the other along `axis`
-    # Of its operand the "slices" that `starts`, `sizes` and `steps` say, the "windows" that its
-    # indices say, or the "places" along `axis` that its second operand says.
+    slides: bool = False  # it has its operand's elements in windows, as its indices say
+    # Of its operand the "slices" that `starts`, `sizes` and `steps` say, or the "places" along
+    # `axis` that its second operand says.
     selects: str = ""
     # Of what its second operand says are places along `axis`: "read", or "added" to, where there
     # is one in each line.

@@ -133,7 +133,7 @@ def reads_elsewhere(node: Node) -> bool:
     if op.rearranges or op.moves.places or op.moves.selects == "places" or len(node.specs) != 1:
         return False
     if op.is_view:
-        return op.moves.selects in ("slices", "windows")
+        return op.moves.slides or op.moves.selects == "slices"
     return op.moves.pieces is not None and op.run.placed
 
 

@@ -42,11 +42,12 @@ def groups_of(
     products: Mapping[int, Container[int] | None] = MappingProxyType({}),
     late: Container[int] = (),
     most: int = NODES,
+    sinks: bool = False,
 ) -> list[Group]:
     """`alone`: operations that stay by themselves. `products` begin kernels, with what may follow in
     these, if that is not all; the casts of their right matrices that are `late` are a part of them.
-    Numbers of elements that only such operations read are made by each of their kernels. `most`: how
-    many a kernel may have, if registers are enough."""
+    Numbers of elements that only such operations read are made by each of their kernels. A kernel may
+    have `most`, if registers are enough. `sinks`: they go to their readers, unlike in recompute.py."""
 
     def joins(k: int) -> bool:
         return fits(graph, k, lowers) and k not in late and k not in alone
@@ -112,7 +113,12 @@ def groups_of(
                 del found[other]
                 if latest[space] is other:
                     latest[space] = group
-    return [part for g in sink(graph, [*found]) for part in divided(graph, g)]
+    return _finished(graph, [*found], sinks)
+
+
+def _finished(graph: Graph, groups: Sequence[Group], sinks: bool) -> list[Group]:
+    left = sink(graph, groups) if sinks else groups
+    return [part for g in left for part in divided(graph, g)]
 
 
 def _joined(

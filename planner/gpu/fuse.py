@@ -57,7 +57,9 @@ def fuse(graph: Graph, target: Target, larger: bool = True) -> Graph:
     graph = count_in_kernels(graph, can_lower)
     graph = gather_joins(graph, partial(fits, graph, lowers=can_lower_real))
     products = _products(graph, target) if larger else {}
-    groups = groups_of(graph, target, _alone(graph, target), can_lower, products, most=1024)
+    groups = groups_of(
+        graph, target, _alone(graph, target), can_lower, products, most=1024, sinks=True
+    )
     groups = [g for g in groups if not g.product or len(g.members) > 1]
     graph = with_kernels(graph, target, groups, kernel_of) if groups else graph
     graph = spread_joins(graph)

@@ -221,7 +221,9 @@ def _before_copy(graph: Graph, k: int) -> int:
         if not (moves.same_elements and moves.keeps_order and OPS[node.op].view):
             kernel = OPS[node.op].view is None and len(node.specs) == 1
             able = kernel and node.op not in (*CONTROL, "constant") and not node.specs[0].pending
-            return v if able and reader != k else -1
+            ends = graph.specs[v], graph.nodes[k].specs[0]
+            whole = all(s.layout is None or s.layout.is_whole for s in ends)  # parts may differ
+            return v if able and whole and ends[0].size == ends[1].size and reader != k else -1
         (v,), reader = node.inputs, maker
     return -1
 

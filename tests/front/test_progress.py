@@ -422,7 +422,7 @@ def test_an_epochs_line_is_the_only_one() -> None:
         def hide(self) -> None:
             pass
 
-    with progress.within(Screen()):
+    with progress.nested_screen(Screen()):
         line = Line(1, 10)
         with activity.task("read", "beside an epoch"):
             time.sleep(0.3)

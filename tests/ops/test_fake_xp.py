@@ -155,6 +155,7 @@ NOT_RUN = {
     **dict.fromkeys(("first_number", "numbers", "bits32", "bits64", "normal32"), MACHINE_CODE),
     "counted": MACHINE_CODE,
     "joined": "taken into kernels, or taken apart",
+    "fused_product": "made for the libraries of CPUs alone",
     "normal64": MACHINE_CODE,
     **dict.fromkeys(("read", "write", *STORED), FILES),
     **{n: NO_KERNEL for n, op in OPS.items() if not (op.kernel or op.run.ufunc or op.view)},

@@ -44,7 +44,7 @@ def test_any_diagonals_along_any_axis_in_any_order_of_memory(kind):
         facts = {"lower": lower, "axis": axis, "transposed": bool(rng.integers(2))}
         wanted = solved_bands(*(x.astype(np.result_type(kind, "float64")) for x in arrays), **facts)
         out = np.empty(shape, kind)
-        made = kernels.banded.banded_kernel([*arrays, out], 2, **facts)
+        made = kernels.band_solve.banded_kernel([*arrays, out], 2, **facts)
         assert (made is None) == (max(lower, upper) > banded.NARROW)
         if made is not None:
             made(*arrays, out)

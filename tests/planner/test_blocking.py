@@ -419,13 +419,13 @@ def test_turns_that_do_not_add_up_are_refused() -> None:
 @pytest.mark.usefixtures("no_stages")
 def test_blocks_in_a_wrong_place_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tests above find kernels that work at another block's place, and addends that get lost."""
-    place = bind._Binder.at
+    place = bind._Binder.place_of
 
     def first(self: Any, graph: Any, node: Any, rank: Any = None) -> Any:
         return place(self, graph, node, None)
 
     with monkeypatch.context() as patch:
-        patch.setattr(bind._Binder, "at", first)
+        patch.setattr(bind._Binder, "place_of", first)
         with pytest.raises(AssertionError):
             test_random_numbers_are_those_of_the_whole()
     monkeypatch.setitem(control_flow.MONOIDS, "max", control_flow.MONOIDS["min"])

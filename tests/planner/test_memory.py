@@ -542,7 +542,7 @@ def test_splitting_divides_the_peak() -> None:
 def test_checkpoint_lowers_the_peak() -> None:
     def layers(x: Any) -> Any:
         for _ in range(6):
-            x = ost.tanh(x * 1.1 + 0.1)
+            x = ost.tanh(x @ np.full((100, 100), 0.1))  # products are no part of kernels
         return x
 
     def peak(wrap: Any) -> int:
@@ -553,7 +553,7 @@ def test_checkpoint_lowers_the_peak() -> None:
 
         f = ost.compile(ost.grad(loss))
         with use():
-            f(ost.ones(10_000))
+            f(ost.ones((100, 100)))
         return f.plan.arena_bytes
 
     assert peak(ost.checkpoint) < 0.6 * peak(lambda f: f)

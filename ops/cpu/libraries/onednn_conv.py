@@ -509,7 +509,9 @@ def _listed(
                 elements(_Name.HARD_SWISH, 3e38)
                 elements(_Name.LINEAR, 1.0)
         elif step.operand < 0:
-            alpha = {"*": step.number, "/": 1 / step.number}.get(step.kind, 1.0)
+            alpha = (
+                step.number if step.kind == "*" else 1 / step.number if step.kind == "/" else 1.0
+            )
             beta = {"+": step.number, "-": -step.number}.get(step.kind, 0.0)
             elements(_Name.LINEAR, alpha, beta)
         else:
