@@ -59,7 +59,7 @@ def main(workers: Any = None, to: str = "curves.png") -> tuple[float, bool]:
         whole, _ = train(f"{folder}/whole", EPOCHS)
         history.plot(to)
         pairs = [(state["w"][n], whole["w"][n]) for n in whole["w"]]
-        same = all(np.array_equal(*map(np.asarray, pair)) for pair in pairs)
+        same = all((np.asarray(a) == np.asarray(b)).all() for a, b in pairs)
         right = history.epochs[-1]["val_right"]
         print(f"{right:.1%} right; the same bits after a stop: {same}; curves: {to}")
     return right, same
