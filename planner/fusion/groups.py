@@ -47,7 +47,7 @@ def groups_of(
     """`alone`: operations that stay by themselves. `products` begin kernels, with what may follow in
     these, if that is not all; the casts of their right matrices that are `late` are a part of them.
     Numbers of elements that only such operations read are made by each of their kernels. A kernel may
-    have `most`, if registers are enough. `sinks`: they go to their readers, unlike where values are made again."""
+    have `most`, if registers are enough. `sinks`: they go to the kernels that read them."""
 
     def joins(k: int) -> bool:
         return fits(graph, k, lowers) and k not in late and k not in alone
