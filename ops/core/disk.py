@@ -14,7 +14,7 @@ import stat
 import sys
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -31,17 +31,20 @@ _HANDLES = "/proc/self/fd"  # where Linux has what this process has open
 
 
 def write_whole(
-    path: str | os.PathLike[str], data: bytes, mode: int | None = None, durable: bool = False
+    path: str | os.PathLike[str],
+    data: bytes | Iterable[bytes | memoryview],
+    mode: int | None = None,
+    durable: bool = False,
 ) -> None:
-    """Write a file in one step: readers see the old one or the whole new one. Without a mode, a link
-    leads to what is written, and mode and owner are those of the old file. If durable, it outlives the
-    machine's next stop."""
+    """Write a file, or pieces that make one, in one step: readers see the old one or the whole new one.
+    Without a mode, a link leads to what is written, and mode and owner are those of the old file. If
+    durable, it outlives the machine's next stop."""
     target = Path(path if mode is not None else os.path.realpath(path))
     made = target.parent / f".{target.name}.{secrets.token_hex(6)}.part"
     handle = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666 if mode is None else mode)
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(data)
+            file.writelines((data,) if isinstance(data, bytes) else data)
         if mode is None:
             take_after(made, target)
         if durable:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import csv
+import io
 import os
 from typing import Any
 
 from ostinato.errors import ArgumentError
+from ostinato.ops.core.disk import write_page, writing
 from ostinato.ops.core.user_line import misfit
 
 Row = dict[str, float]
@@ -57,11 +59,12 @@ class History:
 
     def csv(self, path: str | os.PathLike[str]) -> None:
         """Write the rows of epochs as a table."""
-        with open(path, "w", newline="", encoding="utf-8") as file:
-            names = list(dict.fromkeys(name for row in self.epochs for name in row))
-            table = csv.DictWriter(file, names, restval="")
-            table.writeheader()
-            table.writerows(self.epochs)
+        names = list(dict.fromkeys(name for row in self.epochs for name in row))
+        text = io.StringIO(newline="")
+        table = csv.DictWriter(text, names, restval="")
+        table.writeheader()
+        table.writerows(self.epochs)
+        write_page(path, text.getvalue())
 
     def plot(self, path: str | os.PathLike[str]) -> None:
         """Draw curves as a picture, .png, .svg or .pdf: of steps thin, of epochs and validation thick."""
@@ -86,7 +89,8 @@ class History:
                     axes.plot(*zip(*thick, strict=True), "o-", ms=3, label=name)
             axes.grid(alpha=0.3)
             axes.legend()
-        figure.savefig(path)
+        with writing(path):
+            figure.savefig(path)
 
     def __repr__(self) -> str:
         last = ", ".join(f"{n} {x:.4g}" for n, x in (self.epochs or [{}])[-1].items())

@@ -536,6 +536,20 @@ def test_names_that_do_not_fit_are_told() -> None:
     assert float(norm.running_mean[0]) == 1
 
 
+def test_a_file_of_weights_is_one_as_others_are(tmp_path: Path) -> None:
+    """Readable by whom files are, by way of a link too; and where none can be, that is said."""
+    model, plain = nn.Linear(2, 1).init(seed=0), tmp_path / "plain"
+    plain.write_bytes(b"")
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "w.safetensors")
+    nn.save_weights(link, model)
+    assert link.is_symlink()
+    assert (tmp_path / "w.safetensors").stat().st_mode == plain.stat().st_mode
+    with pytest.raises(DataFileError, match="a folder that exists and may be written to"):
+        nn.save_weights(tmp_path / "none" / "w", model)
+    assert {x.name for x in tmp_path.iterdir()} == {"plain", "link", "w.safetensors"}
+
+
 def test_damaged_files_are_one_error(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
     nn.save_weights(path, nn.Linear(3, 2).init())

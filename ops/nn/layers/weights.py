@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar, cast
@@ -14,6 +14,7 @@ import numpy as np
 from ostinato.ops.array.casts import astype
 from ostinato.ops.array.creation import asarray
 from ostinato.ops.core.array import Array
+from ostinato.ops.core.disk import write_whole, writing
 from ostinato.ops.core.spec import bfloat16
 from ostinato.ops.core.tree import LEAF, Structure, flatten, unflatten
 from ostinato.ops.core.user_line import misfit
@@ -144,17 +145,9 @@ def save_weights(
         at += x.nbytes
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    to = Path(path)
-    handle, name = tempfile.mkstemp(dir=to.parent, prefix=to.name)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(len(text).to_bytes(8, "little") + text)
-            for x in named.values():
-                file.write(x.reshape(-1).view(np.uint8).data)
-        Path(name).replace(to)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    pieces = (x.reshape(-1).view(np.uint8).data for x in named.values())
+    with writing(path):
+        write_whole(path, itertools.chain([len(text).to_bytes(8, "little"), text], pieces))
 
 
 class _File(Mapping[str, Any]):
