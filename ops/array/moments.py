@@ -31,7 +31,7 @@ from .reduction import (
     shape_left,
     spread,
 )
-from .shape import accumulator, axes_of, broadcast_to
+from .shape import accumulator, axes_of, broadcast_to, widened
 
 __all__ = [
     "mean",
@@ -255,7 +255,7 @@ def var(
     axes = axes_of(axis, x.ndim, "var")
     if where is not None:
         return restore(_var_where(x, axes, where, correction), axes, keepdims)
-    square = apply_all("moments", astype(x, accumulator(x.dtype)), axes=axes)[2]
+    square = apply_all("moments", widened(x), axes=axes)[2]
     count = float(_count(x, axes) - correction)
     found = square / (count if count > 0 else math.nan)
     return put_out(restore(astype(found, real_of(x.dtype)), axes, keepdims), out, "var")
@@ -263,7 +263,7 @@ def var(
 
 def _var_where(x: Array, axes: tuple[int, ...], which: Operandish, correction: float) -> Array:
     """The variance of the elements that count."""
-    wide = astype(x, accumulator(x.dtype))
+    wide = widened(x)
     off = only_where(wide - mean(wide, axes, keepdims=True, where=which), which, "sum")
     square = apply("sum", real(off * conj(off)), axes=axes, dtype=real_of(wide.dtype))
     left = _number(x, which, axes, "var") - float(correction)
@@ -272,7 +272,7 @@ def _var_where(x: Array, axes: tuple[int, ...], which: Operandish, correction: f
 
 def moments_of(x: Array, axes: tuple[int, ...]) -> tuple[Array, Array]:
     """Mean and variance along axes, which are kept."""
-    _, centre, square = apply_all("moments", astype(x, accumulator(x.dtype)), axes=axes)
+    _, centre, square = apply_all("moments", widened(x), axes=axes)
     variance = square / float(_count(x, axes))
     return (
         restore(astype(centre, x.dtype), axes, True),

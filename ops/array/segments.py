@@ -38,7 +38,7 @@ from .indexing import _combine_at
 from .reduction import max as largest
 from .reduction import min as smallest
 from .reduction import read_cost, sum_dtype
-from .shape import accumulator, broadcast_to, moveaxis, reshape, whole_number
+from .shape import accumulator, broadcast_to, moveaxis, reshape, whole_number, widened
 
 __all__ = [
     "GroupBy",
@@ -373,7 +373,7 @@ class GroupBy:
         >>> ost.groupby([0, 1, 0], size=2).mean([1.0, 2.0, 4.0])  # 2.5, 2
         """
         rows = floating(x)
-        wide = astype(rows, accumulator(rows.dtype))
+        wide = widened(rows)
         made = segment_sum(wide, self.keys, self.size)
         return astype(made / self._beside(made), rows.dtype)
 
@@ -381,7 +381,7 @@ class GroupBy:
         """The variance of each group's rows, of what is left without their mean; the sum of
         squares is divided by their number less the correction. Two all-reduces."""
         rows = floating(x)
-        wide = astype(rows, accumulator(rows.dtype))
+        wide = widened(rows)
         off = wide - self.of_each(self.mean(wide))
         if off.dtype.kind == "c":
             off = absolute(off)

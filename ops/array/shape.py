@@ -526,6 +526,11 @@ def accumulator(dtype: DType) -> DType:
     return float32 if dtype.itemsize == 2 and is_float(dtype) else dtype
 
 
+def widened(x: Array) -> Array:
+    """The operand in what its sums and products are accumulated in."""
+    return astype(x, accumulator(x.dtype))
+
+
 def add_up(x: Array, axes: tuple[int, ...]) -> Array:
     """The sum over axes, in the dtype that the elements have."""
     return astype(apply("sum", x, axes=axes, dtype=accumulator(x.dtype)), x.dtype)

@@ -10,7 +10,7 @@ from ostinato.ops.array.contraction import matmul
 from ostinato.ops.array.creation import iota
 from ostinato.ops.array.elementwise import floating, where
 from ostinato.ops.array.reduction import sum as total_of
-from ostinato.ops.array.shape import accumulator, broadcast_to, matrix_transpose, reshape
+from ostinato.ops.array.shape import accumulator, broadcast_to, matrix_transpose, reshape, widened
 from ostinato.ops.array.slicing import slice_axes
 from ostinato.ops.array.transcendental import cos, exp, sin
 from ostinato.ops.core.spec import bool_
@@ -58,7 +58,7 @@ def attention(
     each = _heads_of_each(q, k, v)
     dtype, n, m = q.dtype, q.shape[-2], k.shape[-2]
     factor = q.shape[-1] ** -0.5 if scale is None else scale
-    wide, keys = astype(q, accumulator(dtype)), astype(k, accumulator(k.dtype))
+    wide, keys = widened(q), widened(k)
     scores = _times(wide, matrix_transpose(keys), each) * factor
     if is_causal:
         scores = where(iota((n, m), 0) >= iota((n, m), 1), scores, -math.inf)
@@ -136,7 +136,7 @@ def rotary(
 def rotated(x: Array, cosines: Array, sines: Array, interleaved: bool) -> Array:
     """The first features turned, two for each of these angles."""
     half = cosines.shape[-1]
-    wide = astype(x, accumulator(x.dtype))
+    wide = widened(x)
     front = slice_axes(wide, {x.ndim - 1: (0, 2 * half, 1)})
     begin, step = (1, 2) if interleaved else (half, 1)
     a, b = (slice_axes(front, {x.ndim - 1: (k, half, step)}) for k in (0, begin))

@@ -27,6 +27,7 @@ from ostinato.ops.array.shape import (
     reshape,
     squeeze,
     stop_gradient,
+    widened,
 )
 from ostinato.ops.array.slicing import slice_axes
 from ostinato.ops.array.transcendental import exp, log, log1p, softplus
@@ -83,7 +84,7 @@ def cross_entropy(
     name = "cross_entropy"
     x, t = floating(logits), as_array(targets)
     d = axis_of(axis, x.ndim, name)
-    logp = log_softmax(_wide(x), axis=d)
+    logp = log_softmax(widened(x), axis=d)
     if not 0 <= label_smoothing <= 1:
         raise misfit(ArgumentError, name, got=f"label_smoothing={label_smoothing}", needed="0 to 1")
     if is_integer(t.dtype):
@@ -121,7 +122,7 @@ def nll_loss(
     """
     x, t = floating(log_probs), as_array(targets)
     d = axis_of(axis, x.ndim, "nll_loss")
-    made = _of_classes(_wide(x), t, d, weight, 0.0, ignore_index, reduction, "nll_loss")
+    made = _of_classes(widened(x), t, d, weight, 0.0, ignore_index, reduction, "nll_loss")
     return astype(made, x.dtype)
 
 
@@ -163,10 +164,6 @@ def _of_classes(
     if reduction == "mean" and count is not None:
         return total_of(losses) / total_of(count)
     return _reduced(losses, reduction, name)
-
-
-def _wide(x: Array) -> Array:
-    return astype(x, accumulator(x.dtype))
 
 
 def _weights(weight: Operandish, x: Array, d: int, name: str) -> Array:
@@ -276,7 +273,7 @@ def binary_cross_entropy(
     Array(1.0397, dtype=float64)
     """
     p = floating(probs)
-    x, t = _wide(p), astype(as_array(targets), accumulator(p.dtype))
+    x, t = widened(p), astype(as_array(targets), accumulator(p.dtype))
     yes = where(x > 0, log(where(x > 0, x, 1)), -100.0)
     no = where(x < 1, log1p(-where(x < 1, x, 0)), -100.0)
     losses = -(t * maximum(yes, -100.0) + (1 - t) * maximum(no, -100.0))
@@ -299,7 +296,7 @@ def binary_cross_entropy_with_logits(
     Array(50.3466, dtype=float64)
     """
     given = floating(logits)
-    x, t = _wide(given), astype(as_array(targets), accumulator(given.dtype))
+    x, t = widened(given), astype(as_array(targets), accumulator(given.dtype))
     yes = t if pos_weight is None else t * pos_weight
     above = x > 0
     far, size = where(above, (1 - t) * x, -yes * x), where(above, x, -x)
@@ -323,7 +320,7 @@ def kl_div(
     Array(0.0569, dtype=float64)
     """
     x = floating(log_probs)
-    wide, t = _wide(x), _wide(floating(targets))
+    wide, t = widened(x), widened(floating(targets))
     if log_target:
         losses = exp(t) * (t - wide)
     else:
@@ -352,7 +349,7 @@ def dice_loss(
     Array(0.3333, dtype=float64)
     """
     p = floating(probs)
-    x, t = _wide(p), astype(as_array(targets), accumulator(p.dtype))
+    x, t = widened(p), astype(as_array(targets), accumulator(p.dtype))
     axes = axes_of(axis, x.ndim, "dice_loss")
     both, sizes = x * t, x * x + t * t if squared else x + t
     overlap = 2 * total_of(both, axis=axes) + smooth
@@ -388,7 +385,7 @@ def ctc_loss(
             got=f"layout={layout!r:.20} of {x.ndim} axes",
             needed="'NTC' or 'TNC', and three axes",
         )
-    p = _wide(x if layout == "TNC" else moveaxis(x, 0, 1))
+    p = widened(x if layout == "TNC" else moveaxis(x, 0, 1))
     long, samples, classes = p.shape
     if t.ndim != 2 or t.shape[0] != samples or not is_integer(t.dtype) or not 0 <= blank < classes:
         raise misfit(

@@ -12,7 +12,7 @@ from ostinato.ops.array.elementwise import floating
 from ostinato.ops.array.moments import mean as mean_of
 from ostinato.ops.array.moments import moments_of
 from ostinato.ops.array.padding import pad
-from ostinato.ops.array.shape import accumulator, axes_of, reshape
+from ostinato.ops.array.shape import axes_of, reshape, widened
 from ostinato.ops.array.slicing import slice_axes
 from ostinato.ops.core.user_line import misfit
 
@@ -54,10 +54,6 @@ def _along(v: Operandish, x: Array, d: int, name: str, what: str) -> Array:
     return reshape(v, tuple([n if k == d else 1 for k, n in enumerate(x.shape)]))
 
 
-def _wide(x: Array) -> Array:
-    return astype(x, accumulator(x.dtype))
-
-
 def _scaled(
     y: Array, x: Array, d: int, scale: Operandish | None, bias: Operandish | None, name: str
 ) -> Array:
@@ -90,10 +86,10 @@ def batch_norm(
     x = floating(x)
     d = _axes(x, layout, "batch_norm")[1]
     centre = _along(mean, x, d, "batch_norm", "mean")
-    factor = rsqrt(_wide(_along(var, x, d, "batch_norm", "var")) + eps)
+    factor = rsqrt(widened(_along(var, x, d, "batch_norm", "var")) + eps)
     if scale is not None:
         factor = factor * _along(scale, x, d, "batch_norm", "scale")
-    return _scaled((_wide(x) - centre) * factor, x, d, None, bias, "batch_norm")
+    return _scaled((widened(x) - centre) * factor, x, d, None, bias, "batch_norm")
 
 
 def batch_norm_train(
@@ -115,7 +111,7 @@ def batch_norm_train(
     name = "batch_norm_train"
     x = floating(x)
     d = _axes(x, layout, name)[1]
-    wide = _wide(x)
+    wide = widened(x)
     mean, var = moments_of(wide, tuple([k for k in range(x.ndim) if k != d]))
     factor = rsqrt(var + eps)
     if scale is not None:
@@ -151,7 +147,7 @@ def group_norm(
             got=f"groups={count} of {x.shape[d]} channels",
             needed="groups of as many channels each",
         )
-    parts = reshape(_wide(x), (*x.shape[:d], count, each, *x.shape[d + 1 :]))
+    parts = reshape(widened(x), (*x.shape[:d], count, each, *x.shape[d + 1 :]))
     y = _centred(parts, (d + 1, *(k + (k > d) for k in space)), eps)
     return _scaled(reshape(y, x.shape), x, d, scale, bias, "group_norm")
 
@@ -173,7 +169,7 @@ def instance_norm(
     """
     x = floating(x)
     _, d, space = _axes(x, layout, "instance_norm", least=3)
-    return _scaled(_centred(_wide(x), space, eps), x, d, scale, bias, "instance_norm")
+    return _scaled(_centred(widened(x), space, eps), x, d, scale, bias, "instance_norm")
 
 
 def _centred(x: Array, axes: Sequence[int], eps: float) -> Array:
@@ -196,7 +192,7 @@ def layer_norm(
     Array([-1.2247,  0.    ,  1.2247], dtype=float64)
     """
     x = floating(x)
-    y = _centred(_wide(x), axes_of(axis, x.ndim, "layer_norm"), epsilon)
+    y = _centred(widened(x), axes_of(axis, x.ndim, "layer_norm"), epsilon)
     y = y if scale is None else y * scale
     return astype(y if bias is None else y + bias, x.dtype)
 
@@ -215,7 +211,7 @@ def rms_norm(
     Array([1.2, 1.6, 0. , 0. ], dtype=float64)
     """
     x = floating(x)
-    wide = _wide(x)
+    wide = widened(x)
     square = mean_of(wide * wide, axes_of(axis, x.ndim, "rms_norm"), keepdims=True)
     y = wide * rsqrt(square + eps)
     return astype(y if scale is None else y * scale, x.dtype)
@@ -244,7 +240,7 @@ def local_response_norm(
     x = floating(x)
     _, d, _ = _axes(x, layout, name)
     (n,) = for_each(size, 1, name, "size")
-    wide = _wide(x)
+    wide = widened(x)
     around = [(0, 0)] * x.ndim
     around[d] = ((n - 1) // 2, n // 2)
     squares, channels = pad(wide * wide, around), x.shape[d]

@@ -12,7 +12,7 @@ from ostinato.ops.array.concatenation import concat, stack
 from ostinato.ops.array.contraction import matmul
 from ostinato.ops.array.creation import iota
 from ostinato.ops.array.elementwise import floating, where
-from ostinato.ops.array.shape import accumulator, expand_dims, matrix_transpose, moveaxis
+from ostinato.ops.array.shape import accumulator, expand_dims, matrix_transpose, moveaxis, widened
 from ostinato.ops.array.slicing import slice_axes
 from ostinato.ops.array.transcendental import sigmoid, tanh
 from ostinato.ops.core.spec import Shape
@@ -49,7 +49,7 @@ def _weights_of(
     """The weights of inputs and of states, and their numbers to add."""
     found = [floating(v) for v in one]
     if 2 <= len(found) <= 4 and found[1].ndim == 2:
-        w, u, *biases = [astype(v, accumulator(v.dtype)) for v in found]
+        w, u, *biases = [widened(v) for v in found]
         rows = gates * u.shape[1]
         if {(rows,)} >= {b.shape for b in biases} and (w.shape, u.shape[0]) == (
             (rows, features),

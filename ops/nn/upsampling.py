@@ -13,7 +13,7 @@ from ostinato.ops.array.concatenation import repeat_elements
 from ostinato.ops.array.contraction import matmul
 from ostinato.ops.array.elementwise import floating, where
 from ostinato.ops.array.indexing import take
-from ostinato.ops.array.shape import accumulator, listed, moveaxis
+from ostinato.ops.array.shape import listed, moveaxis, widened
 from ostinato.ops.array.slicing import slice_axes
 from ostinato.ops.core.user_line import misfit
 
@@ -194,7 +194,7 @@ def resize(
     dims = listed(axes, name) if axes is not None else sorted(order_of(layout, x, name).axes[1:-1])
     dims = [d % x.ndim for d in dims]
     crop = [(0.0, 1.0)] * len(dims) if roi is None else list(roi)
-    wide = x if mode == "nearest" else astype(x, accumulator(x.dtype))
+    wide = x if mode == "nearest" else widened(x)
     for (d, m, s), part in zip(_extents(x, dims, size, scale, name), crop, strict=True):
         n = x.shape[d]
         if m == n and s == 1 and part == (0.0, 1.0):
