@@ -39,7 +39,7 @@ from .arguments import Call, fixed_leaves, leaf
 from .auto_precision import AUTO
 from .compiled import CompiledFunction
 from .sessions import Session, _mesh, check_memory_limit, check_numerics
-from .tracing import traced
+from .tracing import Traced, traced
 
 
 class ArraySpec:
@@ -80,7 +80,7 @@ def spec(
     return ArraySpec(tuple(map(int, extents)), known, split)
 
 
-class _Paper(Session):
+class AbstractSession(Session):
     """A session in which arrays have no values, and nothing runs."""
 
     def hold(self, operand: Operand) -> Operand:
@@ -100,7 +100,7 @@ class _Paper(Session):
         return Operand(Spec(shape, dtype, found))
 
 
-class _NoWorkers(LocalEngine):
+class AbstractEngine(LocalEngine):
     """The engine of who only plans."""
 
     def __init__(self, mesh: Mesh, device: str) -> None:
@@ -173,24 +173,10 @@ def _planned(
     more = [n / m for n, m in zip(mesh, target.mesh, strict=True)] if grow else [1.0] * len(mesh)
     more[0] *= times
     wanted = replace(target, mesh=mesh)
-    session = _Paper(_NoWorkers(mesh, target.device), wanted)
-    try:
-        bound = function.signature.bind(*args, **kwargs)
-    except TypeError as error:
-        raise misfit(ArgumentError, f"plan of {function.name}", got=str(error)) from None
-    bound.apply_defaults()
-    leaves, structure = flatten(tuple(bound.arguments.values()))
-    fixed = fixed_leaves(function, structure)
-    held: list[Any] = []
-    for k, x in enumerate(leaves):
-        if isinstance(x, ArraySpec):
-            held.append(session.like(_grown(x, more), x.dtype, x.split))
-        elif isinstance(x, Array):
-            held.append(session.hold_array(x))
-        else:
-            held.append(leaf(x, function.name, k in fixed))
-    call = Call(function, session, structure, held, fixed)
-    found, _ = traced(function, call)
+    session = AbstractSession(AbstractEngine(mesh, target.device), wanted)
+    leaves, call, found = traced_for_specs(
+        function, args, kwargs, session, "plan", lambda x: _grown(x, more)
+    )
     names = [call.names[k] for k in found.inputs]
     places = tuple([found.inputs.index(k) for k in call.donated if k in found.inputs])
     graph, free = found.graph, list[int]()
@@ -203,6 +189,34 @@ def _planned(
         graph = Graph(tuple(inputs), graph.nodes, graph.outputs)
     made = make_plan(Key(graph, wanted, places), tuple(names), function.name)
     return replace(made, again=partial(_planned, function, args, kwargs, target))
+
+
+def traced_for_specs(
+    function: CompiledFunction[Any, Any],
+    args: Any,
+    kwargs: Any,
+    session: AbstractSession,
+    who: str,
+    shape_of: Callable[[ArraySpec], tuple[int, ...]] = lambda x: x.shape,
+) -> tuple[list[Any], Call, Traced]:
+    """Trace a call with specs for arrays: its leaves as they are given, the call, and its graph."""
+    try:
+        bound = function.signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise misfit(ArgumentError, f"{who} of {function.name}", got=str(error)) from None
+    bound.apply_defaults()
+    leaves, structure = flatten(tuple(bound.arguments.values()))
+    fixed = fixed_leaves(function, structure)
+    held: list[Any] = []
+    for k, x in enumerate(leaves):
+        if isinstance(x, ArraySpec):
+            held.append(session.like(shape_of(x), x.dtype, x.split))
+        elif isinstance(x, Array):
+            held.append(session.hold_array(x))
+        else:
+            held.append(leaf(x, function.name, k in fixed))
+    call = Call(function, session, structure, held, fixed)
+    return leaves, call, traced(function, call)[0]
 
 
 def _grown(x: ArraySpec, more: Sequence[float]) -> tuple[int, ...]:

@@ -8,30 +8,28 @@ from typing import Any
 import numpy as np
 from onnx import helper, numpy_helper
 
-from ostinato.arguments import Call, fixed_leaves, leaf
 from ostinato.compiled import CompiledFunction
 from ostinato.errors import ArgumentError
 from ostinato.ops.core.array import Array, Term
 from ostinato.ops.core.operand import Operand
 from ostinato.ops.core.spec import Spec
 from ostinato.ops.core.trace import array_of
-from ostinato.ops.core.tree import flatten
 from ostinato.ops.core.user_line import misfit
 from ostinato.planner.plan import Target
-from ostinato.planning import ArraySpec, _NoWorkers, _Paper
-from ostinato.tracing import Traced, traced
+from ostinato.planning import AbstractEngine, AbstractSession, ArraySpec, traced_for_specs
+from ostinato.tracing import Traced
 
 from .export_nodes import Body, Writer, emit
 
 IR_VERSION = {20: 9, 21: 10, 22: 10, 23: 11}  # the oldest that has the opset
 
 
-class _Values(_Paper):
+class _Values(AbstractSession):
     """A session in which nothing runs, that keeps the values of what a function takes from around it."""
 
     def __init__(self) -> None:
         mesh = (1,)
-        super().__init__(_NoWorkers(mesh, "cpu"), Target(mesh, "cpu"))
+        super().__init__(AbstractEngine(mesh, "cpu"), Target(mesh, "cpu"))
         self.values = dict[Operand, np.ndarray[Any, Any]]()
 
     def hold_array(self, x: Array) -> Operand:
@@ -53,30 +51,10 @@ def exported(
         )
     compiled = function if isinstance(function, CompiledFunction) else CompiledFunction(function)
     session = _Values()
-    try:
-        bound = compiled.signature.bind(*args, **kwargs)
-    except TypeError as error:
-        raise misfit(ArgumentError, f"to_onnx of {compiled.name}", got=str(error)) from None
-    bound.apply_defaults()
-    leaves, structure = flatten(tuple(bound.arguments.values()))
-    fixed = fixed_leaves(compiled, structure)
-    held: list[Any] = []
-    for k, x in enumerate(leaves):
-        if isinstance(x, ArraySpec):
-            held.append(session.like(x.shape, x.dtype, None))
-        else:
-            held.append(
-                session.hold_array(x)
-                if isinstance(x, Array)
-                else leaf(x, compiled.name, k in fixed)
-            )
-    call = Call(compiled, session, structure, held, fixed)
-    names = call.names
-    found, _ = traced(compiled, call)
+    leaves, call, found = traced_for_specs(compiled, args, kwargs, session, "to_onnx")
+    held, names = call.leaves, call.names
     _check(found, compiled.name)
-    values = dict[
-        int, np.ndarray[Any, Any]
-    ]()  # of inputs of the graph that are no inputs of the model
+    values: dict[int, Any] = {}  # of inputs of the graph that are no inputs of the model
     inputs = list[tuple[str, Spec]]()
     called = list[str]()
     for n, k in enumerate(found.inputs):
