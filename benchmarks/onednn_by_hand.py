@@ -9,17 +9,13 @@ from typing import Any
 
 import numpy as np
 from ostinato.ops.cpu.libraries import onednn
-from ostinato.ops.cpu.libraries.onednn_conv import _KINDS, _Name
+from ostinato.ops.cpu.libraries.onednn_conv import _KINDS, _dims, _Name
 
 from .libraries import case, nothing
 from .machine import THREADS
 from .workload import Case, Numbers
 
 F32, ANY, PLAIN = 3, 1, {4: 5, 5: 6}  # dnnl.h's: float32; any form; the order of axes
-
-
-def _dims(values: Sequence[int]) -> Any:
-    return (ctypes.c_int64 * 12)(*values)
 
 
 def conv_case(
@@ -29,7 +25,7 @@ def conv_case(
     """`kind`: "forward" of x and w, slopes of "data" of g and w, or of "weights" of x and g."""
     library, engine = onednn.library(), onednn._engine()
     onednn.omp()["omp_set_num_threads"].function(None, ctypes.c_int)(THREADS)
-    owner = onednn._Owner(library)
+    owner, asked = onednn._Owner(library), w.shape
     n, m = x.ndim, x.ndim + (groups > 1)
     if groups > 1:
         w = w.reshape(groups, len(w) // groups, *w.shape[1:])
@@ -72,7 +68,7 @@ def conv_case(
 
     def host(_: Any) -> Any:
         onednn._reorder(owner, forms[2], memories[2], lies[order[2]], outside[2])
-        return plain[2]
+        return plain[2].reshape(asked) if kind == "weights" else plain[2]
 
     found = case(run, (), nothing, host)
     return Case(found.answer, found.loop, note=lambda: onednn._name(owner, made))
