@@ -509,17 +509,22 @@ def test_rows_of_a_block(shape: tuple[int, int], rows: int, teams: set[int]) -> 
 
 
 def test_what_does_not_fit_is_made_again() -> None:
-    """Of long rows, exponentials; but what is reduced has to be kept, or there is no kernel."""
+    """Of long rows, exponentials; what is reduced is kept, but for sums of few terms."""
     short, long = (
         tiles_in_order(nest_of(softmax, np.ones((64, n), np.float32))) for n in (5000, 50_000)
     )
     made = {v for v in short.held if v not in short.reductions}
     assert made
     assert {v for v in long.held if v not in long.reductions} == set()
-    few = np.ones((64, 4)), np.ones((20_000, 4))
-    tiles = tiles_in_order(nest_of(nearest, *few))  # sums of few terms are kept nowhere
-    assert len(tiles.inlined) == 1
-    assert tiles.held <= set(range(tiles.operands))
+    few, many = (
+        tiles_in_order(nest_of(nearest, np.ones((64, n)), np.ones((20_000, n)))) for n in (4, 12)
+    )
+    inner = {v for v in many.reductions if v not in many.body.outputs}
+    assert (few.inlined, many.inlined) == (inner, set())
+    assert few.held <= set(range(few.operands))
+    assert inner <= many.held
+    for tiles in (short, long, few, many):
+        assert sum(map(tiles.room, tiles.held)) <= schedule.SHARED
 
 
 def test_threads_that_wait_for_nobody_are_found() -> None:
