@@ -87,7 +87,7 @@ def spell(builder: Builder, node: Node, ins: Sequence[int]) -> int:
     reduction, of these."""
     (out,), op = node.specs, OPS[node.op]
     rule = op.indices(tuple([builder.specs[v] for v in ins]), node.specs, node.kw)
-    ((kind, *_),) = ({kind for _, kind in rule.reduce},)
+    (kind,) = {kind for _, kind in rule.reduce}
     extents = dict(zip(rule.outs[0], out.shape, strict=True))
     seen, labels = list[int](), list[str]()
     for v, dims in zip(ins, rule.ins, strict=True):

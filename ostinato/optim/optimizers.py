@@ -29,6 +29,7 @@ from ostinato.ops.core.user_line import misfit
 from .schedules import Rate, rate_at
 
 State = dict[str, Any]
+SHARES = "numbers from 0 to below 1"
 Mask = Callable[[str], bool] | Any  # of a leaf's path, such as "['conv'].bias"; or a tree of bools
 
 
@@ -49,6 +50,10 @@ def is_trained(x: Any, name: str = "") -> bool:
 
 def _dtype(x: Any) -> DType:
     return np.dtype(float) if isinstance(x, float) and not hasattr(x, "dtype") else x.dtype
+
+
+def _is_share(x: Any) -> bool:
+    return 0 <= x < 1
 
 
 def wide(dtype: DType) -> DType:
@@ -123,16 +128,14 @@ class Optimizer:
         for f in fields(self):
             given = getattr(self, f.name)
             fine, needed = True, "a number that is 0 or more"
-            if f.name in ("betas", "alpha"):
-                given = given if f.name == "betas" else (given,)
-                fine = all(0 <= b < 1 for b in given) and len(given) == (
-                    2 if f.name == "betas" else 1
-                )
-                needed = "numbers from 0 to below 1"
+            if f.name == "betas":
+                fine, needed = len(given) == 2 and all(map(_is_share, given)), SHARES
+            elif f.name == "alpha":
+                fine, needed = _is_share(given), SHARES
             elif type(given) in (int, float):
                 fine = 0 <= given < math.inf
             if not fine:
-                got = f"{f.name}={getattr(self, f.name)!r:.60}"
+                got = f"{f.name}={given!r:.60}"
                 raise misfit(ArgumentError, type(self).__name__, got=got, needed=needed)
 
     @property

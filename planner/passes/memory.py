@@ -228,10 +228,15 @@ def _before_copy(graph: Graph, k: int) -> int:
     return -1
 
 
+def _joins(node: Node) -> bool:
+    """Whether a node's operands can be made in their place in its result."""
+    return OPS[node.op].moves.concatenates or node.op == "copy"
+
+
 def is_joined(program: Program, k: int) -> bool:
     """Whether nothing is left to do for a node, as it joins what was made in its place."""
     graph, slots = program.graph, program.slots
-    if not OPS[graph.nodes[k].op].moves.concatenates and graph.nodes[k].op != "copy":
+    if not _joins(graph.nodes[k]):
         return False
     v = graph.nodes[k].inputs[0]
     while slots[v].kind == "alias":
@@ -256,7 +261,7 @@ def part_getter(graph: Graph, v: int, shape_of: Callable[[Spec], Shape]) -> Call
     if (at := replaced(graph, k)) is not None:
         return lambda whole: whole[at]
     looks = list[Node]()
-    while not OPS[graph.nodes[k].op].moves.concatenates and graph.nodes[k].op != "copy":
+    while not _joins(graph.nodes[k]):
         looks.append(graph.nodes[k])
         v = graph.starts[k]
         (k,) = graph.uses[v]
