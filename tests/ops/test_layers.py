@@ -547,6 +547,10 @@ def test_a_file_of_weights_is_one_as_others_are(tmp_path: Path) -> None:
     assert (tmp_path / "w.safetensors").stat().st_mode == plain.stat().st_mode
     with pytest.raises(DataFileError, match="a folder that exists and may be written to"):
         nn.save_weights(tmp_path / "none" / "w", model)
+    with pytest.raises(
+        DataFileError, match="No such file or directory; needed a whole safetensors"
+    ):
+        nn.load_weights(model, tmp_path / "none")
     assert {x.name for x in tmp_path.iterdir()} == {"plain", "link", "w.safetensors"}
 
 

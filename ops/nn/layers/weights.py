@@ -155,8 +155,11 @@ class _File(Mapping[str, Any]):
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        with path.open("rb") as file:
-            self.begin, self.entries = _header(file, path)
+        try:
+            with path.open("rb") as file:
+                self.begin, self.entries = _header(file, path)
+        except OSError as error:
+            raise _damaged(path, error.strerror or str(error)) from None
 
     def __getitem__(self, name: str) -> Any:
         dtype, shape, begin, end = self.entries[name]
