@@ -1,9 +1,10 @@
 """All that is to be learnt of a GPU in ten minutes, as one command: `python -m benchmarks.gpu day`.
 
-    tests      those that ask a GPU, then all of tests/ops, tests/planner and tests/front there, in 12
+    tests      those that ask a GPU, then all of tests/ops, tests/planner and tests/front there, in 16
                processes; a test has 60 seconds, all of them have less than half of the time
-    rows       of `benchmarks gpu`, one after the other: of all of them ours and JAX, then what needs no
-               compiler, then PyTorch, so that nobody's search for the fastest takes the time of others
+    rows       of `benchmarks gpu`: ours, then JAX, then what needs no compiler, then PyTorch, each in one
+               process, so that nobody's search for the fastest takes the time of others; with the kernels
+               that PyTorch's profiler saw
 
 Each result is in a file of the output folder as soon as it is there: tests.txt, *.xml, rows.json (a line a
 row), rows.txt, plans.txt. What there is no time for is left out, and said so."""
@@ -14,20 +15,23 @@ import argparse
 import contextlib
 import importlib
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from . import machine, runner, table
-from .workload import Workload, workloads
+from .workload import System, Workload, agree, summary, workloads
 
-GROUPS = (("ostinato", "jax"), ("cupy", "torch/eager"), ("torch",))  # who comes first
+ORDER = ("ostinato", "jax", "cupy", "torch/eager", "torch")
+LIMIT = 45.0  # seconds without a word, after which a row is given up
 SUITES = (
     ("gpu", ("-m", "gpu", "tests/runtime/test_on_gpu.py")),
     ("ops", ("tests/ops",)),
@@ -42,16 +46,25 @@ def main(args: Sequence[str]) -> int:
     parser.add_argument("--minutes", type=float, default=9.5, help="for all of it")
     parser.add_argument("--no-tests", action="store_true", help="rows only")
     parser.add_argument("--workload", default="", help="rows, by their names")
+    parser.add_argument("--systems", default=",".join(ORDER), help="in this order")
     given = parser.parse_args(args)
     begin, folder = time.monotonic(), Path(given.out)
     end = begin + 60 * given.minutes
     folder.mkdir(parents=True, exist_ok=True)
     os.environ["BENCHMARK_PLANS"] = str((folder / "plans.txt").resolve())
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what it started ends, too
-    good = given.no_tests or tested(folder, begin + 0.45 * (end - begin))
     which = [w for w in given.workload.split(",") if w]
-    for row in rows(folder, which, end):
-        good = good and row.get("problem") in (None, "absent", "skipped")
+    with tempfile.TemporaryDirectory() as wanted:
+        numpy = multiprocessing.get_context("spawn").Process(
+            target=answers, args=(Path(wanted), which), daemon=True
+        )
+        numpy.start()
+        good = given.no_tests or tested(folder, begin + 0.45 * (end - begin))
+        for row in rows(folder, which, given.systems.split(","), Path(wanted), end):
+            good = good and row.get("problem") in (None, "absent", "skipped")
+            took = f"{1e6 * row['median_s']:.1f} us" if row["median_s"] else row.get("note", "")
+            print(row["workload"], row["system"], row.get("problem", ""), took, flush=True)
+        numpy.kill()
     return 0 if good else 1
 
 
@@ -65,7 +78,8 @@ def tested(folder: Path, end: float) -> bool:
             print(f"tests of {name}: skipped, there was no time left", flush=True)
             continue
         command = [
-            *(sys.executable, "-m", "pytest", "-q", "-n", str(min(12, os.cpu_count() or 1))),
+            *(sys.executable, "-m", "pytest", "-q", "-n", str(min(16, os.cpu_count() or 1))),
+            *("-p", "no:benchmark"),  # where it is installed it warns that it does nothing
             *("-o", "faulthandler_timeout=60", "-o", "faulthandler_exit_on_timeout=true"),
             f"--junit-xml={folder.resolve() / name.split()[0]}.xml",
             *paths,
@@ -99,52 +113,133 @@ def finished(command: Sequence[str], variables: dict[str, str], log: IO[str], li
 
 
 # -- rows ------------------------------------------------------------------------------------
-def rows(folder: Path, which: Sequence[str], end: float) -> Iterator[runner.Row]:
-    """Each in the files before the next one begins."""
+def answers(folder: Path, which: Sequence[str]) -> None:
+    """What NumPy computes, in files: made while tests run, by processors that a GPU leaves idle."""
+    for workload in asked(which):
+        made = folder / f"{workload.name}.json"
+        made.with_suffix(".part").write_text(json.dumps(summary(workload.expect())))
+        made.with_suffix(".part").rename(made)
+
+
+def asked(which: Sequence[str]) -> list[Workload]:
+    suite = workloads(importlib.import_module(MODULE))
+    return [w for w in suite if not which or w.name in which]
+
+
+def rows(
+    folder: Path, which: Sequence[str], systems: Sequence[str], wanted: Path, end: float
+) -> Iterator[runner.Row]:
+    """System by system, each row in the files before the next one begins."""
     found = runner.probe() | {"gpus": machine.gpus()}
-    suite = [w for w in workloads(importlib.import_module(MODULE)) if not which or w.name in which]
+    suite = asked(which)
     done: dict[str, list[runner.Row]] = {w.name: [] for w in suite}
     with (folder / "rows.json").open("w") as file:
         file.write(json.dumps({"machine": found}) + "\n")
-        for workload, names, until in turns(suite, end):
-            for row in measured(workload, names, until):
+        for k, system in enumerate(systems):
+            left = end - time.monotonic()
+            until = time.monotonic() + left / (len(systems) - k) * (
+                1 if k + 1 == len(systems) else 1.5
+            )
+            for row in measured(
+                [w for w in suite if system in w.cases], system, wanted, min(end, until)
+            ):
                 file.write(json.dumps(row) + "\n")
                 file.flush()
-                done[workload.name].append(row)
+                if "kernels" in row:
+                    continue
+                done[row["workload"]].append(row)
                 yield row
-            texts = [
-                f"{w.name}: {w.about}\n{table.table(done[w.name])}" for w in suite if done[w.name]
-            ]
-            (folder / "rows.txt").write_text("\n\n".join([machine.in_words(found), *texts]) + "\n")
-            print(texts[[w.name for w in suite if done[w.name]].index(workload.name)], flush=True)
+                texts = [
+                    f"{w.name}: {w.about}\n{table.table(done[w.name])}"
+                    for w in suite
+                    if done[w.name]
+                ]
+                text = "\n\n".join([machine.in_words(found), *texts])
+                (folder / "rows.txt").write_text(text + "\n")
 
 
-def turns(suite: Sequence[Workload], end: float) -> Iterator[tuple[Workload, list[str], float]]:
-    """Who is measured, group by group; each turn may take a fair share of what is left, and a half more."""
-    for systems in GROUPS:
-        asked = [(w, [n for n in w.cases if n in systems]) for w in suite]
-        asked = [(w, names) for w, names in asked if names]
-        for k, (workload, names) in enumerate(asked):
-            left = end - time.monotonic()
-            share = 1.5 * left / (len(asked) - k)
-            yield workload, names, min(end, time.monotonic() + share)
-
-
-def measured(workload: Workload, names: Sequence[str], until: float) -> Iterator[runner.Row]:
-    absent = {n: runner.missing(workload.system(n)) for n in names}
-    for n in names:
-        if absent[n]:
-            why = f"{absent[n]} is missing"
-            yield runner.row(workload.name, n, (), ("absent", why))
-    names = [n for n in names if not absent[n]]
-    if time.monotonic() >= until - 1:
-        for n in names:
-            yield runner.row(workload.name, n, (), ("skipped", "there was no time left"))
+def measured(
+    suite: Sequence[Workload], system: str, wanted: Path, until: float
+) -> Iterator[runner.Row]:
+    """A process for all rows; where one ends it or takes too long, another one goes on behind that row."""
+    left = {w.name: w for w in suite}
+    if left and (absent := runner.missing(suite[0].system(system))):
+        for name in left:
+            yield runner.row(name, system, (), ("absent", f"{absent} is missing"))
         return
-    try:
-        short = replace(workload, seconds=min(workload.seconds, 2.0))  # they are fast here
-        yield from runner.run_workload(MODULE, short, names, 1, runner.ROUNDS, until)
-    except Exception as error:
-        for n in names:
-            why = f"{type(error).__name__}: {error}"[:300]
-            yield runner.row(workload.name, n, (), ("failed", why))
+    while left and time.monotonic() < until - 5:
+        with Process(next(iter(left.values())).system(system), system, list(left)) as process:
+            for line in process.lines(until, LIMIT):
+                if "kernels" in line:
+                    yield {"workload": line["row"], "system": system, "kernels": line["kernels"]}
+                    continue
+                workload = left.pop(line["row"])
+                yield judged(workload, system, line, wanted)
+            if left and process.why:
+                name = next(iter(left))
+                yield runner.row(name, system, (), ("failed", process.why))
+                del left[name]
+    for name in left:
+        yield runner.row(name, system, (), ("skipped", "there was no time left"))
+
+
+def judged(workload: Workload, system: str, line: dict[str, Any], wanted: Path) -> runner.Row:
+    if "failed" in line:
+        return runner.row(workload.name, system, (), ("failed", line["failed"]))
+    expected = wanted / f"{workload.name}.json"
+    while not expected.exists():  # still being computed, as it was begun first
+        time.sleep(0.1)
+    note = agree(line["answer"], json.loads(expected.read_text()), workload.tolerance)
+    row = runner.row(workload.name, system, line["samples"], ("wrong", note) if note else None)
+    return row | {"first_s": line["first"]}
+
+
+class Process:
+    """One that measures rows of a system and says a line for each."""
+
+    def __init__(self, kind: System, system: str, names: Sequence[str]) -> None:
+        self.why = ""
+        self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  (closed with the process)
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.gpu_system", system, ",".join(names)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=self.errors,
+            text=True,
+            cwd=runner.ROOT,
+            env=runner.environment(kind),
+            start_new_session=True,
+        )
+
+    def lines(self, until: float, limit: float) -> Iterator[dict[str, Any]]:
+        """Until it ends, or says nothing for too long."""
+        assert self.process.stdout is not None
+        while True:
+            patience = min(limit, until - time.monotonic())
+            timer = threading.Timer(max(0.1, patience), self.kill)
+            timer.start()
+            line = self.process.stdout.readline()
+            late = not timer.is_alive()
+            timer.cancel()
+            if not line.endswith("\n"):
+                self.errors.seek(0)
+                said = [x for x in self.errors.read().splitlines() if x.strip()]
+                self.why = (
+                    f"took longer than {patience:.0f} s" if late else (said or ["it ended"])[-1]
+                )
+                return
+            yield json.loads(line)
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+
+    def __enter__(self) -> Process:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+        self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        self.errors.close()

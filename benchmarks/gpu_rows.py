@@ -193,3 +193,111 @@ def sortcolumns(xp: Any, x: Any) -> Any:
 def tallqr(xp: Any, a: Any, b: Any) -> Any:
     q, r = xp.linalg.qr(a)
     return xp.linalg.solve(r, (q.T @ b)[:, None])[:, 0]
+
+
+@row(
+    "10 rounds of Sinkhorn's balancing of a square", lambda r: (normal(r, side(4096), side(4096)),)
+)
+def sinkhorn(xp: Any, cost: Any) -> Any:
+    kernel = xp.exp(-xp.abs(cost))
+    v = kernel[0] * 0 + 1
+    for _ in range(10):
+        u = 1 / (kernel @ v)
+        v = 1 / (kernel.T @ u)
+    return u[:, None] * kernel * v[None, :]
+
+
+def _positive(rng: np.random.Generator) -> tuple[Numbers, ...]:
+    n = side(4096)
+    a = normal(rng, n, n)
+    return (a + a.T) / (2 * n**0.5) + 4 * np.eye(n, dtype=np.float32), normal(rng, n)
+
+
+@row("16 steps of conjugate gradients with a dense matrix", _positive)
+def gradients(xp: Any, a: Any, b: Any) -> Any:
+    x, r, p = b * 0, b, b
+    squares = xp.sum(r * r)
+    for _ in range(16):
+        q = a @ p
+        step = squares / xp.sum(p * q)
+        x, r = x + step * p, r - step * q
+        new = xp.sum(r * r)
+        p, squares = r + new / squares * p, new
+    return x
+
+
+@row(
+    "attention of 16 heads of 64 over 2,048 places",
+    lambda r: tuple(normal(r, 16, scaled(2048), 64) for _ in range(3)),
+)
+def heads(xp: Any, q: Any, k: Any, v: Any) -> Any:
+    return xp.softmax(q @ xp.swapaxes(k, 1, 2) / 8, 2) @ v
+
+
+@row("the power spectrum of a series", lambda r: (normal(r, scaled(4_194_304)),))
+def spectrum(xp: Any, x: Any) -> Any:
+    found = xp.fft.fft(x)
+    return found.real * found.real + found.imag * found.imag
+
+
+@row("how often numbers below 1,000 occur", lambda r: (r.integers(0, 1000, scaled(8_000_000)),))
+def counts(xp: Any, x: Any) -> Any:
+    return xp.bincount(x, 1000)
+
+
+@row(
+    "a running sum of a series, and how far it is below its mean",
+    lambda r: (normal(r, scaled(8_000_000)),),
+)
+def walk(xp: Any, x: Any) -> Any:
+    y = xp.cumsum(x, 0) / 1000
+    return xp.mean(xp.abs(y - xp.mean(y, 0)), 0)
+
+
+@row("products of small squares, 8 x 8", lambda r: (normal(r, scaled(200_000), 8, 8),))
+def small(xp: Any, x: Any) -> Any:
+    return xp.sum(x @ x @ xp.swapaxes(x, 1, 2), 0)
+
+
+@row("edges of an image by Sobel's filters", lambda r: (normal(r, side(4096), side(4096)),))
+def edges(xp: Any, x: Any) -> Any:
+    across = x[:, 2:] - x[:, :-2]
+    down = x[2:] - x[:-2]
+    a = across[:-2] + 2 * across[1:-1] + across[2:]
+    b = down[:, :-2] + 2 * down[:, 1:-1] + down[:, 2:]
+    return xp.sqrt(a * a + b * b)
+
+
+@row("8 steps of waves in a cube by rolls", lambda r: (normal(r, *(3 * (max(16, scaled(256)),))),))
+def waves(xp: Any, u: Any) -> Any:
+    before = u
+    for _ in range(8):
+        around = sum(xp.roll(u, s, k) for k in range(3) for s in (1, -1))
+        u, before = 2 * u - before + 0.1 * (around - 6 * u), u
+    return u
+
+
+@row(
+    "layer norms, GELU and a residual over rows of 768",
+    lambda r: (normal(r, scaled(32_768), 768), normal(r, 768), normal(r, 768)),
+)
+def layernorm(xp: Any, x: Any, scale: Any, shift: Any) -> Any:
+    away = x - xp.mean(x, 1)[:, None]
+    y = away / xp.sqrt(xp.mean(away * away, 1) + 1e-5)[:, None] * scale + shift
+    return x + 0.5 * y * (1 + xp.tanh(0.79788456 * (y + 0.044715 * y * y * y)))
+
+
+@row("medians of the columns of a table", lambda r: (normal(r, scaled(200_001), 16),))
+def medians(xp: Any, x: Any) -> Any:
+    return xp.sort(x, 0)[x.shape[0] // 2]
+
+
+@row(
+    "log-likelihoods of 2,000,000 points under 8 normal distributions",
+    lambda r: (normal(r, scaled(2_000_000), 4), normal(r, 8, 4), np.abs(normal(r, 8, 4)) + 1),
+)
+def mixture(xp: Any, x: Any, means: Any, widths: Any) -> Any:
+    z = (x[:, None, :] - means[None]) / widths[None]
+    logs = -0.5 * xp.sum(z * z, 2) - xp.sum(xp.log(widths), 1)[None]
+    most = xp.max(logs, 1, keepdims=True)
+    return xp.mean(xp.log(xp.sum(xp.exp(logs - most), 1)) + most[:, 0], 0)

@@ -64,6 +64,9 @@ class Ostinato(Updates):
     def __getattr__(self, name: str) -> Any:
         return getattr(self.ost.nn if name == "softmax" else self.ost, name)
 
+    def bincount(self, x: Any, n: int) -> Any:
+        return self.ost.bincount(x, length=n)
+
     def turns(self, count: int, step: Function, state: Any) -> Any:
         return self.ost.repeat(count, step, state)
 
@@ -115,6 +118,9 @@ class Jax(Updates):
             return jax.lax.scan
         return getattr(self.jnp, name)
 
+    def bincount(self, x: Any, n: int) -> Any:
+        return self.jnp.bincount(x, length=n)
+
     def turns(self, count: int, step: Function, state: Any) -> Any:
         import jax
 
@@ -157,6 +163,9 @@ class Torch:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.torch, name)
+
+    def bincount(self, x: Any, n: int) -> Any:
+        return self.torch.bincount(x, minlength=n)
 
     def grad(self, function: Any) -> Any:
         return self.torch.func.grad(function)
@@ -206,6 +215,9 @@ class CuPy:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.cupy, name)
 
+    def bincount(self, x: Any, n: int) -> Any:
+        return self.cupy.bincount(x, minlength=n)
+
     def softmax(self, x: Any, axis: int) -> Any:
         e = self.cupy.exp(x - x.max(axis, keepdims=True))
         return e / e.sum(axis, keepdims=True)
@@ -221,6 +233,9 @@ class NumPy:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(np, name)
+
+    def bincount(self, x: Any, n: int) -> Any:
+        return np.bincount(x, minlength=n)
 
     def erf(self, x: Any) -> Any:
         from scipy.special import erf  # type: ignore[import-untyped, unused-ignore]
