@@ -17,7 +17,10 @@ import numpy as np
 from tests.kept import kept
 
 COMPILER = shutil.which("g++") or shutil.which("clang++")
-FLAGS = ("-O0", "-march=native", "-ffp-contract=off", "-fno-fast-math", "-std=c++17", "-w")
+FLAGS = (
+    *("-O0", "-march=native", "-ffp-contract=off", "-fno-fast-math", "-std=c++17", "-w"),
+    *("-fsanitize=alignment", "-fsanitize-undefined-trap-on-error"),  # a GPU faults there
+)
 HEADER = Path(__file__).with_suffix(".h")
 _one_at_a_time = threading.Lock()  # a block's threads have static memory
 _folder = tempfile.TemporaryDirectory(prefix="cuda-host-")

@@ -119,14 +119,17 @@ class MovedWriter(ElementWriter):
 
     def address_of(self, k: int, look: Look, env: _Env) -> str:
         """The address of an operand's or a result's element."""
+        return " + ".join([f"q{k}", *self.steps_to(k, look, env)])
+
+    def steps_to(self, k: int, look: Look, env: _Env) -> list[str]:
+        """How far an operand's or a result's element is from the first, as terms."""
         steps, offset, along = self.steps_of[k], 0, dict[int, int]()
         for at, step in zip(look, steps, strict=True):
             offset += step * at.offset
             if at.axis >= 0:
                 along[at.axis] = along.get(at.axis, 0) + step * at.step
         terms = [f"{self.fact(step)} * {env[axis].name}" for axis, step in along.items() if step]
-        terms += [self.fact(offset)] if offset else []
-        return " + ".join([f"q{k}", *terms])
+        return [*terms, self.fact(offset)] if offset else terms
 
     def value(self, lines: CudaLines, v: int, look: Look, env: _Env) -> Value:
         found = self.found(lines, v, look, env)
@@ -152,6 +155,9 @@ class MovedWriter(ElementWriter):
     def make(self, lines: CudaLines, v: int, look: Look, env: _Env) -> Value | _Address:
         body = self.body
         k = body.producers[v]
+        if k < 0 and v in self.counted:
+            terms = [f"*(const s64*)q{v}", *self.steps_to(v, look, env)]
+            return lines.write(" + ".join(terms), body.specs[v].dtype)
         if k < 0:
             return _Address(self.address_of(v, look, env))
         node, dtype = body.nodes[k], body.specs[v].dtype
