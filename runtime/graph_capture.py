@@ -6,10 +6,11 @@
 
 Buffers of results are used in turn, and so are weights that a plan was given, so few forms of a program
 serve all its runs. What is small and lies elsewhere each time, such as a learning rate or a loss that
-somebody keeps, has a place of its own: it is copied there before, or from there after. What cannot be captured
-runs apart, operation by operation, and what lies between is captured in segments (capture_segments.py). What
-something else spoiled is captured once more, soon, then after twice as many runs each time; a
-program whose large operands are new in each run runs operation by operation. `how` says so in explain.
+somebody keeps, has a place of its own: it is copied there before, or from there after; a single operation
+is asked for sooner than copied for. What cannot be captured runs apart, operation by operation, and what lies
+between is captured in segments (capture_segments.py). What something else spoiled is captured once more,
+soon, then after twice as many runs each time; a program whose large operands are new in each run runs
+operation by operation. `how` says so in explain.
 
 Messages between devices are part of what is captured. Then all workers capture the same run, and launch
 what they took down together, wherever operands lie on each: before a run they agree on which form, by a
@@ -37,9 +38,13 @@ from .messages.communicator import Communicator
 
 FORMS = 16  # of one program at once
 MAX_CAPTURES = 48  # times that it is captured before it must have been launched more often
+ALIKE = (
+    3  # forms before what is small gets a place: results that are used in turn need two or three
+)
 MAX_COPIED_BYTES = 1 << 18  # bytes of what is copied to a place of its own
 WINDOW = 32  # numbers of forms that are told apart, twice those that are kept
 MOVING = "its operands lie elsewhere in each run"
+ALONE = "it is one operation, and what is small lies elsewhere in each run"
 MOST_CALLS = 20_000  # in one run: more would take gigabytes
 TOLD = 3  # operations that are named
 MAX_REBINDS = 16  # times that it is bound anew without what could not be captured
@@ -213,12 +218,12 @@ class Replay:
     def _copy_in(self, arrays: Sequence[Any]) -> None:
         for k, place in self.places.items():
             if k < self.count:
-                self.device.xp.copyto(place, arrays[k])
+                self.capture.copy(place, arrays[k])
 
     def _copy_out(self, arrays: Sequence[Any]) -> None:
         for k, place in self.places.items():
             if k >= self.count:
-                self.device.xp.copyto(arrays[k], place)
+                self.capture.copy(arrays[k], place)
 
     # -- forms -----------------------------------------------------------------------------
     def _is_enough(self) -> bool:
@@ -229,7 +234,12 @@ class Replay:
         workers have for it."""
         parts = self.parts
         assert parts is not None
-        if self._give_places(key, arrays):
+        if moved := self._moved(key, arrays):
+            if self._is_one():
+                self._give_up(ALONE)
+                self._run(arrays)
+                return
+            self._give_places(moved, arrays)
             key = self._key(arrays)
         given = self._given(arrays)
         self._copy_in(arrays)
@@ -284,12 +294,12 @@ class Replay:
                 return next(k for k, node in enumerate(graph.nodes) if node is span.node)
         return None
 
-    def _give_places(self, key: tuple[int, ...], arrays: Sequence[Any]) -> bool:
-        """To small ones that lie where they did in no form."""
+    def _moved(self, key: tuple[int, ...], arrays: Sequence[Any]) -> Sequence[int]:
+        """Small ones that lie where they did in no form, of which there are some."""
         known = [*self.forms, *(at for at, _ in self.numbered.values())]
-        if not known:
-            return False
-        moved = [
+        if len(known) < ALIKE:
+            return ()
+        return [
             k
             for k, at in enumerate(key)
             if k not in self.places
@@ -297,12 +307,22 @@ class Replay:
             and arrays[k].nbytes <= MAX_COPIED_BYTES
             and all(form[k] != at for form in known)
         ]
-        if moved:
-            self.forms.clear()
-            self.numbered.clear()
+
+    def _is_one(self) -> bool:
+        """Whether it asks the device for one operation, and nobody has to agree."""
+        graph, slots = self.program.graph, self.program.slots
+        asked = [
+            k
+            for k, n in enumerate(graph.nodes)
+            if n.specs and slots[graph.starts[k]].kind != "alias"
+        ]
+        return len(asked) == 1 and self.agree is None and not self.program.bodies
+
+    def _give_places(self, moved: Sequence[int], arrays: Sequence[Any]) -> None:
+        self.forms.clear()
+        self.numbered.clear()
         for k in moved:
             self.places[k] = self.device.empty(arrays[k].shape, arrays[k].dtype)
-        return bool(moved)
 
     def _give_up(self, why: str) -> None:
         self.why = why

@@ -125,6 +125,12 @@ class Pointer:
         counted.asked += 1
         on.sent.append((counted.asked, given, given.copy()))
 
+    def copy_from_device_async(self, src: Pointer, size: int) -> None:
+        there, given = (
+            x.memory.reshape(-1).view(np.uint8)[x.first : x.first + size] for x in (self, src)
+        )
+        ask(lambda: np.copyto(there, given), [given], [there])
+
 
 class _Held(np.ndarray):
     """Memory that a capsule keeps, and with it the array."""
@@ -753,7 +759,14 @@ class Ufunc:
             raise TypeError(f"cupy.{self.name}.at only supports {ATOMIC[self.name]}, not {a.dtype}")
         place, b, memory = a._place(indices), _host(b), a._memory
         reads = [x for x in (b, *place) if isinstance(x, np.ndarray)]
-        ask(lambda: self.plain.at(memory, _wrapped(memory, place), b), [memory, *reads], [memory])
+        run = self.plain.at if a.dtype.kind != "f" or self.name == "add" else self._rounding
+        ask(lambda: run(memory, _wrapped(memory, place), b), [memory, *reads], [memory])
+
+    def _rounding(self, memory: Any, place: Any, b: Any) -> None:
+        """As CuPy does: by C's fmaxf and fminf."""
+        found = memory.astype(np.float32)
+        getattr(np, f"f{self.name[:3]}").at(found, place, np.asarray(b, np.float32))
+        memory[place] = found[place]
 
 
 def _take(a: Any, indices: Any, axis: int | None = None, out: Any = None) -> Any:

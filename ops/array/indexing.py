@@ -260,6 +260,9 @@ def _put_indices(ins: Specs, outs: Specs, p: Params) -> Indices:
 def _combine_at(xp: Any, combine: Any, out: Any, key: tuple[Any, ...], values: Any) -> None:
     """`combine.at`. CuPy has it for few functions and dtypes; for others what goes to one place is
     combined before: those in order, two and two, until each place stands once."""
+    if out.dtype.kind == "f" and combine in (xp.maximum, xp.minimum):
+        _greatest_at(xp, combine is xp.minimum, out, key, values)
+        return
     try:
         combine.at(out, key, values)
         return
@@ -284,6 +287,22 @@ def _combine_at(xp: Any, combine: Any, out: Any, key: tuple[Any, ...], values: A
         place, values = place[first], values.take(first, axis)
     key = (*before, *xp.unravel_index(place, sizes))
     out[key] = combine(out[key], values)
+
+
+def _greatest_at(xp: Any, least: bool, out: Any, key: tuple[Any, ...], values: Any) -> None:
+    """By integers in the same order: CuPy rounds float64 to float32 here, and loses NaN, which is above all."""
+    kind = f"u{max(out.dtype.itemsize, 4)}"
+    sign = np.array(1 << 8 * int(kind[1:]) - 1, kind)[()]
+
+    def ordered(x: Any) -> Any:
+        wide = (-x if least else x).astype(f"f{kind[1:]}", order="C")
+        bits = xp.where(xp.isnan(wide), xp.abs(wide), wide).view(kind)
+        return xp.where(bits >= sign, ~bits, bits | sign)
+
+    bits = ordered(out)
+    xp.maximum.at(bits, key, ordered(values))
+    found = xp.where(bits >= sign, bits ^ sign, ~bits).view(f"f{kind[1:]}")
+    xp.copyto(out, -found if least else found, casting="unsafe")
 
 
 def _put_kernel(

@@ -110,6 +110,10 @@ class GraphCapture:
         """Identify where an array lies: arrays in other memory have other numbers."""
         raise NotImplementedError
 
+    def copy(self, to: Any, given: Any) -> None:
+        """Ask for a copy of an array to one of the same form."""
+        raise NotImplementedError
+
     def loop(self, test: Any, most: int) -> Loop:
         """One that goes on while `test`, an array of the device, is true, if there is one; for `most` turns,
         or any number of them if that is negative."""

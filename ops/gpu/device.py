@@ -61,6 +61,11 @@ from .messages import Nccl
 NAME = "cuda"
 LAYOUTS = 32  # in which operands of one product lay, or addends, that are known at once
 FOLDED = 1 << 14  # elements from which what messages brought is combined by a kernel of its own
+SMALL_BYTES, PINNED_BYTES = (
+    1 << 16,
+    1 << 28,
+)  # between these a result's memory on the host is pinned: its
+# pages are there, and come back to the pool
 BESIDE = 1 << 16  # bytes from which a batch is copied beside what is computed
 _here = threading.local()  # which of several this thread asks
 FLAT, IN_STAGES = ("fused", "fused_joins", "fused_rows"), "fused_nest"
@@ -308,8 +313,9 @@ class Gpu(Device):
         if out is not None:
             value.get(out=out)
             return out
-        made = empty_aligned(value.shape, value.dtype)
-        made[...] = value.get()
+        pinned = SMALL_BYTES < value.nbytes <= PINNED_BYTES
+        made = (self.staging if pinned else empty_aligned)(value.shape, value.dtype)
+        value.get(out=made)
         return made
 
     def staging(self, shape: Sequence[int], dtype: DType) -> Any:
