@@ -355,8 +355,8 @@ def _is_able(graph: Graph, node: Node, lowers: Lowers) -> bool:
             return bool(axes) and real and lowers(SQUARE, kinds, node.specs[1].dtype)
         if op.product:  # of others the sums are exact, and libraries convert what they read
             same = all(d == out for d in kinds) and len(kinds) == 2
-            ours = _slides(graph, node) and lowers(CAST, kinds[:1], out)
-            return same and (out.kind in "fc" or ours) and can_combine(kind, out)
+            ours = out.kind in "fc" or _slides(graph, node)
+            return same and ours and lowers(CAST, kinds[:1], out) and can_combine(kind, out)
         known = can_combine(kind, out) and lowers(node.op, kinds, out)
         return known and bool(axes) and not (partial and gives_places(graph, node))
     if op.moves.places:

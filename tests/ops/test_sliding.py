@@ -79,7 +79,8 @@ def random_case(r: random.Random) -> tuple[Any, Callable[..., Any], Callable[...
 def test_random_windows(seed: int) -> None:
     x, windows, then, name = random_case(random.Random(seed))
     f = ost.compile(lambda x: then(ost, windows(x)))
-    with on():
+    pairs = x.dtype.kind == "c" and COMPILER is not None and JOB == 1
+    with use(device=KERNELS) if pairs and seed < 12 else on():  # a GPU's stages have none
         found = np.asarray(f(ost.asarray(x)))
         wanted = then(np, windows(x))
         near = 1e-4 if x.dtype == np.float32 else 1e-11
