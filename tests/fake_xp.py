@@ -189,6 +189,7 @@ class DeviceArray:
         self._memory[...] = values
 
     def get(self, stream: Any = None, order: str = "C", out: Any = None) -> Any:
+        counted.waits += 1
         if out is None:
             return to_host(self)
         if not (out.flags.c_contiguous and (out.shape, out.dtype) == (self.shape, self.dtype)):

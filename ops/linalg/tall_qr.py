@@ -6,10 +6,13 @@ matrix, so that nothing is believed: while a Gram matrix is far from 1, there is
 shift where Cholesky fails. What has not come near after a few (it lacks rank) is left to
 Householder. Each turn solves with R, row by row, therefore Q R is X to the last digit in any case.
 
-Rows are worked on in blocks, which stay in cache between the solve and the next Gram matrix."""
+Rows are worked on in blocks, which stay in cache between the solve and the next Gram matrix. Where there is
+no LAPACK, as on a GPU, the large products are float64's, so that two turns are enough for float32; the small
+matrices are the host's."""
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -21,28 +24,27 @@ TURNS = 4
 # how far a Gram matrix may be from 1 for the next turn to be the last; theory: 5/64
 MAX_DEVIATION = 0.1
 CACHE = 1 << 20  # bytes of a block
+LARGE = 1 << 28  # of one that is multiplied in float64
+PARTS = 512  # of a block, whose Gram matrices are added: they occupy a GPU
 
 
 def thin_qr(xp: Any, x: Any, q: Any) -> tuple[Any, Any]:
     """w and R of x = q w R: q is written, the small w (None for 1) is left to the caller to multiply
     with. Without q only R is made. The diagonal of R is not negative."""
-    if device_of(x).lapack is not None:
-        made = _by_gram(x, q)
-        if made is not None:
-            return made
-    return None, _by_householder(xp, x, q)
+    made = _by_gram(x, q) if device_of(x).lapack is not None else _by_wide_gram(xp, x, q)
+    return (None, _by_householder(xp, x, q)) if made is None else made
 
 
 def times(q: Any, w: Any) -> None:
     """q = q w in place."""
-    for a, b in _blocks(q):
+    for a, b in _blocks(q, CACHE if device_of(q).lapack is not None else LARGE):
         q[a:b] = q[a:b] @ w
 
 
-def _blocks(x: Any) -> Iterator[tuple[int, int]]:
-    """Bounds of blocks of rows that fit into cache, each of twice as many rows as columns."""
+def _blocks(x: Any, most: int = CACHE) -> Iterator[tuple[int, int]]:
+    """Bounds of blocks of rows of so many bytes, each of twice as many rows as columns."""
     m, n = x.shape
-    step = max(256, 2 * n, CACHE // max(1, n * x.itemsize))
+    step = max(256, 2 * n, most // max(1, n * x.itemsize))
     count = max(1, m // step)
     for k in range(count):
         yield m * k // count, m * (k + 1) // count
@@ -58,7 +60,7 @@ def _by_gram(x: Any, q: Any) -> tuple[Any, Any] | None:
     whole = np.eye(n, dtype=wide)
     turns: list[Any] = []
     while len(turns) < TURNS:
-        upper = _cholesky(gram, x)
+        upper = _cholesky(gram, len(x), x.dtype)
         if upper is None:
             return None
         if turns and np.abs(gram - np.eye(n)).sum(0).max() < MAX_DEVIATION:
@@ -85,21 +87,76 @@ def _turn(x: Any, q: Any, turns: Sequence[Any], gram: Any) -> None:
         gram += part.conj().T @ part
 
 
-def _cholesky(gram: Any, x: Any) -> Any:
+def _by_wide_gram(xp: Any, x: Any, q: Any) -> tuple[Any, Any] | None:
+    device, n = device_of(x), x.shape[1]
+    wide = np.dtype(np.complex128 if x.dtype.kind == "c" else np.float64)
+    uppers: list[Any] = []
+
+    def gram_of(given: Any, uppers: Sequence[Any]) -> Any:
+        """Of what is made of x or q by these; q is written."""
+        total = np.zeros((n, n), wide)
+        for a, b in _blocks(given, LARGE):
+            part = given[a:b].astype(wide)
+            for upper in uppers:
+                over, by = (device.from_host(y) for y in (np.linalg.inv(upper), upper))
+                made = part @ over
+                part = made if x.dtype != wide else made + (part - made @ by) @ over
+            if q is not None and uppers:
+                q[a:b] = part
+                part = q[a:b].astype(wide)
+            total += device.to_host(_gram_in_parts(xp, part))
+        return total
+
+    gram = gram_of(x, ())
+    while len(uppers) < TURNS:
+        upper = _cholesky(gram, len(x), wide)
+        if upper is None:
+            return None
+        if uppers and np.abs(gram - np.eye(n)).sum(0).max() < MAX_DEVIATION:
+            whole = functools.reduce(lambda r, u: u @ r, [*uppers, upper])
+            last = np.linalg.inv(upper)
+            return device.from_host(last.astype(x.dtype)), device.from_host(whole.astype(x.dtype))
+        uppers.append(upper)
+        first = q is None or len(uppers) == 1
+        gram = gram_of(x if first else q, uppers if first else uppers[-1:])
+    return None
+
+
+def _gram_in_parts(xp: Any, x: Any) -> Any:
+    rows, n = x.shape
+    parts = max(1, min(PARTS, rows // (4 * n)))
+    end = rows - rows % parts
+    stack = x[:end].reshape(parts, -1, n)
+    found = (xp.swapaxes(stack, 1, 2).conj() @ stack).sum(0)
+    return found + x[end:].conj().T @ x[end:] if end < rows else found
+
+
+def _cholesky(gram: Any, m: int, dtype: Any) -> Any:
     """The upper factor; of a matrix that is not definite, that of one close by."""
-    m, n = x.shape
+    n = len(gram)
     if not np.isfinite(gram).all():
         return None
-    eps = float(np.finfo(x.dtype).eps)
+    eps = float(np.finfo(dtype).eps)
     diagonal = np.diagonal(gram).real
     noise = 11 * eps * (n + 1 + math.sqrt(m)) * float(diagonal.sum())
     for shift in (0.0, noise, 100 * noise):
         moved = gram + shift * np.eye(n)
-        if device_of(x).lapack.potrf(moved) == 0:
+        if _is_factored(moved):
             lower = np.tril(moved)
             if (np.diagonal(lower).real ** 2 > 10 * eps * diagonal).all():
                 return np.ascontiguousarray(lower.conj().T)
     return None
+
+
+def _is_factored(x: Any) -> bool:
+    """By its lower factor, in place."""
+    if (lapack := device_of(x).lapack) is not None:
+        return bool(lapack.potrf(x) == 0)
+    try:
+        x[...] = np.linalg.cholesky(x)
+    except np.linalg.LinAlgError:
+        return False
+    return True
 
 
 # -- by Householder --------------------------------------------------------------------------

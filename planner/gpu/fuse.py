@@ -39,9 +39,14 @@ from ostinato.planner.fusion.stages import (
 )
 from ostinato.planner.fusion.window_kernels import with_windows
 from ostinato.planner.plan import Target
+from ostinato.planner.prediction import machine_of
 from ostinato.planner.rewrite import is_kernel, map_bodies, with_nodes
 
 from .bits import keep_bits
+
+# Times of sums and products of elements, as measured: each operand of a product in stages is read from
+# shared memory.
+STAGED = 30.0
 
 
 def fuse(graph: Graph, target: Target, larger: bool = True) -> Graph:
@@ -73,7 +78,8 @@ def fuse(graph: Graph, target: Target, larger: bool = True) -> Graph:
 def _staged(graph: Graph, target: Target) -> list[Nested]:
     """The kernels in stages that are worth it."""
     taken = {k for behind in _products(graph, target).values() for k in behind}
-    alone, is_worth = _alone(graph, target) | taken, partial(_is_worth, graph)
+    alone = _alone(graph, target) | taken | _by_library(graph, target)
+    is_worth = partial(_is_worth, graph)
     return worthy_nests(graph, target, can_lower_real, alone, is_worth, _fits, BLOCKS)
 
 
@@ -85,6 +91,23 @@ def _products(graph: Graph, target: Target) -> dict[int, Collection[int]]:
     for k, node in enumerate(graph.nodes):
         if is_gemm(graph, node, PRODUCT) and (behind := device.epilogue_of(graph, k, fast)):
             found[k] = frozenset(behind)
+    return found
+
+
+def _by_library(graph: Graph, target: Target) -> set[int]:
+    """Products that the library multiplies sooner, its result written and read again, than a kernel in
+    stages."""
+    machine, found = machine_of(target), set[int]()
+    for k, node in enumerate(graph.nodes):
+        if not is_gemm(graph, node, 0):
+            continue
+        ins, (made,) = tuple([graph.specs[v] for v in node.inputs]), node.specs
+        flops = op_of(node.op).cost(ins, node.specs, node.kw)[0]
+        elements = machine.flops_seconds(flops, False, made.dtype.name)
+        apart = machine.flops_seconds(flops, True, made.dtype.name) + machine.call_seconds
+        apart += machine.moving_seconds(2 * made.nbytes, 2 * made.nbytes)
+        if STAGED * elements > apart:
+            found.add(k)
     return found
 
 

@@ -9,7 +9,8 @@ from ostinato.planner.passes.order import order
 
 from .batch_products import batch_products
 from .fuse import fuse
+from .split_terms import split_terms
 from .tf32 import use_tf32
 
-PASSES = (fold_products, batch_products, narrow, part_stacks, use_tf32, fuse, order)
+PASSES = (fold_products, batch_products, split_terms, narrow, part_stacks, use_tf32, fuse, order)
 FUSE = fuse  # makes kernels that have several ways, of which timing takes one

@@ -181,6 +181,7 @@ WAITS = {
     **{f"segment_{m}": "as put_along_axis" for m in ("sum", "prod", "min", "max")},
     **dict.fromkeys(("distinct", "distinct_of_parts"), "how many values there are"),
     "tally": "CuPy looks for the largest number",
+    **dict.fromkeys(("print", "callback"), "it is the host that prints, and is called"),
     "pow": "square roots have other signs, where there are any",
     **dict.fromkeys(TRIED.split(), "some elements take more tries"),
     **dict.fromkeys(("random_bits", "normal"), "the seed is expanded to a key"),

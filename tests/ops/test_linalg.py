@@ -26,6 +26,7 @@ import ostinato as ost
 from ostinato import settings
 from ostinato.errors import ArgumentError, DTypeError, GradientError, LinAlgError, ShapeError
 from tests.helpers import assert_same, on
+from tests.sessions import use
 from tests.thorough import THOROUGH, some, turns
 
 Array = np.ndarray[Any, Any]
@@ -289,6 +290,26 @@ def test_without_the_library_of_numpy(kind: str, monkeypatch: pytest.MonkeyPatch
 def plan_of(function: Callable[..., Any], *arrays: Any) -> tuple[Any, Any]:
     f = ost.compile(function)
     return f(*arrays), f.plan
+
+
+@pytest.mark.parametrize("cond", [1.0, 1e4, 1e8, 1e15, np.inf])
+@pytest.mark.parametrize("kind", ["f4", "f8", "c8"])
+def test_tall_qr_without_lapack(kind: str, cond: float) -> None:
+    """On a device: by Gram matrices in float64, to the last digit whatever the condition."""
+    r, n = np.random.default_rng(5), 7
+    u, _, v = np.linalg.svd(
+        r.normal(size=(2003, n)) + (1j * r.normal(size=(2003, n)) if kind[0] == "c" else 0), False
+    )
+    sizes = np.r_[np.ones(n - 2), 0, 0] if np.isinf(cond) else np.logspace(0, -np.log10(cond), n)
+    x = ((u * sizes) @ v).astype(kind)
+    eps = float(np.finfo(kind).eps)
+    with use(device="fake"):
+        q, upper = map(np.asarray, ost.linalg.qr(ost.asarray(x)))
+        found = np.asarray(ost.linalg.svdvals(ost.asarray(x)))
+    wide = q.astype(np.complex128)
+    assert np.abs(wide.conj().T @ wide - np.eye(n)).max() < 20 * eps
+    assert np.abs(wide @ upper - x).max() < 20 * eps * np.abs(x).max()
+    assert np.abs(found - sizes).max() < 20 * eps
 
 
 @pytest.mark.parametrize("rows", [4000, 4001])
