@@ -1,5 +1,5 @@
-"""Operations by windows as others: their operands surrounded with what changes nothing, looks at windows of
-these, and a sum of products, or a reduction, of that.
+"""Sums of products over windows as others: their operands surrounded with zeros, looks at windows of these,
+and a sum of products of that.
 
     conv(x, w)      n c [y+r-1], o c r -> n o y       einsum(slide(pad(x)), w; text='ncyr,ocr->noy')
 
@@ -11,12 +11,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from ..core.build import Builder
 from ..core.graph import Node
 from ..core.index import Dim, Indices, Window, product_labels
-from ..core.monoid import identity
 from ..core.registry import OPS
 from ..core.spec import Spec
 from .sliding import NEW
@@ -65,7 +62,7 @@ def multiply(builder: Builder, node: Node, ins: Sequence[int]) -> int:
     looks, labels = list[_Looks](), list[str]()
     for v, dims in zip(ins, rule.ins, strict=True):
         looks.append(_Looks(builder, v, node.line))
-        labels.append(looks[-1].windows(dims, extents, 0))
+        labels.append(looks[-1].windows(dims, extents))
     x, w = looks if not m.windows else looks[::-1]
     seen, other = labels if not m.windows else labels[::-1]
     stack, last = (m.outer, m.inner) if m.inner else (m.outer[:1], m.outer[1:])
@@ -83,26 +80,21 @@ def multiply(builder: Builder, node: Node, ins: Sequence[int]) -> int:
 
 
 def spell(builder: Builder, node: Node, ins: Sequence[int]) -> int:
-    """An operation by windows over these operands, as looks at windows and a sum of products, or a
-    reduction, of these."""
+    """An operation by windows over these operands, as looks at windows and a sum of products of these."""
     (out,), op = node.specs, OPS[node.op]
     rule = op.indices(tuple([builder.specs[v] for v in ins]), node.specs, node.kw)
-    (kind,) = {kind for _, kind in rule.reduce}
     extents = dict(zip(rule.outs[0], out.shape, strict=True))
     seen, labels = list[int](), list[str]()
     for v, dims in zip(ins, rule.ins, strict=True):
         made = _Looks(builder, v, node.line)
-        labels.append(made.windows(dims, extents, np.asarray(identity(kind, out.dtype)).item()))
+        labels.append(made.windows(dims, extents))
         seen.append(made.value)
     result = "".join(c for c in rule.outs[0] if c is not None)
-    if op.product:
-        order = (op.product.left, op.product.right)
-        left, right = (labels[a] for a in order)
-        params = {"text": f"{left},{right}->{result}"}
-        return builder.add("einsum", [seen[a] for a in order], params, (out,), node.line)[0]
-    given: dict[str, Any] = {"axes": tuple([d for d, c in enumerate(labels[0]) if c not in result])}
-    given |= {"dtype": out.dtype} if "dtype" in OPS[kind].takes else {}
-    return builder.add(kind, seen, given, (out,), node.line)[0]
+    assert op.product is not None
+    order = (op.product.left, op.product.right)
+    left, right = (labels[a] for a in order)
+    params = {"text": f"{left},{right}->{result}"}
+    return builder.add("einsum", [seen[a] for a in order], params, (out,), node.line)[0]
 
 
 class _Looks:
@@ -151,7 +143,7 @@ class _Looks:
         ones[axis] = step
         self.take("update_slice", zeros, starts=(0,) * spec.ndim, steps=tuple(ones), mode="set")
 
-    def windows(self, dims: Sequence[Dim], extents: Mapping[str | None, int], fill: Any) -> str:
+    def windows(self, dims: Sequence[Dim], extents: Mapping[str | None, int]) -> str:
         """Look through windows; the labels of what is seen then."""
         labels, found = [d.label if isinstance(d, Window) else str(d) for d in dims], list[_Slid]()
         widths = [(0, 0)] * len(dims)
@@ -167,7 +159,7 @@ class _Looks:
             widths[axis] = (max(0, -low), max(0, high - n + 1))
             found.append(_Slid(axis, w, low + widths[axis][0], high - low + 1))
         if any(map(any, widths)):
-            self.take("pad", widths=tuple(widths), value=fill)
+            self.take("pad", widths=tuple(widths), value=0)
         for at in found:
             self.slice(at.axis, at.start, at.length, 1)
         if not found:

@@ -50,6 +50,16 @@ class Window:
         """From the first element of a window to behind its last one, before `every` thins them."""
         return abs(self.dilation) * max(self.size - 1, 0) + 1
 
+    @property
+    def apart(self) -> int:
+        """From one element of a window that lies at a whole position to the next one."""
+        return self.every // math.gcd(self.dilation, self.every)
+
+    @property
+    def turns(self) -> int:
+        """How many elements of a window lie at whole positions, at the most."""
+        return -(-self.size // self.apart)
+
     def reads(self, begin: int, end: int) -> tuple[int, int]:
         """The range of positions that the outputs `[begin, end)` read, wherever the array ends."""
         if begin >= end:

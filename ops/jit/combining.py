@@ -112,7 +112,7 @@ def carried(kind: str, before: Value, x: Value) -> Value:
     """The next of what is combined in order. NumPy keeps the first of two zeros, and NaN."""
     if (order := MONOIDS[kind].order) and x.dtype.kind == "f":
         wins = x > before if order == "max" else x < before
-        return where((wins | (x != x)) & (before == before), x, before)
+        return where(wins | (x != x), x, before)
     return joined(kind, before, x)
 
 

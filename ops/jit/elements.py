@@ -5,16 +5,19 @@ What an index is called where, how its loops run and how memory is read is known
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+import math
+import operator
+from collections.abc import Callable, Mapping
 
 from ostinato.ops.core.device import plain
 from ostinato.ops.core.graph import Node
-from ostinato.ops.core.index import Window
+from ostinato.ops.core.index import Indices, Window
 from ostinato.ops.core.monoid import MONOIDS
 from ostinato.ops.core.registry import OPS, Piece
 from ostinato.ops.core.spec import DType, int64
 
-from .combining import joined, start_of
+from .combining import carried, joined, start_of
 from .labels import reads_elsewhere
 from .moves import is_join
 from .pairs import Pair
@@ -65,6 +68,9 @@ class Elements:
         """A value's element at a place that was found out just now."""
         return self.value(x, env)
 
+    def is_late(self, place: Value) -> None:
+        """A place was found out just now: what is read there cannot be read before."""
+
     def guarded(self, inside: Value, other: Value, make: Callable[[], Value]) -> Value:
         """Make a value where a condition holds, and read nothing for it elsewhere, where it is another."""
         raise NotImplementedError
@@ -108,7 +114,9 @@ class Elements:
             u, there = node.inputs[a], dict(env)
             for label, dim in zip(self.nest.dims[u], rule.ins[a], strict=True):
                 if label is not None and isinstance(dim, Window):
-                    there[label] = _position(dim, here).name
+                    place = _position(dim, here)
+                    self.is_late(place)
+                    there[label] = place.name
             return cast(self.picked_at(u, there), spec.dtype)
 
         if not is_join(node):
@@ -187,6 +195,8 @@ class Elements:
         """Emit an element's addend of a reduction: a value, or two whose product it is."""
         ins, how = r.node.inputs, OPS[r.node.op].reduce
         assert how is not None
+        if r.letters is not None:
+            return (self.through(r, r.letters, dtype, env),)
         if r.kind == "sum" and how.factors is not None:
             a, b = (cast(self.value(ins[k], env), dtype) for k in how.factors)
             return a, b
@@ -195,9 +205,44 @@ class Elements:
             return pair
         return (lower(r.node.op, [self.value(u, env) for u in ins], dtype),)
 
+    def through(self, r: Reduction, letters: Mapping[str, int], dtype: DType, env: Env) -> Value:
+        """The addend of an element of windows: of what lies there, or what changes nothing."""
+        body, node = self.nest.body, r.node
+        rule = OPS[node.op].indices(
+            tuple([body.specs[v] for v in node.inputs]), node.specs, node.kw
+        )
+        extents = dict(zip(rule.outs[0], node.specs[0].shape, strict=True))
+        here = {c: self.index(letters.get(c), env) for d in _windows(rule) for c in d.labels}
+        tests, there = dict[Window, list[Value]](), dict[Window, Value]()
+        for u, dims in zip(node.inputs, rule.ins, strict=True):
+            for n, d in zip(body.specs[u].shape, dims, strict=True):
+                if isinstance(d, Window) and d not in there:
+                    there[d], tests[d] = _walked(d, here, extents[d.label], n)
+                    self.is_late(there[d])
+        fixed = {a: self.value(u, env) for a, u in enumerate(node.inputs)
+                 if not any(isinstance(d, Window) for d in rule.ins[a])}  # fmt: skip
+
+        def taken(a: int) -> Value:
+            u, at = node.inputs[a], dict(env)
+            for label, d in zip(self.nest.dims[u], rule.ins[a], strict=True):
+                if label is not None and isinstance(d, Window):
+                    at[label] = there[d].name
+            return self.picked_at(u, at)
+
+        def make() -> Value:
+            given = [fixed[a] if a in fixed else taken(a) for a in range(len(node.inputs))]
+            return lower(node.op, given, dtype)
+
+        every = [t for own in tests.values() for t in own]
+        if not every:
+            return make()
+        return self.guarded(functools.reduce(operator.and_, every), self.start(r, dtype), make)
+
     def added(self, r: Reduction, total: Value, env: Env) -> Value:
         """The total with one more. Products are added without being rounded first."""
         found = self.addends(r, total.dtype, env)
+        if len(found) == 1 and r.letters is not None:
+            return carried(r.kind, total, *found)
         if len(found) == 1:
             return joined(r.kind, total, *found)
         if total.dtype.kind != "f":
@@ -229,6 +274,30 @@ def _position(window: Window, here: dict[str, Value]) -> Value:
     if window.over is not None:
         found = found + here[window.over] * window.dilation
     return found if window.every == 1 else found // window.every
+
+
+def _windows(rule: Indices) -> list[Window]:
+    return [d for dims in rule.ins for d in dims if isinstance(d, Window)]
+
+
+def _walked(d: Window, here: Mapping[str, Value], count: int, n: int) -> tuple[Value, list[Value]]:
+    """Where the element of a window lies which is the label's one among those at whole positions, of which
+    there are `n`; and whether there is one."""
+    common = math.gcd(d.dilation, d.every)
+    at, r = here[d.label] * d.stride + d.offset, here[d.over or ""]
+    tests = [at % common == 0] if common > 1 else []
+    if d.apart > 1:
+        back = -pow(d.dilation // common, -1, d.apart) % d.apart
+        r = ((at // common) * back) % d.apart + r * d.apart
+        tests += [r < d.size] * (d.size % d.apart > 0)
+    ends = [
+        d.offset + y + x
+        for y in (0, d.stride * (count - 1))
+        for x in (0, d.dilation * (d.size - 1))
+    ]
+    at = at + r * d.dilation
+    tests += [at >= 0] * (min(ends) < 0) + [at < n * d.every] * (max(ends) >= n * d.every)
+    return at if d.every == 1 else at // d.every, tests
 
 
 def _is_in(index: Value, part: range, n: int) -> list[Value]:

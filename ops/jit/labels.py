@@ -4,7 +4,7 @@ have one label."""
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ostinato.ops.core.graph import Graph, Node
@@ -25,6 +25,7 @@ class Fit:
     reduced: frozenset[int]
     labels: frozenset[int]
     extents: list[int]  # of new labels
+    letters: dict[str, int]  # how the rule calls them
 
 
 @dataclass(slots=True)
@@ -42,9 +43,11 @@ class Labels:
         specs: Sequence[Spec],
         outs: Sequence[Spec],
         fixed: Collection[int | None] | None = None,
+        turns: Mapping[str, int] | None = None,
     ) -> Fit | None:
         """A node among these values; None if an index would have to be two, or is whole. Labels
-        that are not fixed may turn out to be others.
+        that are not fixed may turn out to be others. `turns`: extents of the rule's own labels, if it reads
+        windows; what these cross is then no index of the node.
         """
         letters: dict[str, int] = {}
         fresh: dict[int, Dims] = {}
@@ -55,6 +58,9 @@ class Labels:
             extents.append(n)
             return letters[letter]
 
+        for letter, n in (turns or {}).items():
+            if n > 1:
+                new(letter, n)
         for k in sorted(range(len(ins)), key=lambda k: ins[k] not in self.dims):
             known = self.dims.get(ins[k], fresh.get(ins[k]))
             made: list[int | None] = []
@@ -96,7 +102,9 @@ class Labels:
             return None
         reduced = frozenset(letters[c] for c, _ in rule.reduce if c in letters)
         fresh = {v: dims for v, dims in fresh.items() if v not in self.dims}
-        return Fit(fresh, tuple(found), reduced, frozenset(letters.values()), extents)
+        every = found if turns is not None else [tuple(letters.values())]
+        own = reduced.union(x for dims in every for x in dims if x is not None)
+        return Fit(fresh, tuple(found), reduced, own, extents, letters)
 
     def _join(self, label: int, other: int) -> None:
         """Two labels turn out to be one."""
@@ -137,6 +145,17 @@ def reads_elsewhere(node: Node) -> bool:
     return op.moves.pieces is not None and op.run.placed
 
 
+def turns_of(node: Node, specs: Sequence[Spec]) -> dict[str, int] | None:
+    """How many elements windows have along each label of their own; None if an operation does not reduce
+    windows, of which kernels in stages read each element where it lies."""
+    op = OPS[node.op]
+    if op.reduce is None or op.product or not op.run.placed or len(node.specs) != 1:
+        return None
+    rule = op.indices(tuple(specs), node.specs, node.kw)
+    found = {d.over: d.turns for dims in rule.ins for d in dims if isinstance(d, Window) and d.over}
+    return found or None
+
+
 def indices_of(node: Node, specs: Sequence[Spec]) -> Indices:
     """An op's indices. Kernels have a label for what is gathered or combined along, too, and one for each
     dimension that is read elsewhere."""
@@ -144,7 +163,7 @@ def indices_of(node: Node, specs: Sequence[Spec]) -> Indices:
     if op.element.running:
         own = LETTERS[: node.specs[0].ndim]
         return Indices((tuple(own),) * len(specs), (tuple(own),))
-    if reads_elsewhere(node):
+    if reads_elsewhere(node) or turns_of(node, specs) is not None:
         rule = op.indices(tuple(specs), node.specs, node.kw)
         fresh = map(chr, itertools.count(0x3B1))  # letters that no rule has
         given = [

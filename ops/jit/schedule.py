@@ -10,7 +10,7 @@ from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.index import Window
 from ostinato.ops.core.registry import OPS, Reduce
 
-from .labels import reads_elsewhere
+from .labels import reads_elsewhere, turns_of
 from .moves import is_join
 from .random_bits import numbers_in
 from .stages import Stages
@@ -36,11 +36,11 @@ def _step_elsewhere(stages: Stages, label: int) -> int | None:
     """Find it through windows, where no array has the label itself."""
     for k, node in enumerate(stages.body.nodes):
         v = stages.body.starts[k]
-        if not reads_elsewhere(node) or label not in stages.dims[v]:
+        specs = tuple([stages.body.specs[u] for u in node.inputs])
+        moves = reads_elsewhere(node) or turns_of(node, specs) is not None
+        if not moves or label not in stages.dims[v]:
             continue
-        rule = OPS[node.op].indices(
-            tuple([stages.body.specs[u] for u in node.inputs]), node.specs, node.kw
-        )
+        rule = OPS[node.op].indices(specs, node.specs, node.kw)
         own = rule.outs[0][stages.dims[v].index(label)]
         for u, dims in zip(node.inputs, rule.ins, strict=True):
             for d, dim in zip(stages.dims[u], dims, strict=True):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ostinato.ops.core.build import Builder
@@ -25,6 +25,7 @@ from .labels import (
     gives_places,
     indices_of,
     reads_elsewhere,
+    turns_of,
 )
 from .random_bits import numbers_in
 
@@ -36,6 +37,7 @@ class Reduction:
     node: Node
     over: frozenset[int]
     kind: str  # its monoid
+    letters: Mapping[str, int] | None = None  # of windows: the labels, as its index rule calls them
 
 
 @dataclass
@@ -157,14 +159,17 @@ def label(
         node = body.nodes[k]
         specs = [body.specs[v] for v in node.inputs]
         rule = indices_of(node, specs)
-        return labels.fit(rule, node.inputs, specs, node.specs, fixed)
+        return labels.fit(rule, node.inputs, specs, node.specs, fixed, turns_of(node, specs))
 
+    turns: dict[int, dict[str, int]] = {}  # labels of windows, which stand nowhere else
     for k, node in enumerate(body.nodes):
         if not OPS[node.op].element.source:
             found = fit(k)
             if found is None:
                 return None
             labels.take(found, body.outs(k))
+            if (own := turns_of(node, [body.specs[v] for v in node.inputs])) is not None:
+                turns[k] = {c: found.letters[c] for c in own if c in found.letters}
     if labels.repeats:
         return None
     reductions: dict[int, Reduction] = {}
@@ -172,7 +177,14 @@ def label(
         if OPS[node.op].reduce and (found := fit(k)) is not None:
             kind, _ = combines(body, node)
             first = body.starts[k] + (kind == "moments")
-            reductions[first] = Reduction(node, found.reduced, kind)
+            if k in turns:
+                rule = indices_of(node, [body.specs[v] for v in node.inputs])
+                own = zip(rule.outs[0], labels.dims[first], strict=True)
+                letters = {c: x for c, x in own if c is not None and x is not None} | turns[k]
+                over = frozenset(turns[k].values())
+                reductions[first] = Reduction(node, over, kind, letters)
+            else:
+                reductions[first] = Reduction(node, found.reduced, kind)
     for k, node in enumerate(body.nodes):  # numbers that only results are
         for v in body.outs(k):
             labels.dims.setdefault(v, (None,) * node.specs[0].ndim)
@@ -223,12 +235,16 @@ def _counts(body: Graph, v: int) -> bool:
     """Whether an index's own number matters to a value."""
     k = body.producers[v]
     readers = [body.nodes[u] for u in body.uses[v]]
-    if any(map(reads_elsewhere, readers)) or (k >= 0 and reads_elsewhere(body.nodes[k])):
+    if any(_moves(body, n) for n in readers) or (k >= 0 and _moves(body, body.nodes[k])):
         return True
     made = OPS[body.nodes[k].op] if k >= 0 else None
     return v in numbers_in(body) or (
         made is not None and (made.element.source == "index" or bool(made.moves.places))
     ) or any(OPS[n.op].moves.places or gives_places(body, n) for n in readers)  # fmt: skip
+
+
+def _moves(body: Graph, node: Node) -> bool:
+    return reads_elsewhere(node) or turns_of(node, [body.specs[v] for v in node.inputs]) is not None
 
 
 def _are_one(nest: Stages, outer: int, inner: int) -> bool:

@@ -203,6 +203,7 @@ op(
     infer=_matching_rule,
     takes=_TAKES,
     indices=_matching_indices,
+    reduce=Reduce("{2} if {0} == {1} else 0"),
     kernel=_matching_kernel,
     grad=_matching_grad,
     cost=_cost,

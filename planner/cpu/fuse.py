@@ -54,7 +54,12 @@ from ostinato.planner.fusion.stages import (
     nest_of,
     worthy_nests,
 )
-from ostinato.planner.fusion.window_kernels import reads_windows, with_products, with_windows
+from ostinato.planner.fusion.window_kernels import (
+    reads_windows,
+    with_copies,
+    with_products,
+    with_windows,
+)
 from ostinato.planner.layouts.costs import UNKNOWN
 from ostinato.planner.plan import Target
 from ostinato.planner.rewrite import (
@@ -91,7 +96,7 @@ def fuse(graph: Graph, target: Target, larger: bool = True, turns: int = 1) -> G
         if target.numerics != "any-workers" and (
             has_stages(graph, turns) or reads_windows(graph, target)
         ):
-            graph = count_apart(graph, can_lower)
+            graph = with_copies(count_apart(graph, can_lower), target)
             graph, nested = with_windows(
                 graph, target, lambda g: _worthy_nests(g, target, set(), turns)
             )

@@ -31,6 +31,7 @@ from ostinato.ops.jit.labels import (
     gives_places,
     indices_of,
     reads_elsewhere,
+    turns_of,
 )
 from ostinato.ops.jit.scalar import CAST, SQUARE
 from ostinato.ops.jit.schedule import MAX_FIXED_EXTENT
@@ -82,6 +83,7 @@ class Nested(Unit):
     reduced: set[int] = field(default_factory=set)
     looped: set[int] = field(default_factory=set)  # what its loops run over
     slid: set[int] = field(default_factory=set)  # labels of operands that are windows
+    order: tuple[int, ...] = ()  # labels of what is made of windows, as its axes are
     consumed: bool = False  # whether a member reads what another one reduced
     blocks: int = (
         0  # units that keep a device busy whose blocks share long reductions, of places too
@@ -102,11 +104,24 @@ class Nested(Unit):
         if outer := _outer(self.labels, common.difference(parallel), frozenset(parallel), least):
             return (max(outer, key=lambda x: extents[x]),)
         if windows := [x for x in parallel if x in self.slid]:
-            return tuple(sorted(windows))
+            return tuple(sorted({*windows} - self.whole()))
         largest = max(parallel, key=lambda x: extents[x])
         if any(extents[x] > MAX_FIXED_EXTENT for x in self.looped - {largest}):
             return tuple(sorted(parallel))
         return (largest,)
+
+    def whole(self) -> set[int]:
+        """The last labels of results of windows, of which a unit has all elements: to begin a unit takes
+        longer than the windows of an element or two."""
+        extents, found, inner = self.labels.extents, set[int](), 1
+        rows = math.prod(extents[x] for x in self.order)
+        for x in reversed(self.order[1:]) if not self.blocks else ():
+            inner, rows = inner * extents[x], rows // extents[x]
+            few = inner <= ROWS * MAX_FIXED_EXTENT and rows >= MAX_FIXED_EXTENT
+            if len(found) == 2 or not few or inner < ROWS:
+                break
+            found.add(x)
+        return found
 
 
 def nests(
@@ -257,6 +272,25 @@ def _slides(graph: Graph, node: Node) -> bool:
     return OPS[node.op].reduce is not None and any(_overlaps(graph, v, 0) for v in node.inputs)
 
 
+def walks(graph: Graph, k: int) -> list[int]:
+    """List the operands of which a node reduces windows, each element read where it lies."""
+    node, specs = graph.nodes[k], [graph.specs[v] for v in graph.nodes[k].inputs]
+    if op_of(node.op).reduce is None or turns_of(node, specs) is None:
+        return []
+    rule = OPS[node.op].indices(tuple(specs), node.specs, node.kw)
+    read = zip(node.inputs, rule.ins, strict=True)
+    return [v for v, dims in read if any(isinstance(d, Window) for d in dims)]
+
+
+def is_apart(graph: Graph, v: int) -> bool:
+    """Whether a value is a transpose whose last axis is another one in memory."""
+    k = graph.producers[v]
+    if k < 0 or not OPS[graph.nodes[k].op].turns_axes:
+        return False
+    lies, last = graph.specs[graph.nodes[k].inputs[0]].shape, graph.nodes[k].kw["axes"][-1]
+    return lies[last] > 1 and math.prod(lies[last + 1 :]) > 1
+
+
 def _overlaps(graph: Graph, v: int, share: int = SHARED) -> bool:
     """Whether a value is a look at windows that share most of their elements."""
     k = graph.producers[v]
@@ -298,7 +332,8 @@ def nest_of(graph: Graph, group: Nested, read: Container[int]) -> Made:
     dims = (*dims, *((),) * len(checks))
     facts: dict[str, Any] = {"dims": dims, "rows": group.rows()}
     known = sorted({x for own in dims for x in own if x >= 0})
-    if any(reads_elsewhere(graph.nodes[k]) for k in group.members):  # which made more labels
+    if any(reads_elsewhere(graph.nodes[k]) or walks(graph, k) for k in group.members):
+        # which made more labels
         place = {x: n for n, x in enumerate(known)}
         facts["dims"] = tuple([tuple([place.get(x, -1) for x in own]) for own in dims])
         facts["rows"] = _in_body(graph, group, read, checks, facts)
@@ -358,6 +393,8 @@ def _is_able(graph: Graph, node: Node, lowers: Lowers) -> bool:
             ours = out.kind in "fc" or _slides(graph, node)
             return same and ours and lowers(CAST, kinds[:1], out) and can_combine(kind, out)
         known = can_combine(kind, out) and lowers(node.op, kinds, out)
+        if turns_of(node, ins) is not None:
+            return known and len({*kinds, out}) == 1 and _is_known(graph, node)
         return known and bool(axes) and not (partial and gives_places(graph, node))
     if op.moves.places:
         return not partial and _can_gather(node, ins, lowers)
@@ -474,6 +511,11 @@ def _try(graph: Graph, k: int, group: Nested, units: Units, wait: bool = False) 
         fit = _fit(graph, k, labels, fixed)
     if fit is None or (labels.joined and labels.repeats):
         return NEVER
+    read = walks(graph, k)
+    if read and not group.made.isdisjoint(u for v in read for u in (v, *_behind(graph, v))):
+        return NEVER
+    if group.order and not read and any(is_apart(graph, v) for v in node.inputs):
+        return NEVER  # kernels of elements go through such ones in tiles
     made = group.made | {v for p in views for v in graph.outs(p)}
     outside = [
         v
@@ -498,9 +540,11 @@ def _try(graph: Graph, k: int, group: Nested, units: Units, wait: bool = False) 
         common -= fit.reduced
     if OPS[node.op].element.running:
         common -= {fit.outs[0][node.kw["axis"]]}
+    if read:
+        common -= fit.reduced
     before = frozenset() if group.common is None else labels.now(group.common)
     lost_here = (before | fit.labels) - common
-    if positions:  # which there is no other way to do
+    if positions or read:  # which there is no other way to do
         lost_here -= fit.reduced
     if OPS[node.op].element.running:
         lost_here -= {fit.outs[0][node.kw["axis"]]}
@@ -517,12 +561,7 @@ def _try(graph: Graph, k: int, group: Nested, units: Units, wait: bool = False) 
     group.operands |= dict.fromkeys(outside)
     group.reduced = {*labels.now(group.reduced), *fit.reduced}
     group.looped = {*labels.now(group.looped), *_looped(node, fit)}
-    group.slid = {*labels.now(group.slid)}
-    for p in views:
-        group.slid |= {x for v in graph.outs(p) for x in labels.dims[v]
-                       if x is not None and _overlaps(graph, v, 0)}  # fmt: skip
-    for v in outside:
-        group.slid |= {x for x in labels.dims[v] if x is not None and _overlaps(graph, v)}
+    _slide(graph, group, fit, (read, views, outside))
     group.consumed |= bool(lost)
     gone = lost | fit.reduced
     if labels.joined:
@@ -532,6 +571,22 @@ def _try(graph: Graph, k: int, group: Nested, units: Units, wait: bool = False) 
     for p in views:
         group.lost |= dict.fromkeys(graph.outs(p), lost)
     return NOW
+
+
+def _slide(
+    graph: Graph, group: Nested, fit: Fit, of: tuple[list[int], list[int], list[int]]
+) -> None:
+    """Know which labels run over windows: those that a member reads where they lie, and others."""
+    labels, (read, views, outside) = group.labels, of
+    group.slid = {*labels.now(group.slid)}
+    if read:
+        group.slid |= fit.labels - fit.reduced
+        group.order = tuple([x for x in fit.outs[0] if x is not None])
+    for p in views:
+        group.slid |= {x for v in graph.outs(p) for x in labels.dims[v]
+                       if x is not None and _overlaps(graph, v, 0)}  # fmt: skip
+    for v in outside:
+        group.slid |= {x for x in labels.dims[v] if x is not None and _overlaps(graph, v)}
 
 
 def _seen(
@@ -565,7 +620,7 @@ def _is_look(graph: Graph, k: int) -> bool:
     node = graph.nodes[k]
     if op_of(node.op).rearranges:
         return True
-    return _is_edge(graph, k) and _has_join(graph, k) and _is_known(graph, k)
+    return _is_edge(graph, k) and _has_join(graph, k) and _is_known(graph, node)
 
 
 def _has_join(graph: Graph, k: int) -> bool:
@@ -593,9 +648,9 @@ def _is_only_reduced(graph: Graph, k: int) -> bool:
     return bool(readers) and all(op.reduce and not op.product for op in readers)
 
 
-def _is_known(graph: Graph, k: int) -> bool:
+def _is_known(graph: Graph, node: Node) -> bool:
     """Whether it is known where each element is, on this worker."""
-    node, (spec,) = graph.nodes[k], graph.nodes[k].specs
+    (spec,) = node.specs
     specs = [graph.specs[v] for v in node.inputs]
     if not all(map(_is_plain, (*specs, spec))) or spec.dtype.kind not in "biuf":
         return False
@@ -690,7 +745,8 @@ def _fit(
             and _is_split(graph.nodes[p])
         ):
             return None
-    return labels.fit(indices_of(node, specs), node.inputs, specs, node.specs, fixed)
+    rule, turns = indices_of(node, specs), turns_of(node, specs)
+    return labels.fit(rule, node.inputs, specs, node.specs, fixed, turns)
 
 
 def _is_split(iota: Node) -> bool:

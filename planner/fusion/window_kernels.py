@@ -1,11 +1,12 @@
-"""Operations by windows as what kernels know: their operands surrounded with what changes nothing, the looks
-at windows of these, and a sum of products, or a reduction, of that.
+"""Sums of products over windows as what kernels know: their operands surrounded with zeros, the looks at
+windows of these, and a sum of products of that.
 
     conv(x, w)  becomes  einsum(slide(pad(x)), w)        (ops/array/spelled_windows.py)
 
-All follows from the index rule and from what the operation says of its elements (`product`, `reduce`). The
+All follows from the index rule and from what the operation says of its elements (`product`). The
 kernel reads pads and looks where they are (ops/jit/elements.py), so nothing of this is in memory. What no
-kernel took in is done by the operation's own kernel: nothing of it is spelled.
+kernel took in is done by the operation's own kernel: nothing of it is spelled. Windows that are reduced
+alone, as those of pools, need none of it: kernels read each element where it lies (`turns_of`).
 
     conv(x, w)  becomes  matmul(w, reshape(permute_dims(slide(pad(x)))))
 
@@ -15,18 +16,19 @@ each element, and a library then takes a quarter of the time of the kernel."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 from ostinato.ops.array.spelled_windows import matrices_of, multiply, spell
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.device import described
 from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.index import Indices, Window
-from ostinato.ops.core.registry import OPS, Op, Reduce, op_of
+from ostinato.ops.core.registry import OPS, Reduce, op_of
 from ostinato.ops.core.spec import float32, float64
 from ostinato.planner.plan import Target
+from ostinato.planner.rewrite import replace
 
-from .stages import LONG_WINDOW, Nested
+from .stages import LONG_WINDOW, Nested, is_apart, walks
 
 MIN_EXTENTS = {"columns": 16, "summed": 128}  # of products that are a library's
 MAX_COPIED_BYTES = 1 << 28
@@ -59,6 +61,29 @@ def with_products(graph: Graph, target: Target) -> Graph:
     return _spelled(graph, chosen, multiply)[0] if chosen else graph
 
 
+def with_copies(graph: Graph, target: Target) -> Graph:
+    """The graph with copies of what windows are reduced of, where neighbours along its last axis, as those
+    of channels, are apart: kernels go along these, and windows read each element again and again."""
+    if target.memory_limit is not None:
+        return graph
+    chosen = {
+        k
+        for k, node in enumerate(graph.nodes)
+        if any(is_apart(graph, v) for v in node.inputs) and walks(graph, k)
+    }
+    copied: dict[int, int] = {}
+
+    def made(builder: Builder, k: int, values: Sequence[int]) -> Sequence[int]:
+        node = graph.nodes[k]
+        for v in node.inputs:
+            if v not in copied and is_apart(graph, v):
+                (copied[v],) = builder.add("copy", (values[v],), (), (graph.specs[v],), node.line)
+        inputs = [copied.get(v, values[v]) for v in node.inputs]
+        return builder.add(node.op, inputs, node.params, node.specs, node.line)
+
+    return replace(graph, chosen, made)
+
+
 def _multiplies(graph: Graph, k: int) -> bool:
     node, op = graph.nodes[k], OPS[graph.nodes[k].op]
     (out,), specs = node.specs, tuple([graph.specs[v] for v in node.inputs])
@@ -89,8 +114,8 @@ def _chosen(graph: Graph, target: Target) -> set[int]:
 def _can_spell(graph: Graph, k: int, target: Target) -> bool:
     """Whether it reads windows, each worker has all of what these cross, and no library does it."""
     node, op = graph.nodes[k], op_of(graph.nodes[k].op)
-    if node.op not in OPS or op.made_by == "machine" or not (op.product or op.reduce):
-        return False
+    if node.op not in OPS or op.made_by == "machine" or not op.product:
+        return False  # windows that are reduced alone are read by kernels as they are
     if len(node.specs) != 1 or node.op in described(target.device).natives:
         return False
     specs = [graph.specs[v] for v in node.inputs]
@@ -106,13 +131,7 @@ def _can_spell(graph: Graph, k: int, target: Target) -> bool:
         return False  # what has edges is then in memory
     if any(d is None for dims in (*rule.ins, *rule.outs) for d in dims):
         return False
-    if any(d.every > 1 and rule.monoid(str(d.over)) != "sum" for d in windows):
-        return False
-    if any(d.over is None for d in windows) or (
-        len(rule.outs[0]) > 0 and not _keeps_order(rule, op)
-    ):
-        return False
-    if not _is_plain(rule, op.reduce) or (not op.product and len(specs) != 1):
+    if any(d.over is None for d in windows) or not _is_plain(rule, op.reduce):
         return False
     cut = {c for d in windows for c in d.labels}
     for s, dims in zip((*specs, *node.specs), (*rule.ins, *rule.outs), strict=True):
@@ -123,19 +142,11 @@ def _can_spell(graph: Graph, k: int, target: Target) -> bool:
     return True
 
 
-def _keeps_order(rule: Indices, op: Op) -> bool:
-    """Whether a reduction leaves what it keeps in the order of the result; products may give any."""
-    own = [d.label if isinstance(d, Window) else d for d in rule.ins[0]]
-    gone = {c for c, _ in rule.reduce}
-    return op.product is not None or [c for c in own if c not in gone] == [*rule.outs[0]]
-
-
 def _is_plain(rule: Indices, how: Reduce | None) -> bool:
-    """Whether one monoid combines elements as they are, or their products."""
-    kinds = {kind for _, kind in rule.reduce}
-    if len(kinds) != 1 or not kinds <= {*OPS}:
+    """Whether products are summed as they are."""
+    if {kind for _, kind in rule.reduce} != {"sum"}:
         return False
-    return how is None or (not how.divisor and (how.element == "{0}" or how.factors is not None))
+    return how is None or (not how.divisor and how.factors is not None)
 
 
 def _spelled(

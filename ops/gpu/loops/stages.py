@@ -124,6 +124,9 @@ class Writer(Elements):
         return Value(self.code, name, other.dtype)
 
     # -- memory
+    def is_late(self, place: Value) -> None:
+        self.found_late.add(place.name)
+
     def place_along(self, label: int, places: int, env: Env) -> Value:
         """Whether it is inside is looked at later: until then it is anywhere inside. Neighbours that have
         one place find it before they are read at once."""
@@ -136,7 +139,7 @@ class Writer(Elements):
         found = where(index < 0, index.like(0), where(index < size, index, index.like(0)))
         self.code.text, self.memo, self.group = text, memo, group
         if not ahead:
-            self.found_late.add(found.name)
+            self.is_late(found)
         return found
 
     def place(self, a: int, env: Env) -> str:
