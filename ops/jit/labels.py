@@ -58,9 +58,9 @@ class Labels:
             extents.append(n)
             return letters[letter]
 
-        for letter, n in (turns or {}).items():
+        for c, n in (turns or {}).items():
             if n > 1:
-                new(letter, n)
+                new(c, n)
         for k in sorted(range(len(ins)), key=lambda k: ins[k] not in self.dims):
             known = self.dims.get(ins[k], fresh.get(ins[k]))
             made: list[int | None] = []
@@ -102,9 +102,9 @@ class Labels:
             return None
         reduced = frozenset(letters[c] for c, _ in rule.reduce if c in letters)
         fresh = {v: dims for v, dims in fresh.items() if v not in self.dims}
-        every = found if turns is not None else [tuple(letters.values())]
-        own = reduced.union(x for dims in every for x in dims if x is not None)
-        return Fit(fresh, tuple(found), reduced, own, extents, letters)
+        iterated = reduced.union(x for dims in found for x in dims if x is not None)
+        iterated = iterated if turns is not None else frozenset(letters.values())
+        return Fit(fresh, tuple(found), reduced, iterated, extents, letters)
 
     def _join(self, label: int, other: int) -> None:
         """Two labels turn out to be one."""

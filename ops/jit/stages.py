@@ -168,8 +168,8 @@ def label(
             if found is None:
                 return None
             labels.take(found, body.outs(k))
-            if (own := turns_of(node, [body.specs[v] for v in node.inputs])) is not None:
-                turns[k] = {c: found.letters[c] for c in own if c in found.letters}
+            if (counts := turns_of(node, [body.specs[v] for v in node.inputs])) is not None:
+                turns[k] = {c: found.letters[c] for c in counts if c in found.letters}
     if labels.repeats:
         return None
     reductions: dict[int, Reduction] = {}
@@ -179,8 +179,8 @@ def label(
             first = body.starts[k] + (kind == "moments")
             if k in turns:
                 rule = indices_of(node, [body.specs[v] for v in node.inputs])
-                own = zip(rule.outs[0], labels.dims[first], strict=True)
-                letters = {c: x for c, x in own if c is not None and x is not None} | turns[k]
+                named = zip(rule.outs[0], labels.dims[first], strict=True)
+                letters = {c: x for c, x in named if c is not None and x is not None} | turns[k]
                 over = frozenset(turns[k].values())
                 reductions[first] = Reduction(node, over, kind, letters)
             else:

@@ -6,13 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ostinato.ops.array.arithmetic import rsqrt, sqrt
+from ostinato.ops.array.arithmetic import rsqrt, sqrt, square
 from ostinato.ops.array.casts import astype
 from ostinato.ops.array.elementwise import floating
 from ostinato.ops.array.moments import mean as mean_of
 from ostinato.ops.array.moments import moments_of
 from ostinato.ops.array.padding import pad
-from ostinato.ops.array.shape import axes_of, reshape, widened
+from ostinato.ops.array.shape import axes_of, broadcast_to, reshape, widened
 from ostinato.ops.array.slicing import slice_axes
 from ostinato.ops.core.user_line import misfit
 
@@ -147,9 +147,27 @@ def group_norm(
             got=f"groups={count} of {x.shape[d]} channels",
             needed="groups of as many channels each",
         )
-    parts = reshape(widened(x), (*x.shape[:d], count, each, *x.shape[d + 1 :]))
-    y = _centred(parts, (d + 1, *(k + (k > d) for k in space)), eps)
-    return _scaled(reshape(y, x.shape), x, d, scale, bias, "group_norm")
+    wide = widened(x)
+    centre, variance = moments_of(wide, space) if space else (wide, None)
+    parts = (*centre.shape[:d], count, each, *centre.shape[d + 1 :])
+    centre, variance = _together(centre, variance, parts, d + 1)
+    factor = rsqrt(variance + eps)
+    if scale is not None:
+        factor = factor * _along(scale, x, d, "group_norm", "scale")
+    return _scaled((wide - centre) * factor, x, d, None, bias, "group_norm")
+
+
+def _together(mean: Array, var: Array | None, parts: Pair, axis: int) -> tuple[Array, Array]:
+    """Combine means and variances of as many elements each along an axis of their parts, and put them beside
+    each: so images are gone through channel by channel, which those of a group need not lie beside."""
+    means = reshape(mean, parts)
+    centre = mean_of(means, axis=axis, keepdims=True)
+    apart = square(means - centre)
+    spread = mean_of(
+        apart if var is None else apart + reshape(var, parts), axis=axis, keepdims=True
+    )
+    centre, spread = (reshape(broadcast_to(v, parts), mean.shape) for v in (centre, spread))
+    return centre, spread
 
 
 def instance_norm(

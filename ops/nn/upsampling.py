@@ -4,16 +4,15 @@ element from a few elements, whose places and shares are known when it is planne
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
 from ostinato.ops.array.casts import astype
-from ostinato.ops.array.concatenation import repeat_elements
 from ostinato.ops.array.contraction import matmul
 from ostinato.ops.array.elementwise import floating, where
 from ostinato.ops.array.indexing import take
-from ostinato.ops.array.shape import listed, moveaxis, widened
+from ostinato.ops.array.shape import broadcast_to, listed, moveaxis, reshape, widened
 from ostinato.ops.array.slicing import slice_axes
 from ostinato.ops.core.user_line import misfit
 
@@ -98,11 +97,26 @@ def _taps(
     return np.clip(places, 0, n - 1).astype(np.int64), shares
 
 
+def _times(n: int, places: Numbers) -> int:
+    """How often each of `n` elements is repeated, if that is what is at the places; else 0."""
+    m = len(places)
+    return m // n if m % n == 0 and (places == np.arange(m) // max(m // n, 1)).all() else 0
+
+
+def _repeated(x: Array, times: Mapping[int, int]) -> Array:
+    """Elements again and again along several axes at once."""
+    apart = [(n, 1) if d in times else (n,) for d, n in enumerate(x.shape)]
+    wide = [(n, times[d]) if d in times else (n,) for d, n in enumerate(x.shape)]
+    spread = reshape(x, tuple([n for own in apart for n in own]))
+    spread = broadcast_to(spread, tuple([n for own in wide for n in own]))
+    return reshape(spread, tuple([math.prod(own) for own in wide]))
+
+
 def _at(x: Array, d: int, places: Numbers) -> Array:
     """The elements at known places: repeated, in steps, or one by one."""
-    n, m = x.shape[d], len(places)
-    if m % n == 0 and (places == np.arange(m) // (m // n)).all():
-        return x if m == n else repeat_elements(x, m // n, d)
+    m = len(places)
+    if times := _times(x.shape[d], places):
+        return x if times == 1 else _repeated(x, {d: times})
     steps = np.diff(places)
     if m > 1 and steps[0] > 0 and (steps == steps[0]).all():
         return slice_axes(x, {d: (int(places[0]), m, int(steps[0]))})
@@ -195,6 +209,7 @@ def resize(
     dims = [d % x.ndim for d in dims]
     crop = [(0.0, 1.0)] * len(dims) if roi is None else list(roi)
     wide = x if mode == "nearest" else widened(x)
+    times = dict[int, int]()  # of axes along which elements are repeated, at the end
     for (d, m, s), part in zip(_extents(x, dims, size, scale, name), crop, strict=True):
         n = x.shape[d]
         if m == n and s == 1 and part == (0.0, 1.0):
@@ -205,7 +220,11 @@ def resize(
             )
         c = _coordinates(n, m, s, at, part)
         if mode == "nearest":
-            wide = _at(wide, d, np.clip(_ROUND[nearest_mode](c), 0, n - 1).astype(np.int64))
+            places = np.clip(_ROUND[nearest_mode](c), 0, n - 1).astype(np.int64)
+            if at != "tf_crop_and_resize" and (many := _times(n, places)):
+                times |= {d: many} if many > 1 else {}
+                continue
+            wide = _at(wide, d, places)
         else:
             reach = 1 if mode == "linear" else 2
             of = _linear if mode == "linear" else lambda t: _cubic(t, cubic_coeff_a)
@@ -215,7 +234,7 @@ def resize(
         if at == "tf_crop_and_resize" and not there.all():
             mask = as_array(there.reshape(m, *(1,) * (x.ndim - d - 1)))
             wide = where(mask, wide, extrapolation_value)
-    return astype(wide, x.dtype)
+    return astype(_repeated(wide, times) if times else wide, x.dtype)
 
 
 def upsample(

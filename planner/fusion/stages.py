@@ -104,18 +104,30 @@ class Nested(Unit):
         if outer := _outer(self.labels, common.difference(parallel), frozenset(parallel), least):
             return (max(outer, key=lambda x: extents[x]),)
         if windows := [x for x in parallel if x in self.slid]:
-            return tuple(sorted({*windows} - self.whole()))
+            return tuple(sorted({*windows} - self.whole(self.order)))
+        if inner := self.whole(self.parallel_order(parallel), self.reduced):
+            return tuple(sorted({*parallel} - inner))
         largest = max(parallel, key=lambda x: extents[x])
         if any(extents[x] > MAX_FIXED_EXTENT for x in self.looped - {largest}):
             return tuple(sorted(parallel))
         return (largest,)
 
-    def whole(self) -> set[int]:
-        """The last labels of results of windows, of which a unit has all elements: to begin a unit takes
-        longer than the windows of an element or two."""
-        extents, found, inner = self.labels.extents, set[int](), 1
-        rows = math.prod(extents[x] for x in self.order)
-        for x in reversed(self.order[1:]) if not self.blocks else ():
+    def parallel_order(self, parallel: Sequence[int]) -> tuple[int, ...]:
+        """The parallel labels of the largest operand in order, if the last one of all is among them."""
+        extents, largest = self.labels.extents, tuple[int, ...]()
+        for v in self.operands:
+            own = tuple([x for x in self.labels.dims[v] if x is not None])
+            if math.prod(extents[x] for x in own) > math.prod(extents[x] for x in largest):
+                largest = own
+        order = tuple([x for x in largest if x in parallel])
+        return order if order[-1:] == largest[-1:] and len(order) == len(parallel) else ()
+
+    def whole(self, order: Sequence[int], beside: Collection[int] = ()) -> set[int]:
+        """The last labels, of which a unit has all elements, beside some others: to begin a unit takes longer
+        than a vector or two, and neighbours lie together."""
+        extents, found = self.labels.extents, set[int]()
+        rows, inner = (math.prod(extents[x] for x in some) for some in (order, beside))
+        for x in reversed(order[1:]) if not self.blocks else ():
             inner, rows = inner * extents[x], rows // extents[x]
             few = inner <= ROWS * MAX_FIXED_EXTENT and rows >= MAX_FIXED_EXTENT
             if len(found) == 2 or not few or inner < ROWS:

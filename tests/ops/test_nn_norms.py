@@ -236,3 +236,16 @@ def test_wrong(run: Any, error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text) as caught:
         run()
     assert f"test_nn_norms.py:{run.__code__.co_firstlineno}" in str(caught.value)
+
+
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+def test_groups_are_put_together_of_channels(layout: str) -> None:
+    """Nothing as large as the images is taken apart into groups, whose channels lie apart if they are last."""
+    x = RNG.normal(size=(3, 16, 24, 32))
+    g = RNG.normal(size=x.shape)
+    norm = lambda x: ost.nn.group_norm(x, 4, layout=layout)  # noqa: E731
+    back = ost.compile(lambda x, g: ost.vjp(norm, x)[1](g)[0])
+    with on(1):
+        back(x, g)
+        shapes = [s.shape for n in back.plan.program.graph.nodes for s in n.specs]
+    assert {len(shape) for shape in shapes if np.prod(shape) == x.size} == {4}

@@ -173,6 +173,24 @@ def test_what_is_repeated_is_read_once_and_halves_are_mixed_in_float32() -> None
         np.testing.assert_allclose(np.asarray(half).astype(float), exact, 2e-3, 2e-3)
 
 
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+def test_repeated_along_all_axes_at_once(layout: str) -> None:
+    """Images are written once, and the gradient is one sum."""
+    x = np.random.default_rng(5).normal(size=(2, 16, 18, 20))
+    up = lambda x: ost.nn.upsample(x, 3, layout=layout)  # noqa: E731
+    axes = [d for d, c in enumerate(layout) if c in "HW"]
+    wanted = x.repeat(3, axes[0]).repeat(3, axes[1])
+    with on(1):
+        forward = ost.compile(up)
+        np.testing.assert_array_equal(np.asarray(forward(x)), wanted)
+        shapes = {n.specs[0].size for n in forward.plan.program.graph.nodes}
+        assert shapes == {x.size, wanted.size}
+        back = ost.compile(lambda x, g: ost.vjp(up, x)[1](g)[0])
+        np.testing.assert_allclose(np.asarray(back(x, wanted)), 9 * x)
+        kinds = [n.op for n in back.plan.program.graph.nodes]
+    assert kinds == ["reshape", "fused_nest"]
+
+
 A = ost.ones((1, 2, 4))
 WRONG = [
     (lambda: ost.nn.resize(A), ArgumentError, "size=None and scale=None; needed one of the two"),

@@ -542,6 +542,19 @@ def test_pooling_is_one_kernel() -> None:
             np.testing.assert_allclose(made, right, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("shape", [(16, 2, 16, 2, 64), (16, 16, 3, 48), (40, 12, 2, 33)])
+def test_short_sums_leave_neighbours_together(shape: tuple[int, ...]) -> None:
+    """Units are cut along the axes outside, however long the last one is, and are no single vectors."""
+    x = np.random.default_rng(3).normal(size=shape)
+    axes = tuple([d for d, n in enumerate(shape) if n < 4])
+    nest = nest_of(program_of(lambda x: x.sum(axes), x))
+    (last,) = [x for x, step in nest.strides[0].items() if step == 8]
+    assert last == nest.lane
+    assert last not in nest.rows
+    made = ost.compile(lambda x: x.sum(axes))(x)
+    np.testing.assert_allclose(np.asarray(made), x.sum(axes), rtol=1e-12)
+
+
 def test_small_parts_may_need_more_room_than_large_ones() -> None:
     """Three of five rows are reduced otherwise than two: the plan has room for both."""
     x = np.random.default_rng(0).normal(size=(5, 5, 5, 17, 17)).astype(np.float32)
