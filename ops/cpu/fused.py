@@ -12,7 +12,7 @@ from ostinato.ops.array.bits import local_shape
 from ostinato.ops.core.device import Classes, plain
 from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.layout import Box
-from ostinato.ops.core.parameters import GRAPH, unfit
+from ostinato.ops.core.parameters import GRAPH, unfit, whole
 from ostinato.ops.core.registry import ANY, OPS, Params, Place, Scratch, Specs, op
 from ostinato.ops.core.spec import Shape, Spec, int8
 from ostinato.ops.cpu.loops.schedule import BLOCKS, UNITS, analyse, analyse_in_order, lanes_of
@@ -34,6 +34,11 @@ def _infer(*ins: Spec, body: Graph, **_: Any) -> Specs:
     return body.out_specs
 
 
+def _infer_steps(*ins: Spec, body: Graph, axis: int) -> Specs:
+    return _infer(*ins, body=body)
+
+
+IN_STEPS = "fused_steps"
 _FACTS: dict[str, Any] = {"infer": _infer, "takes": {"body": GRAPH}, "made_by": "machine"}
 
 
@@ -130,6 +135,19 @@ def _kernel(
         xp.copyto(result, values[v])
 
 
+def _steps_in_turn(xp: Any, out: Any, *xs: Any, body: Graph, axis: int) -> None:
+    """Kernel by kernel."""
+    values = list(xs)
+    for node in body.nodes:
+        inner, ins = node.kw["body"], [values[v] for v in node.inputs]
+        shapes = shapes_of(inner, [x.shape for x in ins])
+        made = [xp.empty(shapes[v], inner.specs[v].dtype) for v in inner.outputs]
+        _kernel(xp, tuple(made), *ins, body=inner)
+        values += made
+    for result, v in zip(out if isinstance(out, tuple) else (out,), body.outputs, strict=True):
+        xp.copyto(result, values[v])
+
+
 def _box(shape: Shape) -> Box:
     return tuple((0, n) for n in shape)
 
@@ -186,6 +204,12 @@ op("fused_joins", **_FACTS, kernel=_kernel, cost=_cost, writes_parts=True)  # re
 op(
     "joined", **_FACTS, kernel=_kernel, cost=_cost
 )  # which kernels take in (planner/fusion/joins.py)
+op(  # kernels that read each other's neighbours, in tiles along an axis of their results
+    IN_STEPS,
+    **(_FACTS | {"infer": _infer_steps, "takes": {"axis": whole(0), "body": GRAPH}}),
+    kernel=_steps_in_turn,
+    cost=_cost,
+)
 op("fused_rows", **_FACTS, kernel=_kernel, cost=_cost)  # with reductions over the last axes
 for _name, _overwrite in (
     ("fused_matmul", tuple(range(2, 64))),  # a product, and what is behind: all but its matrices

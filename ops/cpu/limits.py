@@ -39,6 +39,8 @@ class Limits:
     least_tiled: int = 1 << 14  # elements from which tiles pay ...
     far_apart: int = 256  # ... if neighbours are so many bytes apart
     written_tile: int = 1024  # elements that are made in cache before they go to memory
+    tile_bytes: int = 1 << 20  # of what lies between the steps of a tile, for each thread
+    thread_tiles: int = 2  # of them for each thread at the least
     unit_bytes: int = 1 << 20  # of a unit of many rows of a kernel in stages, for each thread
     walk_bytes: int = 1 << 15  # of the same, if running sums go through it tile after tile
     row_bytes: int = 1 << 25  # of a row, which need not fit, but is not as long as whole arrays

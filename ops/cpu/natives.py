@@ -20,7 +20,7 @@ from ostinato.ops.flow.control import ONE_KERNEL, WHOLE
 from ostinato.ops.jit.epilogues import begin_of
 from ostinato.ops.linalg.factorizations import SINGULAR
 
-from .fused import STEPS, WITH_PRODUCT, product_view, stages, stages_scratch, stages_ways
+from .fused import IN_STEPS, STEPS, WITH_PRODUCT, product_view, stages, stages_scratch, stages_ways
 from .jit.llvm import why_not
 from .kernels import fft
 from .kernels.band_solve import banded_kernel
@@ -48,6 +48,7 @@ from .libraries.onednn import Unable, library
 from .libraries.onednn_conv import conv_room, does_steps, onednn_conv
 from .library_steps import done, steps_behind
 from .loops.loop_kernel import all_turns, turns_scratch
+from .loops.tiled_kernel import tiled_scratch, tiled_steps
 
 Made = Callable[..., None] | Prepackable | None
 Arrays = Sequence[Any]
@@ -325,6 +326,7 @@ def register(cpu: Device) -> None:
     for name in WITH_PRODUCT:
         facts = {"ways": epilogue_ways, "scratch": epilogue_scratch, "by_threads": True}
         cpu.runs(name, epilogue_native, **facts)
+    cpu.runs(IN_STEPS, tiled_steps, scratch=tiled_scratch)
     cpu.runs("fused_nest", stages, ways=stages_ways, scratch=stages_scratch)
     for name in (*ONE_KERNEL.values(), WHOLE):
         made, room = partial(all_turns, name), partial(turns_scratch, name)

@@ -14,6 +14,7 @@ from .prepack import mark_prepacked
 from .sink_transposes import sink_transposes
 from .slices import slice_first
 from .symmetric import halve
+from .tiling import tile_in_cache
 
 PASSES = (
     fold_products,
@@ -24,6 +25,7 @@ PASSES = (
     make_loop_kernels,
     take_epilogues,
     fuse,
+    tile_in_cache,
     order,
     halve,
     mark_prepacked,

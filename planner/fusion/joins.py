@@ -100,7 +100,7 @@ class _Found:
     def __post_init__(self) -> None:
         graph = self.graph
         nodes = range(len(graph.nodes))
-        self.moves = {k for k in nodes if is_move(graph.nodes[k]) and _is_known(graph, k)}
+        self.moves = {k for k in nodes if is_move(graph.nodes[k]) and is_known(graph, k)}
         self.moves -= {k for k in self.moves if self._stays(k)}
         for k in reversed(nodes):
             for v in graph.outs(k):
@@ -235,7 +235,7 @@ def work_of(node: Node) -> int:
     return 0 if OPS[node.op].element.source == "value" else math.ceil(simple + DEAR * functions)
 
 
-def _is_known(graph: Graph, k: int) -> bool:
+def is_known(graph: Graph, k: int) -> bool:
     """Whether it moves what each worker has to places that this worker has."""
     node, (spec,) = graph.nodes[k], graph.nodes[k].specs
     specs = [graph.specs[v] for v in node.inputs]

@@ -14,7 +14,7 @@ from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.registry import OPS, op_of
 from ostinato.ops.core.spec import Spec
 from ostinato.ops.core.user_line import short
-from ostinato.ops.cpu.fused import FUSED
+from ostinato.ops.cpu.fused import FUSED, IN_STEPS
 from ostinato.ops.planned.collective import collective_of
 from ostinato.planner.machine import NOMINAL, Machine, presets, unmeasured
 from ostinato.planner.passes.loop_casts import LOOPS
@@ -25,7 +25,7 @@ from ostinato.planner.policy import LETTERS, Chosen, policy_of
 from ostinato.planner.prediction import PredictedStep, again, machine_of, steps
 from ostinato.planner.seeing.least_memory import waits
 from ostinato.planner.simulation import simulate
-from ostinato.planner.title import title
+from ostinato.planner.title import operations, title
 from ostinato.planner.tolerance import sites
 from ostinato.planner.tuning.tuner import GAIN, SHARED
 
@@ -142,9 +142,8 @@ def count(program: Program) -> tuple[int, dict[str, int]]:
             and program.slots[program.graph.starts[k]].kind not in ("alias", "constant")
             and not is_joined(program, k)
         ):
-            nodes += len(node.kw["body"].nodes) if node.op in FUSED else 1
-            if node.op in FUSED:
-                nodes -= sum(not op_of(n.op).computes for n in node.kw["body"].nodes)
+            is_kernel = node.op in (*FUSED, IN_STEPS)
+            nodes += sum(op_of(n.op).computes for n in operations(node)) if is_kernel else 1
         for body in program.bodies.get(k, ()):
             more, inner = count(body)
             nodes += more

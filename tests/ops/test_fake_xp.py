@@ -156,6 +156,7 @@ NOT_RUN = {
     "counted": MACHINE_CODE,
     "joined": "taken into kernels, or taken apart",
     "fused_product": "made for the libraries of CPUs alone",
+    "fused_steps": "made for the caches of CPUs alone",
     "normal64": MACHINE_CODE,
     **dict.fromkeys(("read", "write", *STORED), FILES),
     **{n: NO_KERNEL for n, op in OPS.items() if not (op.kernel or op.run.ufunc or op.view)},

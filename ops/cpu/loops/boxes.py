@@ -53,7 +53,7 @@ def boxed_kernel(
         kept.append(last)
     begins = sorted({p.box[last][0] for p in parts})
     terms = _terms(body, shape, len(begins)) if axes else {}
-    cells = _Cells(max(shape, default=1))
+    cells = Cells(max(shape, default=1))
 
     def lies(part: Part) -> list[_Strided]:
         found = []
@@ -105,7 +105,7 @@ class _Strided(NamedTuple):
     steps: Sequence[int]
 
 
-class _Cells:
+class Cells:
     """Rows of one number each."""
 
     def __init__(self, longest: int) -> None:

@@ -108,6 +108,12 @@ def kernel_code(body: Graph, loops: Loops, share: int = SHARE) -> str:
 
     A turn is an element, a row of the innermost loop where there are more, or a block of elements
     where all of them are reduced."""
+    declared, code = kernel_parts(body, loops, share)
+    return "\n".join([*sorted(declared), code])
+
+
+def kernel_parts(body: Graph, loops: Loops, share: int) -> tuple[set[str], str]:
+    """Return the declarations that `body` and `finish` need, which a module has once, and these."""
     dtypes = [s.dtype for s in (*body.inputs, *body.out_specs)]
     many, last = len(dtypes), len(loops.extents) - 1
     lines, hoisted, loads = LlvmLines(), list[str](), list[str]()
@@ -213,7 +219,7 @@ def kernel_code(body: Graph, loops: Loops, share: int = SHARE) -> str:
     )  # stores past the caches are in no order with others
     code += ["end:", *fence, "  ret void", "}"]
     code += _finish(lines, sums if blocks else [], data, room)
-    return "\n".join([*sorted(lines.declared), *code])
+    return lines.declared, "\n".join(code)
 
 
 def _places(loops: Loops, many: int) -> tuple[list[str], list[str], list[str]]:
@@ -515,9 +521,11 @@ def _apart(body: Graph, loops: Loops) -> dict[int, int]:
 
 def streams(body: Graph, loops: Loops, share: int = SHARE) -> bool:
     """Whether results go to memory past the caches: where no cache holds them anyway, a store that
-    reads the line first, to write a part of it, moves half as many bytes again.
+    reads the line first, to write a part of it, moves half as many bytes again. Never if `share` is 0.
     """
-    if any(OPS[n.op].reduce for n in body.nodes) or loops.extents[-1] < ROW * TILE or loops.beside:
+    if not share or loops.extents[-1] < ROW * TILE or loops.beside:
+        return False
+    if any(OPS[n.op].reduce for n in body.nodes):
         return False
     specs, nowhere, apart = (*body.inputs, *body.out_specs), numbers_in(body), _apart(body, loops)
     lies = [
@@ -810,6 +818,11 @@ def _text_and_facts(
     if not axes and not loops.beside:
         loops = tiled(loops, [s.dtype.itemsize for s in (*body.inputs, *body.out_specs)])
     text = kernel_text(body, loops, share)
+    return text, kernel_facts(body, loops, threads, axes)
+
+
+def kernel_facts(body: Graph, loops: Loops, threads: int, axes: int = 0) -> list[int]:
+    """The meta array of a text for such loops."""
     size = math.prod(loops.extents)
     worth = size * max(1, len(loops.beside)) * max(1, len(body.nodes)) // GRAIN
     last = len(loops.extents) - 1
@@ -825,7 +838,7 @@ def _text_and_facts(
     meta += loops.tiled[1:] if loops.tiled is not None else ()
     if last == 0 and axes:
         meta += [0] * (turns * sum(1 + (s.dtype.kind == "c") for s in body.out_specs))
-    return text, meta
+    return meta
 
 
 @dataclass(frozen=True, slots=True)
