@@ -56,7 +56,7 @@ def home() -> Path:
 
 
 def by_ostinato(name: str) -> Read:
-    from ostinato.io_pipeline.files import open_source
+    from ostinato.io_pipeline.array_files import open_source
 
     source = open_source(home() / name)
     rest = ((0, EXTENT), (0, EXTENT))

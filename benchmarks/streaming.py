@@ -68,7 +68,7 @@ def on_disk(path: Path, forget: bool = False) -> None:
 
 def some_rows(store: Path) -> Numbers:
     """One row of each chunk."""
-    from ostinato.io_pipeline.files import open_source
+    from ostinato.io_pipeline.array_files import open_source
 
     source: Any = open_source(store)
     found = np.empty((source.shape[0] // ROWS, COLUMNS), np.float32)

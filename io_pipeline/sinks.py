@@ -37,8 +37,8 @@ from ostinato.ops.core.spec import DTYPES
 from ostinato.errors import DataFileError
 
 from . import chunks as zarr
+from .array_files import SUFFIXES, chosen
 from .direct import MIN_DIRECT_FILE_BYTES, PAGE, Bytes, Writing
-from .files import SUFFIXES, chosen
 from .source import chunk_box, chunks_in, here, runs, trouble, version
 
 LEADS = 10  # bytes of a .npy file before its header: magic, version, the header's length

@@ -52,7 +52,13 @@ from .core.layout import Layout
 from .core.registry import OPS, Op, lookup
 from .core.spec import Spec
 from .cpu.device import CPU  # noqa: F401  (registers how a CPU does it)
-from .flow import branches, callback, composed, repeat_scan, while_loops  # noqa: F401  (registers the operations)
+from .flow import (  # noqa: F401  (registers the operations)
+    branches,
+    callback,
+    composed_flow,
+    repeat_scan,
+    while_loops,
+)
 from .gpu.device import Gpu  # noqa: F401
 from .planned import collective, element_ids, reproducible  # noqa: F401  (registers the operations)
 from .random import distributions, draws, random  # noqa: F401  (registers the operations)

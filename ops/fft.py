@@ -5,7 +5,7 @@ Three operations are all there is: `fft` of complex or real lines, `rfft` of rea
 half is enough, and `irfft` back. Transforms along several axes are one after the other, so of an
 array in parts the planner transforms what a worker has whole, and exchanges parts in between.
 Each is a linear map, and its gradient is another of the three. NumPy and CuPy compute; on CPUs
-SciPy, if it is there, and else threads share the lines (ops/cpu/kernels/fft.py)."""
+SciPy, if it is there, and else threads share the lines (ops/cpu/kernels/fft_libraries.py)."""
 
 from __future__ import annotations
 

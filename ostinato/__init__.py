@@ -70,7 +70,7 @@ from ostinato.ops.array.window_functions import *
 from ostinato.ops.core.array import Array as Array
 from ostinato.ops.core.tree import tree_map as tree_map
 from ostinato.ops.flow.branches import *
-from ostinato.ops.flow.composed import *
+from ostinato.ops.flow.composed_flow import *
 from ostinato.ops.flow.repeat_scan import *
 from ostinato.ops.flow.while_loops import *
 from ostinato.ops.random import random as random

@@ -10,9 +10,9 @@ from typing import Any
 from numpy.typing import ArrayLike
 
 from ostinato.errors import ArgumentError, DataFileError
+from ostinato.io_pipeline.array_files import from_data as source_of
+from ostinato.io_pipeline.array_files import open_source
 from ostinato.io_pipeline.blocks import FromFunction, FromIterable
-from ostinato.io_pipeline.files import from_data as source_of
-from ostinato.io_pipeline.files import open_source
 from ostinato.io_pipeline.sinks import from_data as sink_of
 from ostinato.io_pipeline.sinks import open_sink
 from ostinato.ops.array.casts import as_dtype

@@ -16,16 +16,16 @@ import ostinato.io_pipeline.images
 import ostinato.io_pipeline.volumes  # noqa: F401  (stages of both become methods of pipes)
 from ostinato.errors import ArgumentError, DataFileError
 from ostinato.io_pipeline import datasets as datasets
+from ostinato.io_pipeline.array_files import NpzSource, members_of
+from ostinato.io_pipeline.feed.batch_arrays import FEEDS, ROOMS, TARGETS, Convert
 from ostinato.io_pipeline.feed.combined_pipes import Mixed, Zipped
 from ostinato.io_pipeline.feed.folders import Paths, files
 from ostinato.io_pipeline.feed.pipe import Pipe
 from ostinato.io_pipeline.feed.samples import Arrays, Items, Samples, Stream
 from ostinato.io_pipeline.feed.shards import shards_of
 from ostinato.io_pipeline.feed.stage import Stage, stage
-from ostinato.io_pipeline.feed.tables import table_of
-from ostinato.io_pipeline.feed.targets import FEEDS, ROOMS, TARGETS, Convert
+from ostinato.io_pipeline.feed.table_rows import table_of
 from ostinato.io_pipeline.feed.volume_files import volume_files
-from ostinato.io_pipeline.files import NpzSource, members_of
 from ostinato.io_pipeline.source import Source
 from ostinato.ops.array.creation import asarray
 from ostinato.ops.core.array import Array, from_operand

@@ -17,7 +17,7 @@ from tempfile import gettempdir
 from typing import Any
 
 from ostinato import settings
-from ostinato.io_pipeline.files import NpySource
+from ostinato.io_pipeline.array_files import NpySource
 from ostinato.io_pipeline.merging import RUNS, RowsOfRuns, SortedRuns
 from ostinato.io_pipeline.sinks import NpySink
 from ostinato.io_pipeline.source import Source

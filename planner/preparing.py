@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ostinato.ops.core.graph import Graph
 
-from .passes.distances import multiply_differences
+from .passes.far_pairs import multiply_differences
 from .passes.file_blocks import work_in_blocks
 from .passes.numerics import fix_order
 from .passes.precision import mix_precision

@@ -15,6 +15,7 @@ from ostinato.ops.core.tracebacks import shorten
 from ostinato.errors import CommunicatorError, SampleError, SessionError
 
 from ..tuner.drive import Drive
+from .batch_arrays import LATE, converter
 from .batches import Batch, Recipe, form_of_rows
 from .entries import Cut
 from .executor import Work
@@ -25,7 +26,6 @@ from .portions import Portions
 from .progress_line import Line
 from .slabs import NAMES, axes_of, first_axis
 from .slots import Slots
-from .targets import LATE, converter
 
 
 @dataclass

@@ -20,6 +20,7 @@ from ostinato.errors import ArgumentError
 from ..tuner.drive import Drive
 from ..tuner.place import own_cores
 from . import preview, seeing
+from .batch_arrays import FEEDS, LATE, ROOMS, check_target
 from .batches import AHEAD, CHUNK, Recipe, Regroups
 from .borders import Borders
 from .cached import AUTO, END, WHERE, Cached
@@ -38,7 +39,6 @@ from .sample_order import Balanced, Buckets, Order, Weighted
 from .samples import Samples, Stream, digest
 from .slabs import NAMES, SAMPLES, SlabChain, Slabs
 from .stage import STAGES, Box3, Filter, Map, Shape, Stage
-from .targets import FEEDS, LATE, ROOMS, check_target
 from .timed import Timed
 
 FORMAT = 1  # of states

@@ -16,7 +16,7 @@ from ostinato.ops.core.user_line import misfit
 
 from ostinato.errors import ArgumentError
 
-from ..files import from_data, open_source
+from ..array_files import from_data, open_source
 from ..source import Part, Source, stamp
 from .content import Unhashable, fingerprint
 from .fields import DATA, IMAGE, KINDS, LABEL, Fields, fields_of, kind_of_name

@@ -13,6 +13,7 @@ from ostinato.errors import SampleError
 
 from ..tuner.together import Together
 from . import seeing
+from .batch_arrays import WORKERS
 from .batches import Batch
 from .borders import Borders
 from .cached import Cached
@@ -22,7 +23,6 @@ from .portions import Rows
 from .samples import Samples
 from .slabs import axes_of
 from .stage import Box3, Shape
-from .targets import WORKERS
 
 
 class Share:

@@ -11,7 +11,7 @@ from typing import Any
 
 from ostinato.ops.core.tree import flatten
 
-from ..files import SUFFIXES, open_source
+from ..array_files import SUFFIXES, open_source
 from ..source import Source
 from .content import Unhashable
 from .fields import LABEL, MASK, VOLUME, Fields

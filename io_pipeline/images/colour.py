@@ -18,8 +18,7 @@ from ostinato.errors import ArgumentError
 from ..feed.sample_draws import Draws
 from ..feed.stage import DEVICE, HOST, Shape, Stage, stage
 from .backends import opencv
-from .pixels import LUMA, saturated, turned
-from .values import (
+from .pixel_values import (
     Image,
     Range,
     Sometimes,
@@ -36,6 +35,7 @@ from .values import (
     table,
     wide,
 )
+from .pixels import LUMA, saturated, turned
 
 
 # -- formulas, of each value by itself ---------------------------------------------------------

@@ -14,7 +14,7 @@ from ostinato.errors import ArgumentError
 from ..feed.sample_draws import Draws
 from ..feed.stage import DEVICE, HOST, Shape, Stage, Window, stage
 from .backends import opencv
-from .values import (
+from .pixel_values import (
     Image,
     Sometimes,
     check_chance,

@@ -21,7 +21,7 @@ from ..feed.native import Form, Native
 from ..feed.stage import DEVICE, HOST, Stage, stage
 from . import kernels
 from .backends import opencv
-from .values import check_dtype
+from .pixel_values import check_dtype
 
 Numbers = float | tuple[float, ...]
 CHW, HWC = LAYOUTS = ("chw", "hwc")

@@ -25,8 +25,8 @@ from ..feed.sample_draws import Draws
 from ..feed.stage import DEVICE, HOST, Shape, Stage, Window, stage
 from .backends import needed, opencv
 from .headers import MOST_PIXELS
+from .pixel_values import check_chance, check_order, check_shape
 from .resizing import linear, resize_by_pillow
-from .values import check_chance, check_order, check_shape
 
 Image = Any
 Size = int | tuple[int, int]

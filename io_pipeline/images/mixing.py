@@ -23,8 +23,8 @@ from ostinato.errors import ArgumentError
 from ..feed.fields import IMAGE, VOLUME
 from ..feed.sample_draws import Draws
 from ..feed.stage import DEVICE, HOST, Shape, Stage, Window, stage
+from .pixel_values import check_chance, check_number, moved_in, rows_of
 from .pixels import mixed
-from .values import check_chance, check_number, moved_in, rows_of
 
 Batch = Any
 

@@ -15,7 +15,7 @@ from ostinato.ops.cpu.jit.routine import Routine, larger, smaller, whole_of
 from ostinato.ops.jit.arrays import ArrayLines
 from ostinato.ops.jit.values import Value, cast, where
 
-from .values import contiguous_rows, full, narrowed, wide
+from .pixel_values import contiguous_rows, full, narrowed, wide
 
 Image = Any
 Colours = list[Value]

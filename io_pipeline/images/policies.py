@@ -21,7 +21,7 @@ from ..feed.sample_draws import Draws
 from ..feed.stage import Shape, Stage, stage
 from .colour import AutoContrast, Brightness, Contrast, Equalize, Posterize, Saturation, Solarize
 from .filters import Sharpness
-from .values import Image, check_number
+from .pixel_values import Image, check_number
 from .warps import Affine, Filled
 
 Make = Callable[..., Stage | None]  # from strength, and what moving stages are given; None: nothing

@@ -18,7 +18,7 @@ from ostinato.ops.cpu.jit.code import once
 from ostinato.ops.cpu.jit.routine import Memory, Routine, larger, smaller, whole_of
 from ostinato.ops.jit.values import Value, cast, shift, where
 
-from .values import contiguous_rows, moved_in
+from .pixel_values import contiguous_rows, moved_in
 
 Image = Any
 BITS = 11  # of a place's fraction

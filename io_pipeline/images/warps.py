@@ -20,8 +20,7 @@ from ostinato.errors import ArgumentError
 
 from ..feed.sample_draws import Draws
 from ..feed.stage import DEVICE, HOST, Shape, Stage, stage
-from .sampling import LINEAR, NEAREST, Matrix, Size, seen
-from .values import (
+from .pixel_values import (
     Image,
     Range,
     check_chance,
@@ -31,6 +30,7 @@ from .values import (
     moved_in,
     spread,
 )
+from .sampling import LINEAR, NEAREST, Matrix, Size, seen
 
 Pair = tuple[float, float]
 Fill = float | tuple[float, ...]

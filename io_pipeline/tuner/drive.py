@@ -11,9 +11,9 @@ from ostinato import settings
 
 from ..feed.executor import MAX_AHEAD, MIN_AHEAD, Work
 from ..feed.stats import Lap
+from .feed_tuner import Measure, Tuner
 from .model import Config, Space
 from .place import Known, own_cores, own_memory
-from .tuner import Measure, Tuner
 
 NEW = 2  # laps behind a move that are no measure: whoever takes batches has a new plan
 TIMES, MOST_THREADS = 4, 64  # threads for a core that compute, and altogether

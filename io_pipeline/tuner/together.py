@@ -12,8 +12,8 @@ from typing import Any
 
 from ..feed.executor import Work
 from .drive import Drive, Move
+from .feed_tuner import Measure
 from .model import Config
-from .tuner import Measure
 
 Row = list[float]  # seconds of a lap's step and wait, of threads, batches made, whether it is stale
 MOST_LAPS = 256

@@ -15,7 +15,7 @@ import numpy as np
 
 from ..feed.sample_draws import Draws
 from ..feed.stage import Shape, stage
-from ..images.values import check_chance, check_number, moved_in
+from ..images.pixel_values import check_chance, check_number, moved_in
 from . import bending
 from .volume_geometry import Moving, Volume, triple
 

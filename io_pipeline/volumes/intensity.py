@@ -16,7 +16,7 @@ from ostinato.errors import ArgumentError
 from ..feed.fields import IMAGE, VOLUME
 from ..feed.sample_draws import Draws
 from ..feed.stage import DEVICE, HOST, Box3, Shape, Stage, stage
-from ..images.values import check_chance, check_dtype, check_number, check_range, moved_in
+from ..images.pixel_values import check_chance, check_dtype, check_number, check_range, moved_in
 from .volume_geometry import Volume
 
 Pair = tuple[float, float]

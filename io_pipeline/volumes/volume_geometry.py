@@ -16,7 +16,7 @@ from ostinato.errors import ArgumentError
 from ..feed.fields import VOLUME
 from ..feed.sample_draws import Draws
 from ..feed.stage import DEVICE, HOST, Box3, Shape, Stage, stage
-from ..images.values import check_chance
+from ..images.pixel_values import check_chance
 
 Volume = Any
 Size = int | tuple[int, int, int]

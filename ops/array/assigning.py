@@ -22,7 +22,7 @@ import numpy as np
 from ostinato.errors import AssignmentError, DTypeError, ShapeError
 
 from ..core import array
-from ..core.apply import as_array, in_dtype
+from ..core.apply import as_array, as_array_of
 from ..core.array import Array, another, weak_kind
 from ..core.array_methods import Operandish, export
 from ..core.spec import DType, DTypeLike, Shape, is_inexact
@@ -153,7 +153,7 @@ def _in_dtype(values: Operandish, dtype: DType) -> Array:
         if not math.isfinite(values):
             raise misfit(DTypeError, WHAT, got=str(values), needed=f"what {dtype.name} can hold")
         values = int(values)
-    return in_dtype(values, dtype)
+    return as_array_of(values, dtype)
 
 
 def _listed(k: Any) -> Any:

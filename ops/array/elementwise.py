@@ -16,7 +16,7 @@ import numpy as np
 
 from ostinato.errors import ArgumentError, DTypeError, ShapeError
 
-from ..core.apply import apply, as_array, in_dtype, unify
+from ..core.apply import apply, as_array, as_array_of, unify
 from ..core.array import Array, weak_kind
 from ..core.array_methods import Axis, Operandish, export, functions
 from ..core.parameters import unfit, wrong_number
@@ -302,9 +302,11 @@ def _beyond(ufunc: str, *given: Any) -> list[Array]:
 
     def number(n: int) -> Array:
         if ufunc.startswith("logical"):
-            return in_dtype(n != 0, bool_)
+            return as_array_of(n != 0, bool_)
         return (
-            in_dtype(math.copysign(math.inf, n), float64) if dtype == bool_ else in_dtype(n, dtype)
+            as_array_of(math.copysign(math.inf, n), float64)
+            if dtype == bool_
+            else as_array_of(n, dtype)
         )
 
     return [number(int(x)) if weak_kind(x) is int else as_array(x) for x in given]

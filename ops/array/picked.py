@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, cast
 from ostinato.errors import DataDependentShapeError
 
 from ..core import array
-from ..core.apply import apply, apply_all, as_array, in_dtype
+from ..core.apply import apply, apply_all, as_array, as_array_of
 from ..core.array import Array, Term
 from ..core.array_methods import Axis, Operandish, export, functions
 from ..core.exact import exact_items
@@ -134,7 +134,7 @@ class Picked(Array):
 
     def filled(self, value: float, whole: int = 1) -> Array:
         """All elements, with a number where they are not picked, another one among whole numbers."""
-        number = in_dtype(value if is_inexact(self.dtype) else whole, self.dtype)
+        number = as_array_of(value if is_inexact(self.dtype) else whole, self.dtype)
         return where(self.places, self.whole, astype(number, self.dtype))
 
     def running(self, function: Callable[[Array], Array], neutral: Any) -> Picked:
@@ -202,7 +202,7 @@ class Picked(Array):
         mask = self.places if mask is None else self.places & mask
         fallback = nothing is not None and how.get("initial") is None and self.dtype.kind != "c"
         if fallback and nothing is not None:
-            how["initial"] = in_dtype(nothing(self.dtype), self.dtype)
+            how["initial"] = as_array_of(nothing(self.dtype), self.dtype)
         whole_axes = (*spread, *its)
         made = function(self.whole, whole_axes, where=mask, **how)
         if fallback and is_inexact(self.dtype):

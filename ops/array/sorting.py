@@ -1,5 +1,5 @@
 """Order: `. j -> . j`, whole along the axis that is sorted; by machine code where there is one
-(ops/cpu/kernels/sort/order.py).
+(ops/cpu/kernels/sort/line_order.py).
 
 NumPy is given bfloat16 as float32, since it loses its way among bfloat16's NaN."""
 

@@ -257,7 +257,7 @@ def unify(*xs: Any) -> list[Array]:
     if not strong:
         kinds = [weak_kind(x) for x in xs]
         dtype = promote(*(DEFAULTS[k] for k in kinds if k is not None))
-        return [in_dtype(x, dtype) for x in xs]
+        return [as_array_of(x, dtype) for x in xs]
     if len(strong) == len(xs):
         return strong
     beside = promote(*(x.dtype for x in strong))
@@ -265,11 +265,11 @@ def unify(*xs: Any) -> list[Array]:
     found = []
     for x in xs:
         kind = weak_kind(x)
-        found.append(next(arrays) if kind is None else in_dtype(x, weak_dtype(kind, beside)))
+        found.append(next(arrays) if kind is None else as_array_of(x, weak_dtype(kind, beside)))
     return found
 
 
-def in_dtype(x: Any, dtype: DType) -> Array:
+def as_array_of(x: Any, dtype: DType) -> Array:
     """A Python number, or one lifted to an input, in a dtype."""
     if isinstance(x, Array) and x.weak is int and dtype.kind in "iu" and dtype != int64:
         turns = x._term is not None and any(type(t) is Trace for t in x._term.traces)

@@ -23,7 +23,7 @@ from .jit.llvm import together
 from .kernels.gemm import make_ordered_product
 from .libraries import lapack
 from .libraries.onednn import can_widen, library
-from .loops.boxes import boxed_kernel
+from .loops.boxed_loops import boxed_kernel
 from .loops.copies import copy_by_rows, copy_of_pieces, copying
 from .loops.record import Record
 

@@ -22,9 +22,9 @@ from ostinato.ops.linalg.factorizations import SINGULAR
 
 from .fused import IN_STEPS, STEPS, WITH_PRODUCT, product_view, stages, stages_scratch, stages_ways
 from .jit.llvm import why_not
-from .kernels import fft
+from .kernels import fft_libraries as fft
 from .kernels.band_solve import banded_kernel
-from .kernels.distances import pair_distances
+from .kernels.distance_pairs import pair_distances
 from .kernels.gather_scatter import (
     adding_along,
     adding_rows,
@@ -38,7 +38,7 @@ from .kernels.gemm_epilogue import epilogue_native, epilogue_scratch, epilogue_w
 from .kernels.ranks import order_statistics, order_workspace, select
 from .kernels.scan import running_kernel
 from .kernels.searchsorted import searching_kernel
-from .kernels.sort.order import sort_function, sort_scratch
+from .kernels.sort.line_order import sort_function, sort_scratch
 from .kernels.syrk import gram_native, gram_scratch, gram_ways
 from .kernels.tally import counting_kernel, folding_kernel
 from .kernels.triangular import triangular_kernel

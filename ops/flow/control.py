@@ -17,7 +17,7 @@ from ..array.elementwise import where
 from ..array.shape import reshape
 from ..autodiff.batching import Mapped, flags_of
 from ..autodiff.tangents import Tangents, solid
-from ..core.apply import act, as_array, in_dtype, weak_dtype
+from ..core.apply import act, as_array, as_array_of, weak_dtype
 from ..core.array import DEFAULTS, Array, weak_kind
 from ..core.build import Builder
 from ..core.graph import Graph, Node
@@ -157,7 +157,7 @@ class CarriedState:
             if y.shape or weak_dtype(kind, dtype) != dtype:
                 return False
             self.kinds[k] = None
-        self.carry[k] = in_dtype(self.given[k], dtype)
+        self.carry[k] = as_array_of(self.given[k], dtype)
         return True
 
     def result(self, made: Sequence[Array]) -> Any:

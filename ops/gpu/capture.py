@@ -64,7 +64,7 @@ class Captures(GraphCapture):
         outside = self.xp.cuda.get_current_stream()
         self.stream.wait_event(outside.record())
         try:
-            with self.aside(), self.bodies.of(WARM_UP):
+            with self.aside(), self.bodies.running(WARM_UP):
                 yield
         finally:
             outside.wait_event(self.stream.record())
@@ -82,7 +82,7 @@ class Captures(GraphCapture):
         with _alone(self.xp), self.aside():
             self.stream.begin_capture(mode)
             try:
-                with self.bodies.of(CAPTURE):
+                with self.bodies.running(CAPTURE):
                     yield made
             except BaseException:
                 with contextlib.suppress(Exception):  # that it is worth nothing is known

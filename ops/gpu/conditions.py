@@ -82,7 +82,7 @@ class Bodies:
             self.kernel.compile()
 
     @contextlib.contextmanager
-    def of(self, mode: str) -> Iterator[None]:
+    def running(self, mode: str) -> Iterator[None]:
         self.mode = mode
         try:
             yield

@@ -6,8 +6,8 @@ from ostinato.ops.core.spelling import missing
 
 from .attending import *
 from .attending import __all__ as _attending
-from .composed import *
-from .composed import __all__ as _functions
+from .composed_layers import *
+from .composed_layers import __all__ as _functions
 from .convolution import *
 from .convolution import __all__ as _convolution
 from .layers import *

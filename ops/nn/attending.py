@@ -21,7 +21,7 @@ from ostinato.errors import ArgumentError, ShapeError
 from ..core.apply import as_array
 from ..core.array import Array
 from ..core.array_methods import Operandish
-from .composed import shifted, softmax
+from .composed_layers import shifted, softmax
 
 __all__ = ["attention", "rotary"]
 

@@ -41,7 +41,7 @@ from ..core.array import Array
 from ..core.array_methods import Axis, Operandish
 from ..core.operand import Host
 from ..flow.repeat_scan import scan
-from .composed import log_softmax
+from .composed_layers import log_softmax
 
 __all__ = [
     "binary_cross_entropy",

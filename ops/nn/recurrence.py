@@ -24,7 +24,7 @@ from ..core.apply import apply, as_array
 from ..core.array import Array
 from ..core.array_methods import Operandish
 from ..flow.repeat_scan import scan
-from .composed import relu
+from .composed_layers import relu
 
 __all__ = ["gru", "lstm", "rnn"]
 

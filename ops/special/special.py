@@ -3,8 +3,8 @@
 from typing import TYPE_CHECKING
 
 from ..core.spelling import missing
-from .composed import *
-from .composed import __all__ as _more
+from .composed_functions import *
+from .composed_functions import __all__ as _more
 from .special_functions import *
 from .special_functions import __all__ as _functions
 

@@ -41,8 +41,8 @@ from ostinato.planner.fusion.groups import (
     with_kernels,
 )
 from ostinato.planner.fusion.joins import gather_joins, spread_joins
+from ostinato.planner.fusion.kernel_draws import draw_in_kernels
 from ostinato.planner.fusion.narrow_operands import uncast
-from ostinato.planner.fusion.random import draw_in_kernels
 from ostinato.planner.fusion.stages import (
     PRODUCT,
     Nested,

@@ -100,8 +100,8 @@ def steps_of(graph: Graph, v: int) -> tuple[int, ...]:
         node = graph.nodes[k]
         (source,) = node.inputs
         made = _looked(node, graph.specs[source].shape, _Count(0, steps_of(graph, source)))
-        return in_rows(node.specs[0].shape) if made is None else made.steps
-    return in_rows(graph.specs[v].shape)
+        return row_steps(node.specs[0].shape) if made is None else made.steps
+    return row_steps(graph.specs[v].shape)
 
 
 def _looked(node: Node, shape: Shape, source: _Count) -> _Count | None:
@@ -126,7 +126,7 @@ def _looked(node: Node, shape: Shape, source: _Count) -> _Count | None:
 
 
 # -- numbers ---------------------------------------------------------------------------------
-def in_rows(shape: Shape) -> tuple[int, ...]:
+def row_steps(shape: Shape) -> tuple[int, ...]:
     """Steps from one element to the next along each axis, where all are counted row by row."""
     return tuple([math.prod(shape[d + 1 :]) for d in range(len(shape))])
 

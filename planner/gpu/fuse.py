@@ -26,7 +26,7 @@ from ostinato.ops.jit.scalar import has_own_bits
 from ostinato.planner.fusion.counting import count_in_kernels, differs_by_part
 from ostinato.planner.fusion.groups import fits, groups_of, is_gemm, kernel_of, with_kernels
 from ostinato.planner.fusion.joins import gather_joins, spread_joins
-from ostinato.planner.fusion.random import draw_in_kernels
+from ostinato.planner.fusion.kernel_draws import draw_in_kernels
 from ostinato.planner.fusion.stages import (
     PRODUCT,
     Nested,

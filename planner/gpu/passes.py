@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ostinato.planner.fusion.fold_products import fold_products
 from ostinato.planner.fusion.narrow_operands import narrow
-from ostinato.planner.fusion.stacks import part_stacks
+from ostinato.planner.fusion.parted_stacks import part_stacks
 from ostinato.planner.passes.order import order
 
 from .batch_products import batch_products

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from ostinato.io_pipeline import merging, sinks
-from ostinato.io_pipeline.files import NpySource
+from ostinato.io_pipeline.array_files import NpySource
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.encode import Malformed
 from ostinato.ops.core.layout import Layout

@@ -20,8 +20,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ostinato.io_pipeline import source as io_source
+from ostinato.io_pipeline.array_files import NpySource, open_source
 from ostinato.io_pipeline.chunks import ChunkSource
-from ostinato.io_pipeline.files import NpySource, open_source
 from ostinato.io_pipeline.source import runs
 from ostinato.ops.core.spec import DTYPES
 from ostinato.runtime.read_ahead import ReadAhead

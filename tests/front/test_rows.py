@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ostinato.io_pipeline import files, source
+from ostinato.io_pipeline import array_files as files
+from ostinato.io_pipeline import source
 from ostinato.ops.core import exchange
 from ostinato.ops.planned import collective
 from ostinato.planner import external

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ostinato.io_pipeline import files, sinks
+from ostinato.io_pipeline import array_files as files
+from ostinato.io_pipeline import sinks
 from ostinato.io_pipeline.chunks import ChunkSource
 from ostinato.io_pipeline.sinks import NpySink, Sink, ZarrSink, open_sink
 from ostinato.ops.core import exchange

@@ -15,9 +15,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ostinato.io_pipeline import files, members, tables
+from ostinato.io_pipeline import array_files as files
+from ostinato.io_pipeline import members, tables
+from ostinato.io_pipeline.array_files import NpzSource, open_source
 from ostinato.io_pipeline.blocks import FromIterable
-from ostinato.io_pipeline.files import NpzSource, open_source
 from ostinato.io_pipeline.source import fill
 from ostinato.io_pipeline.tables import Blocks
 from ostinato.ops.core import exchange

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from ostinato.io_pipeline import sinks
-from ostinato.io_pipeline.files import NpySource
+from ostinato.io_pipeline.array_files import NpySource
 from ostinato.io_pipeline.sinks import open_sink
 from ostinato.ops.core import exchange
 from ostinato.ops.core.exchange import chunks_of

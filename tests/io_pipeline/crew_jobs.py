@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 from mpi4py import MPI
+from ostinato.io_pipeline.array_files import Hdf5Source, NpySource
 from ostinato.io_pipeline.feed import folders
 from ostinato.io_pipeline.feed.described import as_data, from_data
 from ostinato.io_pipeline.feed.pipe import Pipe
-from ostinato.io_pipeline.files import Hdf5Source, NpySource
 from ostinato.ops.core.tree import flatten
 from ostinato.runtime import bind
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ostinato.io_pipeline import chunks, files
+from ostinato.io_pipeline import array_files as files
+from ostinato.io_pipeline import chunks
 from ostinato.io_pipeline.feed import borders as feed_borders
 from ostinato.io_pipeline.feed.borders import Borders
 from ostinato.io_pipeline.feed.described import as_data, from_data

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from ostinato.io_pipeline.feed.stage import Stage
 from ostinato.io_pipeline.images import colour as c
-from ostinato.io_pipeline.images import pixels, values
+from ostinato.io_pipeline.images import pixel_values as values
+from ostinato.io_pipeline.images import pixels
 from PIL import Image, ImageEnhance, ImageOps
 
 import ostinato as ost

@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ostinato.io_pipeline import chunks, files, inflate, source, thread_counts
-from ostinato.io_pipeline.files import open_source
+from ostinato.io_pipeline import array_files as files
+from ostinato.io_pipeline import chunks, inflate, source, thread_counts
+from ostinato.io_pipeline.array_files import open_source
 
 from ostinato.errors import DataFileError
 

@@ -14,7 +14,7 @@ from ostinato.io_pipeline.feed.later import can_move
 from ostinato.io_pipeline.feed.pipe import Pipe
 from ostinato.io_pipeline.feed.stage import STAGES
 from ostinato.io_pipeline.tuner.drive import Drive
-from ostinato.io_pipeline.tuner.tuner import Measure
+from ostinato.io_pipeline.tuner.feed_tuner import Measure
 from ostinato.ops.core.device import DEVICES
 
 import ostinato as ost

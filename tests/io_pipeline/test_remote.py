@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from ostinato.io_pipeline import remote
 from ostinato.io_pipeline import source as source_of_files
+from ostinato.io_pipeline.array_files import open_source
 from ostinato.io_pipeline.feed.described import as_data, from_data
-from ostinato.io_pipeline.files import open_source
 from ostinato.ops.core.tree import flatten
 from PIL import Image
 

@@ -146,7 +146,7 @@ def test_threads_get_arrays_that_are_split_so(files: dict[str, Any], mesh: Any) 
 
 
 def test_only_the_slab_is_read(files: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    from ostinato.io_pipeline import files as kinds
+    from ostinato.io_pipeline import array_files as kinds
 
     read: list[Any] = []
     before = kinds.NpySource.read
@@ -169,7 +169,7 @@ def test_only_the_slab_is_read(files: dict[str, Any], monkeypatch: pytest.Monkey
 def test_chunks_are_read_by_who_needs_them(
     files: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ostinato.io_pipeline import files as kinds
+    from ostinato.io_pipeline import array_files as kinds
 
     read: list[Any] = []
     before = kinds.Hdf5Source._chunk

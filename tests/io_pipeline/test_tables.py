@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 from ostinato.io_pipeline import tables as files_of_tables
-from ostinato.io_pipeline.feed import tables
+from ostinato.io_pipeline.feed import table_rows as tables
 from ostinato.io_pipeline.feed.described import as_data, from_data
-from ostinato.io_pipeline.feed.tables import Table
+from ostinato.io_pipeline.feed.table_rows import Table
 from ostinato.io_pipeline.tables import Blocks
 
 import ostinato as ost
@@ -205,7 +205,7 @@ def test_mutated_tables_never_crash(tmp_path: Path) -> None:
 from pathlib import Path
 import numpy as np
 from ostinato.errors import DataFileError
-from ostinato.io_pipeline.feed.tables import Table
+from ostinato.io_pipeline.feed.table_rows import Table
 from tests.io_pipeline.test_tables import CSV, written
 home, rng, counts = Path({str(tmp_path)!r}), np.random.default_rng(0), [0, 0]
 written(home, 40, 1)

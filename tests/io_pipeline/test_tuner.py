@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from ostinato.io_pipeline.feed.pipe import Pipe
 from ostinato.io_pipeline.tuner import drive, place
+from ostinato.io_pipeline.tuner.feed_tuner import Measure, Tuner
 from ostinato.io_pipeline.tuner.model import Config, Model, Space, queue
-from ostinato.io_pipeline.tuner.tuner import Measure, Tuner
 
 import ostinato as ost
 from ostinato import settings

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ostinato.ops.array import distances
 from ostinato.ops.cpu.jit.llvm import why_not
-from ostinato.ops.cpu.kernels.distances import pair_distances
+from ostinato.ops.cpu.kernels.distance_pairs import pair_distances
 
 DTYPES = [np.float32, np.float64]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ostinato.ops.cpu.kernels import fft as kernels
+from ostinato.ops.cpu.kernels import fft_libraries as kernels
 from ostinato.ops.cpu.libraries import scipy_fft
 
 import ostinato as ost

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import DTYPES, bfloat16
-from ostinato.ops.cpu.kernels.sort import order
-from ostinato.ops.cpu.kernels.sort.order import (
+from ostinato.ops.cpu.kernels.sort import line_order as order
+from ostinato.ops.cpu.kernels.sort.line_order import (
     EXCHANGES,
     MIN_SHARED_KEYS,
     sort_function,

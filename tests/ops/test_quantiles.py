@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ostinato.io_pipeline.files import NpySource
+from ostinato.io_pipeline.array_files import NpySource
 from ostinato.ops.array.quantiles import METHODS
 from ostinato.ops.array.selection import _radix_select
 from ostinato.ops.cpu.device import CPU

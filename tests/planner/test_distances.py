@@ -11,7 +11,7 @@ from ostinato.ops.array.distances import CANCELLING_SHARE
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.show import parse
 from ostinato.planner.file import decode_plan, encode_plan
-from ostinato.planner.passes.distances import MIN_ROW_ELEMENTS, multiply_differences
+from ostinato.planner.passes.far_pairs import MIN_ROW_ELEMENTS, multiply_differences
 from ostinato.planner.plan import Target
 
 import ostinato as ost

@@ -9,7 +9,7 @@ from unittest import mock
 import numpy as np
 import pytest
 from ostinato.ops import OPS
-from ostinato.planner.fusion import random
+from ostinato.planner.fusion import kernel_draws as random
 
 import ostinato as ost
 from tests import sessions

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from ostinato.ops.core.graph import canonical
 from ostinato.ops.core.show import parse
-from ostinato.planner.fusion.stacks import part_stacks
+from ostinato.planner.fusion.parted_stacks import part_stacks
 from ostinato.planner.plan import Target
 
 import ostinato as ost

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ostinato.io_pipeline import chunks, files, source
+from ostinato.io_pipeline import array_files as files
+from ostinato.io_pipeline import chunks, source
 
 import ostinato as ost
 from ostinato.errors import BoundsError

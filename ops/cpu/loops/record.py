@@ -10,7 +10,7 @@ from ostinato.ops.core.device import Recorder, Repeated
 from ostinato.ops.cpu.jit.llvm import is_kernel
 from ostinato.ops.cpu.jit.sequence import SETS, Address, Call, sequence
 
-from .boxes import Boxes
+from .boxed_loops import Boxes
 from .copies import Pieces
 
 Spots = Sequence[Address]

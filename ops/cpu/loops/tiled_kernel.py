@@ -27,7 +27,7 @@ from ostinato.ops.jit.loops import Loops, loops_over
 from ostinato.ops.jit.moves import Cell
 from ostinato.ops.jit.step_tiles import Ranges, Steps, Tile, Work, steps_along
 
-from .boxes import Cells
+from .boxed_loops import Cells
 from .flat import SHARE, all_beside, kernel_facts, kernel_parts
 
 NOWHERE, ROOM = range(

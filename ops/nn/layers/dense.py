@@ -14,7 +14,7 @@ from ostinato.errors import ArgumentError, ShapeError
 from ...core.apply import as_array
 from ...core.array import Array
 from ...core.array_methods import Operandish
-from ..composed import dropout, embedding
+from ..composed_layers import dropout, embedding
 from .initializers import Initializer, glorot_uniform, normal, zeros
 from .layer import Initial, Layer
 

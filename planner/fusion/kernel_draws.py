@@ -22,7 +22,7 @@ from ostinato.ops.core.spec import Spec, int64
 from ostinato.planner.plan import Target
 from ostinato.planner.rewrite import replace
 
-from .counting import in_rows, numbers_of
+from .counting import numbers_of, row_steps
 
 # elements, outside of loops; only this decides, so that no layout changes a bit
 MIN_DRAWN_ELEMENTS = 4096
@@ -48,7 +48,7 @@ def _is_drawn(node: Node, target: Target, least: int) -> bool:
 
 def _drawn(builder: Builder, node: Node, inputs: Sequence[int], target: Target) -> Sequence[int]:
     """The numbers of the elements, and what is drawn for them."""
-    numbers = numbers_of(builder, node.specs[0], 0, in_rows(node.specs[0].shape))
+    numbers = numbers_of(builder, node.specs[0], 0, row_steps(node.specs[0].shape))
     drawn = OPS[node.op].element.random_in_kernel
     assert drawn is not None
     name = drawn(node.kw, target.math)

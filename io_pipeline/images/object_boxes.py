@@ -12,7 +12,7 @@ from ostinato.errors import ArgumentError
 
 from ..feed.fields import BOXES, LABEL, Fields
 from ..feed.stage import Stage, stage
-from .values import check_number
+from .pixel_values import check_number
 
 
 @stage("drop_boxes")
