@@ -162,15 +162,15 @@ def unsharp(xp: Any, u: Any) -> Any:
 @work("the largest drawdown of 20,000 random walks of 250 steps", (20_000, 250), result=20_000)
 def drawdown(xp: Any, x: Any) -> Any:
     walk = xp.cumsum(x, axis=1)
-    return (xp.maximum.accumulate(walk, axis=1) - walk).max(1)
+    return xp.max(xp.maximum.accumulate(walk, axis=1) - walk, axis=1)
 
 
 @work("a turn of the game of life on int32, 2048 x 2048", (2048, 2048), result=2048**2)
 def life(xp: Any, u: Any) -> Any:
-    u = (u > 0).astype("int32")
+    u = xp.astype(u > 0, xp.int32)
     places = [(i, j) for i in (-1, 0, 1) for j in (-1, 0, 1) if i or j]
     near = sum(xp.roll(u, place, (0, 1)) for place in places)
-    return ((near == 3) | ((u == 1) & (near == 2))).astype("int32")
+    return xp.astype((near == 3) | ((u == 1) & (near == 2)), xp.int32)
 
 
 @work("a resonance curve's largest and mean power, 4,000,000", (4_000_000,), result=2)

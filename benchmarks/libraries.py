@@ -173,11 +173,40 @@ class Torch:
     def softmax(self, x: Any, axis: int) -> Any:
         return self.torch.softmax(x, dim=axis)
 
-    def maximum(self, x: Any, least: float) -> Any:
-        return self.torch.clamp(x, min=least)
+    class maximum:
+        """The larger ones; of all up to each."""
 
-    def max(self, x: Any, axis: int, keepdims: bool) -> Any:
+        def __new__(cls, x: Any, least: Any) -> Any:
+            return x.clamp(min=least)
+
+        @staticmethod
+        def accumulate(x: Any, axis: int) -> Any:
+            return x.cummax(dim=axis).values
+
+    def max(self, x: Any, axis: int, keepdims: bool = False) -> Any:
         return self.torch.amax(x, dim=axis, keepdim=keepdims)
+
+    def astype(self, x: Any, dtype: Any) -> Any:
+        return x.to(dtype)
+
+    def pad(self, x: Any, width: int, mode: str = "constant") -> Any:
+        """All axes; edges are repeated by images, of which an array is one."""
+        given = [width] * (2 * x.ndim)
+        if mode == "constant":
+            return self.torch.nn.functional.pad(x, given)
+        return self.torch.nn.functional.pad(x[None, None], given, mode="replicate")[0, 0]
+
+    def convolve(self, x: Any, w: Any, mode: str) -> Any:
+        assert mode == "same"
+        return self._correlated(x, w.flip(0), len(w) - 1)[(len(w) - 1) // 2 :][: len(x)]
+
+    def correlate(self, x: Any, w: Any, mode: str) -> Any:
+        assert mode == "valid"
+        return self._correlated(x, w, 0)
+
+    def _correlated(self, x: Any, w: Any, around: int) -> Any:
+        conv = self.torch.nn.functional.conv1d
+        return conv(x[None, None], w[None, None], padding=around)[0, 0]
 
     def sum(self, x: Any, axis: Any = None, keepdims: bool = False) -> Any:
         return x.sum() if axis is None else self.torch.sum(x, dim=axis, keepdim=keepdims)
