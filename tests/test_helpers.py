@@ -113,6 +113,9 @@ def test_the_record_keeps_what_is_long():
 """
     kept = "3.30 test_e.py\n0.26 a/test_b.py::test_c\n2.90 test_e.py::test_f\n"
     assert seconds.condensed(raw) == kept
+    before = {"test_e.py": 9.0, "test_e.py::test_g": 9.0, "gone.py": 9.0}  # timed anew, and no more
+    assert seconds.condensed(raw, before) == kept
+    assert seconds.condensed(raw, before | {"test_site.py": 4.0}) == f"4.00 test_site.py\n{kept}"
 
 
 def test_a_quick_run_starts_no_process_and_writes_no_file(request):
