@@ -32,7 +32,7 @@ from ostinato.ops.core.spec import bfloat16, float16, float32, float64
 from ostinato.ops.flow.repeat_scan import repeat
 from ostinato.ops.linalg import cholesky
 from ostinato.ops.planned.collective import REDUCING
-from ostinato.planner.machine import NOMINAL, Link, Machine, Rate, Seen, keep, memory
+from ostinato.planner.machine import NOMINAL, Link, Machine, Rate, Seen, keep, memory, unmeasured
 from ostinato.planner.plan import Plan
 from ostinato.runtime.crew.crew_engine import CrewEngine
 
@@ -40,13 +40,14 @@ from .compiled import compile
 from .sessions import Session, current
 
 STREAM = tuple(1 << k for k in (16, 18, 20, 21, 22, 23, 24, 25, 26, 28))  # bytes per worker
-SIDES = (96, 256, 768)  # of products
+SIDES, LARGE_SIDES = (96, 256, 768), (256, 1024, 4096)  # of products, and on a GPU
 FEW_ELEMENTS, MANY_ELEMENTS = 1 << 8, 1 << 20  # elements of collectives
 # seconds of one sample, at least: short ones are seldom disturbed by others
 MIN_SAMPLE_SECONDS = 5e-4
 SAMPLES = 64
 QUICK = 1 << 21  # bytes that are looked at in less time than it takes to start a plan
 TURNS = 64
+SURE = 0.25  # of the time of a turn, which is not all noise of what starts it
 SOONEST = 1e-6  # seconds of a message: one thread wakes another
 ROWS = 8  # of what is summed over workers, on each
 
@@ -62,6 +63,8 @@ class Calibration:
         self.each = seconds / 50  # for one plan
         self.call = self.run = 0.0
         self.memory = NOMINAL.stream
+        self.device = session.target.device
+        self.on_gpu = self.device != "cpu"  # which only large work occupies
 
     # -- clock -----------------------------------------------------------------------------
     def took(self, work: Callable[..., Any], *operands: Any) -> float:
@@ -104,8 +107,8 @@ class Calibration:
 
         def chain(n: int) -> Callable[..., Any]:
             def work(x: Any) -> Any:
-                for _ in range(n):
-                    x = cumulative_sum(x, axis=1)  # which is a kernel by itself
+                for _ in range(n):  # each of them is a kernel by itself
+                    x = x @ x if self.on_gpu else cumulative_sum(x, axis=1)
                 return x
 
             return work
@@ -127,7 +130,8 @@ class Calibration:
             x = self.parts(size // 8)
             if size <= QUICK:  # a plan would take longer to start
                 work = partial(repeat, TURNS, lambda s: s * 0.5 + 1)
-                took = max(self.beyond(work, x) / TURNS - again, 1e-9)
+                turn = max(self.took(work, x) - self.run, 1e-9) / TURNS
+                took = max(turn - again, SURE * turn)
             else:
                 took = self.beyond(lambda x: x * 2 + 1, x)
             found.append((float(size), size / took))
@@ -138,29 +142,32 @@ class Calibration:
 
     def elements(self) -> tuple[list[tuple[str, float]], list[tuple[str, float]]]:
         """Sums and products, and functions, per second, where memory does not matter."""
-        size = 1 << 18
+        size, rounds = (1 << 24, 4) if self.on_gpu else (1 << 18, 1)
 
         def sums(x: Any) -> Any:
             y = x
-            for _ in range(16):
+            for _ in range(16 * rounds):
                 y = maximum(y * x, 0.25) - x
             return y
 
         def functions(x: Any) -> Any:
-            return tanh(exp(x) * 0.25) + log(x) * sin(x)
+            for _ in range(rounds):
+                x = tanh(exp(x) * 0.25) + log(x) * sin(x)
+            return x
 
         plain, slow = list[tuple[str, float]](), list[tuple[str, float]]()
         for dtype in (float32, float64):
             x = self.parts(size, dtype=dtype)
-            plain.append((dtype.name, 48 * size / self.beyond(sums, x)))
-            slow.append((dtype.name, 4 * size / self.beyond(functions, x)))
+            plain.append((dtype.name, 48 * rounds * size / self.beyond(sums, x)))
+            slow.append((dtype.name, 4 * rounds * size / self.beyond(functions, x)))
         return plain, slow
 
     def products(self) -> list[Rate]:
         found = []
         for dtype in (float32, float64, bfloat16, float16):
             points = []
-            for n in SIDES if dtype in (float32, float64) else SIDES[:2]:
+            sides = LARGE_SIDES if self.on_gpu else SIDES
+            for n in sides if self.on_gpu or dtype in (float32, float64) else sides[:2]:
                 x, w = self.parts(n, n, dtype=dtype), as_array(np.full((n, n), 0.5, dtype))
                 times = max(2, min(64, (1 << 28) // n**3))  # so that what starts a plan is little
                 chain = partial(_multiplied, times)
@@ -262,7 +269,7 @@ class Calibration:
         elements, functions = self.elements()
         products, factors = self.products(), self.factors()
         engine = self.session.engine
-        apart = isinstance(engine, CrewEngine)
+        apart, known = isinstance(engine, CrewEngine), unmeasured(self.device)
         return Machine(
             platform.node(),
             self.call,
@@ -275,9 +282,10 @@ class Calibration:
             self.run,
             again,
             self.background(),
-            math.inf if apart else memory() / self.workers,
-            self.session.target.device,
+            known.memory if self.on_gpu else math.inf if apart else memory() / self.workers,
+            self.device,
             f"measured with {self.workers} workers of {engine.threads} threads",
+            known.units,
         )
 
 
