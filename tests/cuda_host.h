@@ -12,7 +12,7 @@ using std::fabs;
 #define __global__
 #define __device__
 #define __shared__ static
-#define __launch_bounds__(n)
+#define __launch_bounds__(...)
 #define OSTINATO_HOST
 #define __cudart_builtin__
 #define CUDARTAPI
@@ -57,6 +57,7 @@ template <typename T> static T of_lane_(T x, unsigned lane) {  // of the same wa
 }
 template <typename T> static T from_lane(T x, int far) { return of_lane_(x, turn_ % 32 + far); }
 template <typename T> static T from_lane_before(T x, int far) { return of_lane_(x, turn_ % 32 - far); }
+template <typename T> static T from_first_lane(T x) { return of_lane_(x, 0); }
 template <typename T> static T from_last_lane(T x) { return of_lane_(x, 31); }
 typedef void (*Run_)(void**);
 static Run_ run_;

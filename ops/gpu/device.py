@@ -52,9 +52,9 @@ from .copies import Copies
 from .epilogue import epilogue_of, is_one_call, with_epilogue
 from .libraries import cublaslt
 from .libraries.cublaslt import Library
-from .loops import flat, stages
+from .loops import flat, stages, streams
 from .loops.moved import moved_kernel
-from .loops.schedule import THREADS, analyse, square_tiles
+from .loops.schedule import analyse, square_tiles
 from .loops.text import OPTIONS, Kernel
 from .messages import Nccl
 
@@ -199,7 +199,7 @@ class Gpu(Device):
         if node.op == IN_STAGES:
             shapes, steps = [x.shape for x in arrays], [x.strides for x in arrays]
             nest = analyse(**node.kw, shapes=shapes, strides=steps)
-            return None if nest is None else self.launching(stages.kernel_of(nest))
+            return None if nest is None else self.launching(streams.kernel_of(nest))
         native = self.natives.get(node.op)
         if native is not None:
             made: Function | None = native.made(node, arrays, threads, scratch, at)
@@ -252,7 +252,7 @@ class Gpu(Device):
     def launched(self, kernel: Kernel, room: Sequence[Any]) -> Function:
         run = self.xp.RawKernel(kernel.text, kernel.name, OPTIONS)
         more = (*map(np.int64, kernel.facts), *room)
-        grid, block = kernel.grid, (THREADS,)
+        grid, block = kernel.grid, (kernel.threads,)
 
         def launch(*arrays: Any) -> None:
             run(grid, block, (*arrays, *more))

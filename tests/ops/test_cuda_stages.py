@@ -14,7 +14,7 @@ from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.spec import Spec
 from ostinato.ops.gpu import device
-from ostinato.ops.gpu.loops import flat, schedule
+from ostinato.ops.gpu.loops import flat, schedule, streams
 from ostinato.ops.gpu.loops.schedule import (
     THREADS,
     WARP,
@@ -23,7 +23,8 @@ from ostinato.ops.gpu.loops.schedule import (
     analyse_in_order,
     square_tiles,
 )
-from ostinato.ops.gpu.loops.stages import kernel_of
+from ostinato.ops.gpu.loops.stages import Finish
+from ostinato.ops.gpu.loops.streams import kernel_of
 from ostinato.ops.gpu.loops.text import OPTIONS, Kernel
 from ostinato.ops.jit.loops import loops_over
 from ostinato.planner.fusion import stages as nests
@@ -151,7 +152,7 @@ def launch(tiles: Tiles, arrays: Sequence[Any]) -> None:
     room = (np.full(found[0].room, 7, np.uint8),) if found[0].room else ()
     for kernel in found:
         run = HostKernel(kernel.text, kernel.name, OPTIONS)
-        run(kernel.grid, (THREADS,), (*arrays, *map(np.int64, kernel.facts), *room))
+        run(kernel.grid, (kernel.threads,), (*arrays, *map(np.int64, kernel.facts), *room))
 
 
 def results(node: Node) -> list[Any]:
@@ -206,9 +207,12 @@ FUNCTIONS = [
 ]
 
 
-def lies_somehow(r: random.Random, x: Any) -> Any:
+LAYOUTS = ("order", "gaps", "behind", "turned")
+
+
+def lies_somehow(r: random.Random, x: Any, layouts: Sequence[str] = LAYOUTS) -> Any:
     """The same numbers in order, transposed, with gaps, or one element behind where vectors begin."""
-    how = r.choice(("order", "turned", "gaps", "behind")) if x.ndim else "order"
+    how = r.choice(layouts) if x.ndim else "order"
     if how == "turned":
         made = np.empty(x.shape[::-1], x.dtype).T
     elif how == "gaps":
@@ -365,7 +369,7 @@ def test_reductions_have_blocks_for_all_multiprocessors(
     plan = ost.plan(lambda x: getattr(x, name)(axis), spec, device=KERNELS)
     (node,) = [n for n in plan.program.graph.nodes if n.op in ("fused_nest", "fused_rows")]
     if node.op == "fused_nest":
-        assert kernel_of(tiles_in_order(node)).grid[0] > 132
+        assert math.prod(kernel_of(tiles_in_order(node)).grid) > 132
     else:
         rows = node.specs[0].size
         assert rows * flat.blocks_of(math.prod(shape) // rows, rows) > 132
@@ -490,6 +494,85 @@ def test_a_plan_has_squares(shape: tuple[int, int], monkeypatch: pytest.MonkeyPa
     assert [tiles is not None for tiles in names] == [True]
 
 
+# -- from memory into registers ---------------------------------------------------------------------
+def kind_of(tiles: Tiles) -> str:
+    return kernel_of(tiles).name.partition("_")[0]
+
+
+@pytest.mark.parametrize("kept", [32, 2])
+@pytest.mark.parametrize("terms", [40, 513, 768, 2049, 5000])
+@pytest.mark.parametrize("function", [softmax, normal, chain, places], ids=lambda f: f.__name__)
+def test_lines_in_registers(
+    function: Callable[..., Any], terms: int, kept: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A line of any length is a warp's or a block's, and is read again where registers do not hold it."""
+    monkeypatch.setattr(streams, "KEPT", kept)
+    r = random.Random(terms)
+    x = rng.normal(size=(37, terms)).astype(r.choice((np.float32, np.float64)))
+    (node, *others) = [n for n in graph_of(function, x).nodes if n.op == "fused_nest"]
+    made = [lies_somehow(r, y, LAYOUTS[:3]) for y in results(node)]
+    assert kind_of(run_on_host(node, [lies_somehow(r, x, LAYOUTS[:3]), *made])) == "lines"
+    near = 2e-4 if x.dtype == np.float32 else 1e-11
+    for y, z in zip(made, by_ops(node, x.astype(np.float64)), strict=True):
+        np.testing.assert_allclose(y, z, rtol=near, atol=near * np.abs(z).max())
+    assert not others
+
+
+def table_of(x: Any, scale: Any) -> Any:
+    y = ost.maximum(x * scale, 0)
+    return (y * x).sum(0), y.max(0), x.argmin(0), y
+
+
+@pytest.mark.parametrize(
+    "shape", [(5000, 16), (3001, 3), (700, 300), (40, 528), (130, 2, 6), (2000, 515)], ids=str
+)
+@pytest.mark.parametrize("function", [table_of, columns_of_squares], ids=lambda f: f.__name__)
+def test_columns_in_registers(function: Callable[..., Any], shape: tuple[int, ...]) -> None:
+    """Each thread has the same columns in all rows; a table of few rows needs no second kernel."""
+    r = random.Random(sum(shape))
+    x, scale = (
+        rng.normal(size=shape).astype(r.choice((np.float32, np.float64))),
+        rng.random(shape[1:]),
+    )
+    given = (x, scale.astype(x.dtype))[: 1 + (function is table_of)]
+    for node in graph_of(function, *given).nodes:
+        if node.op != "fused_nest":
+            continue
+        made = [lies_somehow(r, y, LAYOUTS[:3]) for y in results(node)]
+        tiles = run_on_host(node, [lies_somehow(r, given[0], LAYOUTS[:3]), *given[1:], *made])
+        assert kind_of(tiles) == "columns"
+        assert kernel_of(tiles).then is None or shape[0] > 40
+        near = 2e-5 if x.dtype == np.float32 else 1e-12
+        for y, z in zip(made, by_ops(node, *(g.astype(np.float64) for g in given)), strict=True):
+            np.testing.assert_allclose(y, z, rtol=near, atol=near * np.abs(z).max())
+
+
+def test_moments_of_columns() -> None:
+    """None is lost where means are large, and NaN and infinities are found as by NumPy."""
+    x = rng.normal(size=(6000, 12))
+    x[:, 1] += 1e6
+    x[:, 2], x[0, 3], x[7, 4], x[4000, 5], x[0, 6] = 3.25, np.inf, -np.inf, np.nan, 1e9
+    x[:, 7], x[5999, 8] = -0.0, np.inf
+    node = nest_of(lambda x: (x.mean(0), x.var(0)), x)
+    made = results(node)
+    assert kind_of(run_on_host(node, [x, *made])) == "columns"
+    with np.errstate(all="ignore"):
+        wide = x.astype(np.longdouble)
+        wanted = [wide.mean(0), ((wide - wide.mean(0)) ** 2).sum(0)]
+    np.testing.assert_allclose(made[0], wanted[0].astype(float), rtol=1e-14, atol=1e-15)
+    np.testing.assert_allclose(made[1], wanted[1].astype(float), rtol=1e-10)
+
+
+@pytest.mark.parametrize(("columns", "turns"), [(3, 2), (16, 600), (300, 40), (5000, 9)])
+def test_turns_are_put_together_by_many_blocks(columns: int, turns: int) -> None:
+    """Neighbouring results are one block's only where there are many."""
+    node = nest_of(columns_of_squares, np.ones((10_000, columns), np.float32))
+    tiles = tiles_in_order(node)
+    made = [Finish(tiles, turns).kernel() for _ in range(2)]
+    assert made[0] == made[1]
+    assert min(columns, 128) <= made[0].grid[0] <= columns
+
+
 # -- who does what ---------------------------------------------------------------------------------
 def reductions(tiles: Tiles) -> set[int]:
     return {tiles.team(v) for v in tiles.reductions}
@@ -500,7 +583,7 @@ def reductions(tiles: Tiles) -> set[int]:
     [((5000, 512), 8, {WARP}), ((40_000, 40), 64, {WARP}), ((300, 40), 1, {WARP}),
      ((700, 5000), 1, {THREADS}), ((300, 513), 1, {THREADS}), ((300_000, 8), 256, {1})],
 )  # fmt: skip
-def test_rows_of_a_block(shape: tuple[int, int], rows: int, teams: set[int]) -> None:
+def test_rows_of_a_tile(shape: tuple[int, int], rows: int, teams: set[int]) -> None:
     """Long rows are a block's, shorter ones a warp's, the shortest a thread's."""
     tiles = tiles_in_order(nest_of(softmax, np.zeros(shape, np.float32)))
     assert ([*tiles.cut.values()], reductions(tiles)) == ([rows], teams)
@@ -556,12 +639,17 @@ def test_nvrtc_compiles_them(case: int) -> None:
 
 
 @needs_nvrtc
-def test_softmax_reads_and_writes_vectors() -> None:
-    tiles = tiles_in_order(nest_of(softmax, np.ones((5000, 512), np.float32)))
-    made = nvrtc.compiled(kernel_of(tiles).text, OPTIONS).replace(".nc", "")
-    assert made.count("ld.global.v4.f32") == 2  # for the largest, and for what is made of it
-    assert made.count("st.global.v4.f32") == 1
-    assert made.count("ld.shared.v4.f32") == 2
+@pytest.mark.parametrize(("terms", "vectors"), [(512, 4), (2048, 2), (32_000, 8)])
+def test_softmax_reads_each_element_once(terms: int, vectors: int) -> None:
+    """All of a thread's are on their way before the first is used, and nothing is in shared memory."""
+    tiles = tiles_in_order(nest_of(softmax, np.ones((5000, terms), np.float32)))
+    kernel = kernel_of(tiles)
+    made = nvrtc.compiled(kernel.text, OPTIONS).replace(".nc", "")
+    assert kernel.name.startswith("lines_")
+    assert made.count("ld.global.v4.f32") == made.count("st.global.v4.f32") == vectors
+    first = made.index("ld.global.v4.f32")
+    assert "max" not in made[first : made.rindex("ld.global.v4.f32")]
+    assert "ld.shared.v4" not in made
     assert "shfl.sync.down" in made
     assert "atom" not in made
 

@@ -16,12 +16,11 @@ from ostinato.ops.core.spec import DTYPES, DType, Spec, is_inexact, real_of
 from ostinato.ops.cpu.jit.lines import can_lower
 from ostinato.ops.cpu.loops.flat import native_kernel
 from ostinato.ops.gpu.loops.flat import (
-    MOST_BLOCKS,
     blocks_of,
     kernel_of,
     team_of,
 )
-from ostinato.ops.gpu.loops.schedule import THREADS
+from ostinato.ops.gpu.loops.schedule import BLOCKS, THREADS
 from ostinato.ops.gpu.loops.text import OPTIONS, Kernel
 from ostinato.ops.jit.loops import loops_of, loops_over, strides_over
 
@@ -258,6 +257,38 @@ def test_rows(shape: tuple[int, int], name: str) -> None:
         same_bits(rest[-1], (x + x).min(1), "smallest")
 
 
+@pytest.mark.parametrize("behind", range(4))
+@pytest.mark.parametrize("shape", [(1, 70_001), (3, 1030), (5, 41), (2, 4099)], ids=str)
+def test_sums_do_not_depend_on_where_arrays_lie(shape: tuple[int, int], behind: int) -> None:
+    """Vectors begin where an address says; who adds what is the same, the rest of a row included."""
+    r = np.random.default_rng(shape[1])
+    body = reduced(shape, np.dtype(np.float32))
+    x = r.normal(size=shape).astype(np.float32)
+    moved = np.empty(x.size + behind, np.float32)[behind:].reshape(shape)
+    moved[...] = x
+    found = []
+    for given in (x, moved):
+        made = [
+            np.empty(s.size + behind, s.dtype)[behind:].reshape(s.shape) for s in body.out_specs
+        ]
+        found.append(run_both(body, shape, [given], made)[1])
+    for a, b in zip(*found, strict=True):
+        same_bits(a, b, "wherever they lie")
+    np.testing.assert_allclose(found[0][1], 2 * x.sum(1, dtype=np.float64), 1e-5, 1e-4)
+
+
+@pytest.mark.skipif(not nvrtc.is_here(), reason="needs NVRTC: pip install nvidia-cuda-nvrtc-cu12")
+def test_a_sum_has_several_vectors_on_their_way() -> None:
+    shape = (1, 1 << 22)
+    body = reduced(shape, np.dtype(np.float32))
+    arrays = [np.empty(s.shape, s.dtype) for s in (*body.inputs, *body.out_specs)]
+    kernel = kernel_of(body, loops_over(shape, strides_of(body, shape, arrays, 1), 1))
+    made = nvrtc.compiled(kernel.text, OPTIONS).replace(".nc", "")
+    assert made.count("ld.global.v4.f32") == 4
+    first, last = made.index("ld.global.v4.f32"), made.rindex("ld.global.v4.f32")
+    assert "add.f32" not in made[first:last]
+
+
 def test_rows_with_nan_and_infinities() -> None:
     shape = (6, 300)
     x = np.random.default_rng(2).normal(size=shape).astype(np.float32)
@@ -276,9 +307,9 @@ def test_rows_with_nan_and_infinities() -> None:
 def test_who_shares_a_row() -> None:
     """By its length alone, so that a sum's bits do not depend on the GPU."""
     assert [team_of(n) for n in (1, 8, 9, 1024, 1025)] == [1, 1, 32, 32, THREADS]
-    assert blocks_of(10**9, 1) == MOST_BLOCKS
-    assert blocks_of(10**6, 16) == blocks_of(10**9, 16) == MOST_BLOCKS // 16
-    assert blocks_of(10**9, MOST_BLOCKS) == blocks_of(1000, 1) == 1
+    assert blocks_of(10**9, 1) == BLOCKS
+    assert blocks_of(10**6, 16) == blocks_of(10**9, 16) == BLOCKS // 16
+    assert blocks_of(10**9, BLOCKS) == blocks_of(1000, 1) == 1
 
 
 def test_few_elements_are_spread_over_more_blocks() -> None:

@@ -26,12 +26,11 @@ from ostinato.ops.jit.schedule import MAX_THREAD_TERMS
 from ostinato.ops.jit.values import Value, cast
 
 from ..jit.lines import CudaLines, c_type, memory_type
-from .schedule import BLOCKS, SOME, THREADS, VECTOR, WARP
+from .schedule import BLOCKS, SOME, THREADS, VECTOR, WAITING, WARP, WRITTEN
 from .text import Kernel, known_numbers, whole
 from .totals import Total, reduce_block, reduce_warp
 
 EACH = 16  # terms that a thread of many blocks adds at the least
-MOST_BLOCKS = 1024  # that share a row
 MOST_ROWS = 65535  # of blocks, in their second index
 WIDE = 128  # elements of a row from which rows are blocks' second index
 
@@ -188,8 +187,9 @@ def _mapping(writer: ElementWriter) -> Kernel:
     return _kernel(writer, code, lines.declared, grid=grid)
 
 
-def _beside(writer: ElementWriter) -> int:
-    """Elements that a thread makes: as many as are one vector in memory, if all lie side by side."""
+def _beside(writer: ElementWriter, few: bool = True) -> int:
+    """Elements that a thread makes: as many as are one vector in memory, if all lie side by side; where there
+    are `few` elements, fewer, so that more multiprocessors have some."""
     if has_moves(writer.body):
         return 1
     lies = [
@@ -201,11 +201,11 @@ def _beside(writer: ElementWriter) -> int:
         return 1
     if max(order_for_registers(writer.body, range(len(writer.body.nodes)))[1], default=0) > WARP:
         return 1  # or its values and those of its neighbours were more than a thread's registers
-    if not all(writer.steps[len(writer.body.inputs) :]):  # there is but one
+    if few and not all(writer.steps[len(writer.body.inputs) :]):  # there is but one
         return 1
     each = max(1, VECTOR // max(size for _, size in lies))
-    while each > 1 and math.prod(writer.loops.extents) < BLOCKS * THREADS * each:
-        each //= 2  # of few elements, so that more multiprocessors have some
+    while few and each > 1 and math.prod(writer.loops.extents) < BLOCKS * THREADS * each:
+        each //= 2
     return each
 
 
@@ -243,7 +243,7 @@ def _vectors(writer: ElementWriter, lines: CudaLines, each: int) -> None:
 
 def _beside_of(dtype: DType, each: int) -> str:
     """The type of some neighbours; of complex numbers, of twice as many parts."""
-    return f"Beside<{memory_type(real_of(dtype))}, {each * (1 + (dtype.kind == 'c'))}>"
+    return f"Beside<{_parts_of(dtype, each)}>"
 
 
 # -- with reductions -----------------------------------------------------------------------------
@@ -258,13 +258,15 @@ def blocks_of(terms: int, rows: int) -> int:
     """Blocks that share a row, where there are so few that else some multiprocessors had none."""
     if team_of(terms) < THREADS:
         return 1
-    return max(1, min(MOST_BLOCKS // rows, terms // (THREADS * EACH)))
+    return max(1, min(BLOCKS // rows, terms // (THREADS * EACH)))
 
 
 def _reducing(writer: ElementWriter) -> Kernel:
     *outer, terms = writer.loops.extents
     rows = math.prod(outer)
     team, blocks = team_of(terms), blocks_of(terms, rows)
+    batches = team > 1 and not has_moves(writer.body)
+    each = _beside(writer, few=False) if batches else 1
     lines = CudaLines()
     sums = writer.one(lines)
     totals = [Total(s.kind, s.dtype, str(n)) for n, s in enumerate(sums)]
@@ -281,16 +283,20 @@ def _reducing(writer: ElementWriter) -> Kernel:
     # all threads of a block go on to the end, as they wait for each other there
     code += [f"const bool is_row = o < {count};", *writer.rows()]
     code += [line for total in totals for line in total.declared()]
-    first = f"lane + (s64)blockIdx.x * {THREADS}" if blocks > 1 else "lane"
+    place = f"lane + (s64)blockIdx.x * {THREADS}" if blocks > 1 else "lane"
     step = f"{THREADS} * (s64)gridDim.x" if blocks > 1 else str(team)
-    code += [
-        "#pragma unroll 4",  # so that several reads are on their way
-        f"for (s64 i = is_row ? {first} : {end}; i < {end}; i += {step}) {{",
-        *lines.text,
-        *added.text,
-        "}",
-    ]
+    code += [f"const s64 place = {place}, step = {step};"]
     declared = lines.declared | added.declared
+    if batches:
+        vectors = _lines_after(added)
+        _batches(writer, vectors, totals, each)
+        code += vectors.text
+        declared |= vectors.declared
+        added.count = vectors.count
+    rest = f"{end} - {end} % {each} + place" if each > 1 else "place"
+    if not batches or each > 1:  # elements behind the last whole vector
+        head = f"for (s64 i = is_row ? {rest} : {end}; i < {end}; i += step) {{"
+        code += [f"#pragma unroll {1 if batches else 4}", head, *lines.text, *added.text, "}"]
     if team > 1:
         code += reduce_warp(added, totals)
     if team == THREADS:
@@ -304,6 +310,74 @@ def _reducing(writer: ElementWriter) -> Kernel:
     code += ["if (is_row && lane == 0) {", *_results(added, writer, totals, sums), "}"]
     per_block = THREADS // team
     return _kernel(writer, code, declared, grid=(-(-rows // per_block), 1))
+
+
+def _at_once(writer: ElementWriter, each: int) -> int:
+    """Vectors that a thread reads before it uses the first."""
+    steps = zip(writer.steps, writer.dtypes[: len(writer.body.inputs)], strict=False)
+    words = sum(-(-dtype.itemsize * each // 4) for step, dtype in steps if step)
+    most = min(MAX_THREAD_TERMS, WRITTEN // (each * max(1, len(writer.body.nodes))))
+    return 1 << max(0, min(WAITING // max(1, words), most).bit_length() - 1)
+
+
+def _batches(writer: ElementWriter, lines: CudaLines, totals: Sequence[Total], each: int) -> None:
+    """The whole vectors of a row. All of a batch are on their way before the first one is used."""
+    body, end, text, many = writer.body, f"e{writer.last}", lines.text, _at_once(writer, each)
+    streams = [
+        k
+        for k in range(len(writer.dtypes))
+        if writer.steps[k] and k not in writer.counted and (each > 1 or k < len(body.inputs))
+    ]
+    for k in streams if each > 1 else ():
+        size = each * writer.dtypes[k].itemsize
+        text.append(f"const bool wide{k} = ((u64)p{k} & {size - 1}) == 0;")
+    text.append(f"for (s64 begin = is_row ? {each} * place : {end}; begin < {end};")
+    text.append(f"begin += {each * many} * step) {{")
+    loop = [
+        "#pragma unroll",
+        f"for (int n = 0; n < {many}; ++n) {{",
+        f"const s64 first = begin + {each} * n * step;",
+        f"if (first + {each} <= {end}) {{",
+    ]
+    text += [f"{_beside_of(writer.dtypes[k], each)} v{k}[{many}];" for k in streams]
+    text += loop
+    for k in streams:
+        if k < len(body.inputs):
+            kind = _parts_of(writer.dtypes[k], each)
+            at = writer.address(k).replace("* i", "* first")
+            wide = f"wide{k}" if each > 1 else "true"
+            text.append(f"v{k}[n] = taken<{kind}>({at}, {wide});")
+    text += ["}", "}", *loop]
+    if each > 1:
+        text += ["#pragma unroll", f"for (int j = 0; j < {each}; ++j) {{"]
+    text.append(f"const s64 i = first{' + j' if each > 1 else ''};")
+    j = "j" if each > 1 else "0"
+    loads = {}
+    for k in range(len(body.inputs)):
+        dtype = writer.dtypes[k]
+        if k in streams:
+            loads[k] = lines.load(f"(u8*)&v{k}[n].at[{1 + (dtype.kind == 'c')} * {j}]", dtype)
+        else:
+            loads[k] = writer.load(lines, k)
+    made, sums = writer.element(lines, loads)
+    for k, value in made:
+        if k in streams:
+            lines.store(f"(u8*)&v{k}[n].at[{1 + (value.dtype.kind == 'c')} * j]", value)
+        else:
+            writer.store(lines, k, value)
+    for total, s in zip(totals, sums, strict=True):
+        total.add(lines, Value(lines, s.value.name, s.dtype))
+    text += ["}"] * (each > 1)
+    for k, value in made:
+        if k in streams:
+            at = writer.address(k).replace("* i", "* first")
+            text.append(f"put<{_parts_of(value.dtype, each)}>({at}, v{k}[n], wide{k});")
+    text += ["}", "}", "}"]
+
+
+def _parts_of(dtype: DType, each: int) -> str:
+    """The type and the number of what some neighbours are in memory."""
+    return f"{memory_type(real_of(dtype))}, {each * (1 + (dtype.kind == 'c'))}"
 
 
 def _shared_by_blocks(lines: CudaLines, totals: Sequence[Total]) -> list[str]:
@@ -326,18 +400,22 @@ def _shared_by_blocks(lines: CudaLines, totals: Sequence[Total]) -> list[str]:
         "if (!is_last) return;",
         "__threadfence();",
     ]
-    inner = _lines_after(lines)
+    # all that a thread reads is on its way before it is put together
+    turns, inner = BLOCKS // THREADS, _lines_after(lines)
+    block = f"const u32 b = threadIdx.x + {THREADS} * n;"
+    loop = ["#pragma unroll", f"for (u32 n = 0; n < {turns}; ++n) {{", block]
     for n, total in enumerate(totals):
         names = []
         for k, (name, dtype, first) in enumerate(total.registers):
-            code.append(f"{name} = {first};")
             kind = c_type(dtype)
-            inner.text.append(f"const {kind} left_{name} = *(volatile {kind}*)({left(n, k, 'b')});")
-            names.append(f"left_{name}")
+            code += [f"{name} = {first};", f"{kind} left_{name}[{turns}];"]
+            at = f"*(volatile {kind}*)({left(n, k, 'b')})"
+            loop.append(f"left_{name}[n] = b < gridDim.x ? {at} : {first};")
+            names.append(f"left_{name}[n]")
         total.merge(inner, names)
     lines.count = inner.count
-    code.append("for (u32 b = threadIdx.x; b < gridDim.x; b += blockDim.x) {")
-    return [*code, *inner.text, "}", "__syncthreads();"]
+    merged = ["#pragma unroll", f"for (u32 n = 0; n < {turns}; ++n) {{", *inner.text, "}"]
+    return [*code, *loop, "}", *merged, "__syncthreads();"]
 
 
 def _finished(

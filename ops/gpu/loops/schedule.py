@@ -43,9 +43,10 @@ ACROSS = 32  # an index of at most so many turns is short, even if its elements 
 LEAST_ACROSS, MOST_ACROSS = 32, 4096  # rows of a unit where threads are neighbours along them ...
 MOST_ALONG = 64  # ... and where they are not
 SIDE, LEAST_SIDE = 32, 8  # of a square; of an index that is cut for it
-BLOCKS = 512  # units that keep a GPU busy
-MOST_TURNS = 1024  # of which each leaves what it has combined over rows, ...
-LEFT = 4  # ... in fewer bytes than a part of what is read
+BLOCKS = 512  # units that keep a GPU busy, all of which run at once
+WAITING = 24  # registers of what a thread has asked for and not yet used
+WRITTEN = 1024  # operations that are written one by one for what a thread has at once
+LEFT = 4  # what all turns leave of what they combined over rows: this part of what is read
 
 
 @dataclass

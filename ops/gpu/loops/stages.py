@@ -20,18 +20,18 @@ from ostinato.ops.jit.combining import carried
 from ostinato.ops.jit.elements import Elements, Env
 from ostinato.ops.jit.random_bits import numbers_in
 from ostinato.ops.jit.scalar import numbers
-from ostinato.ops.jit.schedule import MAX_FIXED_EXTENT, grouped
+from ostinato.ops.jit.schedule import MAX_FIXED_EXTENT, MAX_THREAD_TERMS, grouped
 from ostinato.ops.jit.stages import Reduction
 from ostinato.ops.jit.values import Value, cast, fma, where
 
 from ..jit.lines import CudaLines, c_type, literal, memory_type
-from .schedule import LEFT, MOST_TURNS, THREADS, WARP, Tiles, line_of
+from .schedule import BLOCKS, LEFT, THREADS, WARP, Tiles, line_of
 from .text import Kernel, known_numbers, whole
-from .totals import APART, Total, merge_columns, reduce_block, reduce_warp
+from .totals import APART, Total, merge_columns, merge_warps, reduce_block, reduce_warp
 
 GROUPS = 16  # for more, each row is added to its own group's sum
 MOST_SHARED = 40 << 10  # bytes of a block's values and sums
-COLUMNS = 1024  # results from which one thread puts the turns of one together, and not a warp
+MULTIPROCESSORS = 128  # for which there are enough blocks
 NEIGHBOUR = "beside"  # how the index of one of a few neighbours is called
 
 
@@ -590,6 +590,18 @@ class Writer(Elements):
                 with self.changed(first, i) as state:
                     state.add(self.code, more)
 
+    def put_out(self, first: int, total: Total, env: Env) -> None:
+        found = total.found(self.code)
+        made = {first: self.shared(first, found[0])}
+        if total.kind == "moments":
+            made |= {first + 1: found[1], first - 1: found[2]}
+        elif len(found) == 2:
+            made[first + 1] = found[1]  # where the best stands
+        for a, v in enumerate(self.body.outputs, self.nest.operands):
+            if v in made:
+                dtype = self.body.specs[v].dtype
+                self.write(self.place(a, env), False, cast(made[v], dtype))
+
     # -- whole kernels
     def kernel(self) -> Kernel:
         nest = self.nest
@@ -599,7 +611,7 @@ class Writer(Elements):
         in_shared = held + waiting <= MOST_SHARED
         most = units
         if gathered:
-            most = max(1, min(MOST_TURNS, nest.moved // (LEFT * waiting)))
+            most = max(1, min(BLOCKS, nest.moved // (LEFT * waiting)))
         each = -(-units // most)
         turns = -(-units // each)
         self.unit()
@@ -640,7 +652,13 @@ class Writer(Elements):
         return self.finished("nest", (turns, 1), turns * waiting, then)
 
     def finished(
-        self, prefix: str, grid: tuple[int, int], room: int, then: Kernel | None
+        self,
+        prefix: str,
+        grid: tuple[int, int],
+        room: int,
+        then: Kernel | None,
+        threads: int = THREADS,
+        blocks: int = 1,
     ) -> Kernel:
         """The kernel of what has been written."""
         given = [f"u8* q{a}" for a in range(len(self.nest.strides))]
@@ -649,7 +667,8 @@ class Writer(Elements):
         given += ["u8* room"] if room else []
         code = [*known_numbers(self.body, self.known), *self.code.text]
         facts = (*self.given.values(), *numbers(self.body).values())
-        return whole(prefix, given, code, self.code.declared, grid, facts, room, then)
+        declared = self.code.declared
+        return whole(prefix, given, code, declared, grid, facts, room, then, threads, blocks)
 
     def alignment(self) -> str:
         """Whether groups of neighbours begin where vectors do, wherever they are."""
@@ -706,45 +725,44 @@ class Finish(Writer):
         return self.finished("turns", (blocks, 1), self.turns * self.waiting, None)
 
     def end(self, first: int) -> int:
-        """All turns' results; how many blocks that takes."""
+        """All turns' results; how many blocks that takes. A block's threads share the turns of one result,
+        or of some neighbours where there are many, and read several turns before they combine them."""
         nest, total = self.nest, self.total(first)
-        volume = nest.volume(first)
-        team = 1 if volume >= COLUMNS else WARP
-        labels = nest.inner(first)
-        with self.block(""):
-            self.add(f"const s64 e = ((s64)blockIdx.x * {THREADS} + threadIdx.x) / {team};")
-            with self.block(f"if (e < {self.volume(labels)})"):
-                self.add(*total.declared())
-                self.add("const u32 n = (u32)e;")
-                env = self.apart("n", labels, 1)
-                with self.block(
-                    f"for (s64 turn = threadIdx.x % {team}; turn < turns; turn += {team})"
-                ):
-                    self.add("const u8* state = room + waiting * turn;")
-                    names = []
+        volume, labels = nest.volume(first), nest.inner(first)
+        beside = 1
+        while beside < WARP and volume >= 2 * beside * MULTIPROCESSORS:
+            beside *= 2
+        threads = THREADS // beside
+        at_once = min(MAX_THREAD_TERMS, 1 << (-(-self.turns // threads) - 1).bit_length())
+        with self.block(f"if (blockIdx.x * {beside} < {self.volume(labels)})"):
+            self.add(f"const u32 e = blockIdx.x * {beside} + threadIdx.x % {beside};")
+            self.add(f"const u32 n = e < {self.volume(labels)} ? e : 0;", *total.declared())
+            head = f"for (s64 first = threadIdx.x / {beside}; first < turns; "
+            with self.block(f"{head}first += {at_once * threads})"):
+                again = f"#pragma unroll\nfor (u32 k = 0; k < {at_once}; ++k)"
+                there = f"first + {threads} * k < turns"
+                for name, dtype, _ in total.registers:
+                    self.add(f"{c_type(dtype)} more_{name}[{at_once}];")
+                with self.block(f"{again} if ({there})"):
+                    self.add(f"const u8* state = room + waiting * (first + {threads} * k);")
                     for k, (name, dtype, _) in enumerate(total.registers):
-                        kind = c_type(dtype)
                         at = self.state_at(first, k, "n")
-                        self.add(f"const {kind} more_{name} = *(const {kind}*)({at});")
-                        names.append(f"more_{name}")
-                    total.merge(self.code, names)
-                if team > 1:
-                    self.add(*reduce_warp(self.code, [total]))
-                with self.block(f"if (threadIdx.x % {team} == 0)"):
-                    self.put_out(first, total, env)
-        return -(-volume * team // THREADS)
+                        self.add(f"more_{name}[k] = *(const {c_type(dtype)}*)({at});")
+                with self.block(f"{again} if ({there})"):
+                    total.merge(self.code, [f"more_{name}[k]" for name, *_ in total.registers])
+            self.add(*reduce_warp(self.code, [total], apart=beside))
 
-    def put_out(self, first: int, total: Total, env: Env) -> None:
-        found = total.found(self.code)
-        made = {first: self.shared(first, found[0])}
-        if total.kind == "moments":
-            made |= {first + 1: found[1], first - 1: found[2]}
-        elif len(found) == 2:
-            made[first + 1] = found[1]  # where the best stands
-        for a, v in enumerate(self.body.outputs, self.nest.operands):
-            if v in made:
-                dtype = self.body.specs[v].dtype
-                self.write(self.place(a, env), False, cast(made[v], dtype))
+            def leave(column: str) -> list[str]:
+                at, memo = len(self.code.text), dict(self.memo)
+                self.add(f"const u32 found = blockIdx.x * {beside} + {column};")
+                with self.block(f"if (found < {self.volume(labels)})"):
+                    self.put_out(first, total, self.apart("found", labels, 1))
+                made, self.memo = self.code.text[at:], memo
+                del self.code.text[at:]
+                return made
+
+            self.add(*merge_warps(self.code, [total], beside, leave))
+        return -(-volume // beside)
 
 
 def kernel_of(nest: Tiles) -> Kernel:

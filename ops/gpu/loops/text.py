@@ -28,6 +28,7 @@ class Kernel:
     facts: tuple[int, ...]
     room: int = 0  # bytes, which are zero when a first kernel begins and when it ends
     then: Kernel | None = None  # what is launched behind it, with the same room
+    threads: int = THREADS  # of a block
 
 
 def known_numbers(body: Graph, known: Mapping[Part, str]) -> list[str]:
@@ -52,14 +53,20 @@ def whole(
     facts: tuple[int, ...],
     room: int = 0,
     then: Kernel | None = None,
+    threads: int = THREADS,
+    blocks: int = 1,
 ) -> Kernel:
-    """A kernel, whose name begins so and tells kernels apart."""
+    """A kernel, whose name begins so and tells kernels apart. Each multiprocessor has registers for so many
+    `blocks`."""
     parameters, inner = ", ".join(given), "\n".join(f"  {line}" for line in code)
-    text = "\n".join(sorted(declared))
-    digest = hashlib.blake2b((text + parameters + inner).encode(), digest_size=8).hexdigest()
+    text, bounds = "\n".join(sorted(declared)), f"{threads}" + f", {blocks}" * (blocks > 1)
+    digest = hashlib.blake2b(
+        (text + parameters + inner + bounds).encode(), digest_size=8
+    ).hexdigest()
     name = f"{prefix}_{digest}"
-    head = f'extern "C" __global__ void __launch_bounds__({THREADS}) {name}({parameters})'
-    return Kernel(name, f"{PREAMBLE}{text}\n{head} {{\n{inner}\n}}\n", grid, facts, room, then)
+    head = f'extern "C" __global__ void __launch_bounds__({bounds}) {name}({parameters})'
+    full = f"{PREAMBLE}{text}\n{head} {{\n{inner}\n}}\n"
+    return Kernel(name, full, grid, facts, room, then, threads)
 
 
 PREAMBLE = """\
@@ -67,6 +74,16 @@ typedef unsigned char u8; typedef unsigned short u16; typedef unsigned int u32;
 typedef unsigned long long u64; typedef signed char s8; typedef short s16; typedef int s32;
 typedef long long s64;
 template <typename T, int N> struct alignas(sizeof(T) * N) Beside { T at[N]; };
+template <typename T, int N> __device__ inline Beside<T, N> taken(const u8* from, bool wide) {
+  if (wide) return *(const Beside<T, N>*)from;
+  Beside<T, N> found;
+  for (int n = 0; n < N; ++n) found.at[n] = ((const T*)from)[n];
+  return found;
+}
+template <typename T, int N> __device__ inline void put(u8* to, const Beside<T, N>& x, bool wide) {
+  if (wide) *(Beside<T, N>*)to = x;
+  else for (int n = 0; n < N; ++n) ((T*)to)[n] = x.at[n];
+}
 #ifdef __CUDACC__
 __device__ inline float half_to_float(u16 x) {
   float y; asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x)); return y;
@@ -80,6 +97,9 @@ template <typename T> __device__ inline T from_lane(T x, int far) {
 }
 template <typename T> __device__ inline T from_lane_before(T x, int far) {
   return __shfl_up_sync(0xffffffffu, x, far);
+}
+template <typename T> __device__ inline T from_first_lane(T x) {
+  return __shfl_sync(0xffffffffu, x, 0);
 }
 template <typename T> __device__ inline T from_last_lane(T x) {
   return __shfl_sync(0xffffffffu, x, 31);

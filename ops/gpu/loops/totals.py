@@ -7,7 +7,8 @@ the same order each time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ostinato.ops.core.monoid import MONOIDS
@@ -89,6 +90,31 @@ class Total:
             more = ordered(self.kind, more) if self.is_ordered else more
             self.set(lines, [joined(self.kind, now[0], more)])
 
+    # -- of moments, several elements at once
+    def opened(self) -> list[str]:
+        """Declare what is added up of elements: how far they are from the mean, and the squares of
+        that."""
+        if self.kind != "moments":
+            return []
+        near = f"fabs(tot{self.n}) < {literal(math.inf, float64)} ? tot{self.n} : 0.0"
+        return [f"const double near{self.n} = {near};", f"double off{self.n} = 0, far{self.n} = 0;"]
+
+    def take(self, lines: CudaLines, more: Value) -> None:
+        """One of these."""
+        off = cast(more, float64) - Value(lines, f"near{self.n}", float64)
+        added, squares = (Value(lines, f"{x}{self.n}", float64) for x in ("off", "far"))
+        made = added + off, fma(off, off, squares)
+        lines.text += [f"off{self.n} = {made[0].name};", f"far{self.n} = {made[1].name};"]
+
+    def close(self, lines: CudaLines, count: str) -> None:
+        """Put them, which are so many, to those before. Infinite means stay as sums would."""
+        mean, square, seen = self.values(lines)
+        added, squares = (Value(lines, f"{x}{self.n}", float64) for x in ("off", "far"))
+        both = seen + Value(lines, count, float64)
+        moves = added / both
+        new = where(abs(mean) < math.inf, mean + moves, mean + added)
+        self.set(lines, [new, square + (squares - added * moves), both])
+
     def merge(self, lines: CudaLines, names: Sequence[str]) -> None:
         """Merge what others have combined."""
         now, more = self.values(lines), self.values(lines, names)
@@ -144,8 +170,11 @@ class Total:
 
 
 # -- together ------------------------------------------------------------------------------------
-def reduce_warp(lines: CudaLines, totals: Sequence[Total]) -> list[str]:
-    """Lane 0 has the total of a warp, whose lanes meet in pairs."""
+def reduce_warp(
+    lines: CudaLines, totals: Sequence[Total], lanes: int = WARP, apart: int = 1
+) -> list[str]:
+    """Lane 0 has the total of a warp's first `lanes`, which meet in pairs; or the lanes below `apart` have
+    those of all lanes that are so far apart."""
     inner = CudaLines()
     inner.count, inner.declared = lines.count, lines.declared
     for t in totals:
@@ -155,14 +184,16 @@ def reduce_warp(lines: CudaLines, totals: Sequence[Total]) -> list[str]:
             others.append(f"other_{name}")
         t.merge(inner, others)
     lines.count = inner.count
-    head = f"for (int far = {WARP // 2}; far > 0; far /= 2) {{"
+    head = f"for (int far = {lanes // 2}; far >= {apart}; far /= 2) {{"
     return ["#pragma unroll", head, *inner.text, "}"]
 
 
-def reduce_block(lines: CudaLines, totals: Sequence[Total], again: bool = False) -> list[str]:
-    """Thread 0 has the total of all warps, whose first lanes have theirs. `again`: there is shared memory
-    for it, which somebody may still read."""
-    warps, warp = THREADS // WARP, f"threadIdx.x / {WARP}"
+def reduce_block(
+    lines: CudaLines, totals: Sequence[Total], again: bool = False, threads: int = THREADS
+) -> list[str]:
+    """The first lane of each warp has the total of all warps, whose first lanes had theirs. `again`: there is
+    shared memory for it, which somebody may still read."""
+    warps, warp, lane = threads // WARP, f"threadIdx.x / {WARP}", f"threadIdx.x % {WARP}"
     registers = [one for t in totals for one in t.registers]
     code = ["__syncthreads();"] if again else []
     for name, dtype, _ in () if again else registers:
@@ -172,8 +203,8 @@ def reduce_block(lines: CudaLines, totals: Sequence[Total], again: bool = False)
     ]
     code.append("__syncthreads();")
     for name, _, first in registers:
-        code.append(f"{name} = threadIdx.x < {warps} ? made_{name}[threadIdx.x] : {first};")
-    return [*code, *reduce_warp(lines, totals)]
+        code.append(f"{name} = {lane} < {warps} ? made_{name}[{lane}] : {first};")
+    return [*code, *reduce_warp(lines, totals, warps)]
 
 
 def merge_columns(lines: CudaLines, total: Total) -> list[str]:
@@ -191,3 +222,33 @@ def merge_columns(lines: CudaLines, total: Total) -> list[str]:
     lines.count = inner.count
     head = f"if (threadIdx.x < {WARP}) for (int k = 1; k < {THREADS // WARP}; ++k) {{"
     return [*code, "__syncthreads();", head, *inner.text, "}"]
+
+
+def merge_warps(
+    lines: CudaLines, totals: Sequence[Total], columns: int, leave: Callable[[str], list[str]]
+) -> list[str]:
+    """The first `columns` lanes of each warp have its totals, all of one kind; 8 threads put those of all warps
+    together. `leave`: what is done with the result, which is in the first total's registers, of the column that
+    it is told, counted with the totals of each lane side by side."""
+    warps, each, code = THREADS // WARP, len(totals), list[str]()
+    entries = columns * each * warps
+    first = totals[0]
+    names = [f"warps_{name}" for name, *_ in first.registers]
+    for name, (_, dtype, _) in zip(names, first.registers, strict=True):
+        code.append(f"__shared__ {c_type(dtype)} {name}[{entries}];")
+    code.append(f"if (threadIdx.x % {WARP} < {columns}) {{")
+    for j, total in enumerate(totals):
+        at = f"({each} * (threadIdx.x % {WARP}) + {j}) * {warps} + threadIdx.x / {WARP}"
+        code += [
+            f"{name}[{at}] = {own};" for name, (own, *_) in zip(names, total.registers, strict=True)
+        ]
+    code += ["}", "__syncthreads();"]
+    whole = -(-entries // WARP) * WARP  # of a warp, all threads meet
+    code.append(f"for (u32 i = threadIdx.x; i < {whole}; i += {THREADS}) {{")
+    code += [
+        f"{own} = {name}[i % {entries}];"
+        for name, (own, *_) in zip(names, first.registers, strict=True)
+    ]
+    code += reduce_warp(lines, [first], warps)
+    code.append(f"if (i < {entries} && i % {warps} == 0) {{")
+    return [*code, *leave(f"(i / {warps})"), "}", "}"]

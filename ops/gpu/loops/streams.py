@@ -1,0 +1,512 @@
+"""Kernels in stages whose threads keep in registers what they read, and read several vectors before they use
+the first one. They need no tiles in shared memory:
+
+    lines      all is made along one long index, as by a softmax or a layer norm: a warp or a block does all
+               stages of a line. Each thread has the same elements in all stages, so that a line is read once
+               where its threads have registers for it.
+    columns    all that is combined is combined over rows that lie one behind the other: each thread has the
+               same columns in all rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
+
+from ostinato.ops.core.graph import Node
+from ostinato.ops.core.registry import OPS
+from ostinato.ops.core.spec import bool_, float64
+from ostinato.ops.jit.elements import Env
+from ostinato.ops.jit.labels import reads_elsewhere
+from ostinato.ops.jit.random_bits import numbers_in
+from ostinato.ops.jit.schedule import MAX_FIXED_EXTENT, MAX_THREAD_TERMS, kept, step
+from ostinato.ops.jit.values import Value, cast
+
+from ..jit.lines import c_type, memory_type
+from . import stages
+from .schedule import BLOCKS, LEFT, THREADS, VECTOR, WAITING, WARP, WRITTEN, Tiles
+from .stages import MULTIPROCESSORS, Finish, Writer
+from .text import Kernel
+from .totals import Total, merge_warps, reduce_block, reduce_warp
+
+KEPT = 32  # registers of what a thread keeps of a line
+TEAMS = (WARP, THREADS, 2 * THREADS, 4 * THREADS)  # threads that share a line
+
+
+def kernel_of(nest: Tiles) -> Kernel:
+    """The kernel of a nest; what is combined over rows has a second one behind it, unless one block
+    does all."""
+    return stream_of(nest) or stages.kernel_of(nest)
+
+
+def stream_of(nest: Tiles) -> Kernel | None:
+    """The kernel of a nest that is one of these."""
+    if nest.running or not nest.reductions or not all(map(_is_plain, nest.body.nodes)):
+        return None
+    writer = _lines_of(nest) or _columns_of(nest)
+    return writer.kernel() if writer else None
+
+
+def _is_plain(node: Node) -> bool:
+    """Whether each element is made of those at the same place."""
+    return not OPS[node.op].moves.places and not reads_elsewhere(node)
+
+
+def _long(nest: Tiles, labels: Iterable[int]) -> set[int]:
+    return {x for x in labels if nest.extents[x] > 1}
+
+
+def _beside(nest: Tiles, near: int) -> int:
+    """Neighbours along an index that are one vector wherever one begins, if the array does."""
+    body = nest.body
+    sizes = [s.dtype.itemsize for v, s in enumerate(body.specs) if near in nest.dims[v]]
+    each = VECTOR // max(sizes)
+    while each > 1 and nest.extents[near] % each:
+        each //= 2
+    for a, lies in enumerate(nest.strides):
+        size = body.specs[nest.value_of(a)].dtype.itemsize
+        while each > 1 and lies.get(near) == size and any(
+            step % (each * size) for x, step in lies.items() if x != near and nest.extents[x] > 1
+        ):  # fmt: skip
+            each //= 2
+    return max(1, each)
+
+
+class StreamWriter(Writer):
+    """Writes loops in which a thread reads several groups of neighbours before it uses the first one."""
+
+    def __init__(self, nest: Tiles, each: int, along: int) -> None:
+        super().__init__(nest)
+        self.each, self.along = each, along  # what is read has this index
+        self.which = {f"beside{j}": j for j in range(each)}
+        self.streams: dict[int, str] = {}  # operands in registers, by place
+        self.fleeting = self.turn = "k"  # which group of those that are read again, and of others
+        self.declares: list[str] = []
+        self.reads: list[str] = []
+        self.stores: list[str] = []
+        self.results_now: dict[int, str] = {}
+        self.still = {x: "0" for x, n in enumerate(nest.extents) if n == 1}
+        self.many = 1
+
+    def aligned(self) -> None:
+        """Say which operands and results are read and written as vectors."""
+        for a, _ in enumerate(self.nest.strides):
+            if self.is_beside(a) and a not in self.counted:
+                size = self.each * self.body.specs[self.nest.value_of(a)].dtype.itemsize
+                self.add(f"const bool wide{a} = ((u64)q{a} & {size - 1}) == 0;")
+
+    def neighbours(self) -> Iterator[Env]:
+        for name in self.which:
+            yield self.still | {self.nest.near: name}
+
+    def stays(self, a: int) -> bool:
+        """Whether an operand stays in registers when it was read."""
+        return False
+
+    def batch(
+        self, many: int, here: Sequence[str], inside: str, element: Callable[[], None]
+    ) -> None:
+        """Some groups, all of which are read before the first is used. `here` says where one is."""
+        at, before = len(self.code.text), dict(self.streams)
+        self.declares, self.reads, self.stores, self.results_now = [], [], [], {}
+        self.many = many
+        head = f"#pragma unroll\nfor (u32 n = 0; n < {many}; ++n)"
+        with self.block(head):
+            self.add(*here)
+            with self.block(f"if ({inside})"):
+                element()
+                self.add(*self.stores)
+        loads = [f"{head} {{", *here, f"if ({inside}) {{", *self.reads, "}", "}"]
+        self.code.text[at:at] = [*self.declares, *(loads if self.reads else ())]
+        self.streams = before | {a: x for a, x in self.streams.items() if self.stays(a)}
+
+    def loaded(self, a: int, env: Env) -> Value:
+        near, dtype = self.nest.near, self.body.specs[a].dtype
+        if self.along not in self.nest.strides[a]:
+            return super().loaded(a, env)
+        if a not in self.streams:
+            self.stream(a, env)
+        index = self.turn if self.stays(a) else self.fleeting
+        j = self.which[env[near]] if near in self.nest.strides[a] else 0
+        text = f"{self.streams[a]}[{index}].at[{j}]"
+        return self.code.write(f"{text} != 0" if dtype == bool_ else text, dtype)
+
+    def stream(self, a: int, env: Env) -> None:
+        """Read an operand into registers."""
+        near, name = self.nest.near, self.name("v")
+        kind = memory_type(self.body.specs[a].dtype)
+        each = self.each if near in self.nest.strides[a] else 1
+        self.declare(a, name, f"{kind}, {each}")
+        index = self.turn if self.stays(a) else self.fleeting
+        if self.is_beside(a):
+            at = self.place(a, {**env, near: "first"})
+            self.reads.append(f"{name}[{index}] = taken<{kind}, {each}>({at}, wide{a});")
+        else:
+            for j in range(each):
+                at = self.place(a, {**env, near: f"beside{j}"})
+                self.reads.append(f"{name}[{index}].at[{j}] = *(const {kind}*)({at});")
+        self.streams[a] = name
+
+    def declare(self, a: int, name: str, kind: str) -> None:
+        self.declares.append(f"Beside<{kind}> {name}[{self.many}];")
+
+    def result(self, a: int, env: Env) -> None:
+        """Write an element of a result; neighbours are written together."""
+        v = self.nest.value_of(a)
+        made, near = self.value(v, env), self.nest.near
+        if not self.is_beside(a):
+            self.write(self.place(a, env), False, made)
+            return
+        kind = f"{memory_type(made.dtype)}, {self.each}"
+        if a not in self.results_now:
+            name = self.results_now[a] = self.name("w")
+            self.add(f"Beside<{kind}> {name};")
+            at = self.place(a, {**env, near: "first"})
+            self.stores.append(f"put<{kind}>({at}, {name}, wide{a});")
+        self.add(f"{self.results_now[a]}.at[{self.which[env[near]]}] = {made.name};")
+
+    def groups(self) -> list[str]:
+        """Where the neighbours of a group are."""
+        return [f"const u32 {name} = first + {j};" for name, j in self.which.items()]
+
+
+# -- lines ---------------------------------------------------------------------------------------
+def _lines_of(nest: Tiles) -> StreamWriter | None:
+    near, rows = nest.near, {*nest.rows}
+    values = range(len(nest.body.specs))
+    if near in rows or any(_long(nest, nest.labels(v)) - rows - {near} for v in values):
+        return None
+    if any(_long(nest, r.over) != {near} for r in nest.reductions.values()):
+        return None
+    return LineWriter(replace(nest, cut={}, held=set(), inlined=set()))
+
+
+class LineWriter(StreamWriter):
+    """Writes all stages of a line."""
+
+    def __init__(self, nest: Tiles) -> None:
+        super().__init__(nest, _beside(nest, nest.near), nest.near)
+        self.dear = {v for v in kept(nest, {nest.near}) if self.is_along(v)}
+        self.made_before: set[int] = set()  # values of the line that are in registers
+        self.is_fixed = True
+        operands = {a for a in range(nest.operands) if self.is_along(a) and len(nest.labels(a)) > 1}
+        self.lasting: list[str] = []  # what declares the arrays of what stays
+        self.newly: set[int] = set()
+        self.staying = self.dear | (operands - numbers_in(nest.body))
+        terms, words = nest.extents[nest.near], max(1, self.live())
+        for team in TEAMS:
+            each = self.each
+            while each > 1 and terms < team * each:
+                each //= 2
+            turns = -(-terms // (each * team))
+            if turns * each * words <= KEPT or team == TEAMS[-1]:
+                break
+        if turns * each * words > KEPT or turns * each * len(nest.body.nodes) > WRITTEN:
+            self.is_fixed, self.staying, self.dear = False, set(), set()
+            team = THREADS if terms <= TEAMS[-1] * self.each else TEAMS[-1]
+            each = self.each
+            turns = -(-terms // (each * team))
+        self.each, self.team, self.turns = each, team, turns
+        self.which = {f"beside{j}": j for j in range(each)}
+        self.threads = max(team, THREADS)
+        while self.threads > team and nest.units * team < BLOCKS * self.threads:
+            self.threads //= 2
+
+    def is_along(self, v: int) -> bool:
+        return self.nest.near in self.nest.labels(v)
+
+    def stays(self, a: int) -> bool:
+        return a in self.staying
+
+    # -- what is in registers
+    def passes(self) -> list[list[int]]:
+        """List the values that each loop along a line is for."""
+        body, nest = self.body, self.nest
+        found = [[*r.node.inputs] for r in nest.reductions.values()]
+        return [*found, [v for v in body.outputs if self.is_along(v)]]
+
+    def leaves(self, values: Collection[int], made: Collection[int]) -> set[int]:
+        """Find what elements of these are made of: what is in memory or in registers, and numbers of the line;
+        and what is put into registers meanwhile."""
+        found, todo = set[int](), [*values]
+        while todo:
+            v = todo.pop()
+            if v in found:
+                continue
+            if v in made or not self.is_along(v) or v < self.nest.operands:
+                found.add(v)
+            else:
+                found |= {v} & self.staying
+                todo += self.body.nodes[self.body.producers[v]].inputs
+        return found
+
+    def live(self) -> int:
+        """Registers of 4 bytes that an element of a line needs between two loops."""
+        used, made = [], set[int]()
+        for values in self.passes():
+            used.append(self.leaves(values, made) & self.staying)
+            made |= used[-1]
+        most = 0
+        for n in range(1, len(used)):
+            before, after = set[int]().union(*used[:n]), set[int]().union(*used[n:])
+            sizes = [self.body.specs[v].dtype.itemsize for v in before & after]
+            most = max(most, sum(-(-size // 4) for size in sizes))
+        return most
+
+    def declare(self, a: int, name: str, kind: str) -> None:
+        if self.stays(a):
+            self.lasting.append(f"Beside<{kind}> {name}[{self.turns}];")
+        else:
+            super().declare(a, name, kind)
+
+    def _value(self, v: int, env: Env) -> Value:
+        if v not in self.dear or env.get(self.nest.near) not in self.which:
+            return self.made(v, env)
+        dtype = self.body.specs[v].dtype
+        at = f"kept{v}[k].at[{self.which[env[self.nest.near]]}]"
+        if v in self.made_before:
+            return self.code.write(f"{at} != 0" if dtype == bool_ else at, dtype)
+        made = self.made(v, env)
+        self.add(f"{at} = {made.name};")
+        self.newly.add(v)
+        return made
+
+    # -- loops
+    def line(self, values: Collection[int], element: Callable[[Env], None]) -> None:
+        """All elements of a line."""
+        needed = self.leaves(values, self.made_before)
+        for v in sorted(needed):
+            if not self.is_along(v):
+                self.value(v, self.still)  # once, ahead of the loop
+        fleeting = [
+            self.body.specs[v].dtype
+            for v in needed
+            if self.is_along(v) and v < self.nest.operands and not self.stays(v)
+        ]
+        many = self.turns if self.is_fixed else MAX_THREAD_TERMS
+        if fleeting:
+            words = sum(-(-d.itemsize * self.each // 4) for d in fleeting)
+            many = min(many, max(1, WAITING // words))
+        self.newly, self.fleeting = set(), "n"
+        terms = self.told(f"e{self.nest.near}", self.nest.extents[self.nest.near])
+        at_once = self.each * self.team
+        turns = str(self.turns) if self.is_fixed else f"({terms} + {at_once - 1}) / {at_once}"
+        here = [
+            f"const u32 k = begin + n, first = {self.each} * (lane + {self.team} * k);",
+            *self.groups(),
+        ]
+        inside = f"first < (u32){terms}"
+        if self.is_fixed and self.turns % many:
+            inside = f"k < {self.turns} && {inside}"
+
+        def group() -> None:
+            for env in self.neighbours():
+                element(env)
+
+        unrolled = "#pragma unroll\n" if self.is_fixed else "#pragma unroll 1\n"
+        with self.block(f"{unrolled}for (u32 begin = 0; begin < {turns}; begin += {many})"):
+            self.batch(many, here, inside, group)
+        self.made_before |= self.newly
+
+    def reduce(self, first: int) -> None:
+        r = self.nest.reductions[first]
+        total = self.total(first, self.turns * self.each > MAX_FIXED_EXTENT)
+        self.add(*total.declared())
+        self.line(r.node.inputs, lambda env: self.accumulate(r, total, env))
+        self.add(*reduce_warp(self.code, [total]))
+        if self.team > WARP:
+            self.add(*reduce_block(self.code, [total], threads=self.team))
+        self.add(*(f"{name} = from_first_lane({name});" for name, *_ in total.registers))
+        found = total.found(self.code)
+        found[0] = self.shared(first, found[0])
+        for v, made in enumerate(found, first):
+            self.memo[v, tuple(["0" for x in self.nest.labels(v) if x in self.still])] = made
+
+    def results(self) -> None:
+        outputs = [*enumerate(self.body.outputs, self.nest.operands)]
+        along = [a for a, v in outputs if self.is_along(v)]
+
+        def put(env: Env) -> None:
+            for a in along:
+                self.result(a, env)
+
+        if along:
+            self.line([self.nest.value_of(a) for a in along], put)
+        if len(along) == len(outputs):
+            return
+        with self.block("if (lane == 0)"):
+            for a, v in outputs:
+                if a not in along:
+                    self.write(self.place(a, self.still), False, self.value(v, self.still))
+
+    def kernel(self) -> Kernel:
+        self.aligned()
+        units = self.nest.units
+        lines = self.threads // self.team
+        self.add(f"const u32 lane = threadIdx.x % {self.team};")
+        self.add(f"const s64 unit = (s64)blockIdx.x * {lines} + threadIdx.x / {self.team};")
+        with self.block(f"if (unit < {self.told('units', units)})"):
+            self.rows()
+            for v in sorted(self.dear):
+                kind = f"{memory_type(self.body.specs[v].dtype)}, {self.each}"
+                self.add(f"Beside<{kind}> kept{v}[{self.turns}];")
+            at, self.lasting = len(self.code.text), list[str]()
+            for first in sorted(self.nest.reductions):
+                self.reduce(first)
+            self.results()
+            self.code.text[at:at] = self.lasting
+        return self.finished("lines", (-(-units // lines), 1), 0, None, self.threads)
+
+
+# -- columns -------------------------------------------------------------------------------------
+def _columns_of(nest: Tiles) -> StreamWriter | None:
+    long = _long(nest, nest.rows)
+    if len(long) != 1 or any(_long(nest, r.over) != long for r in nest.reductions.values()):
+        return None
+    columns, *others = {frozenset(_long(nest, nest.labels(v))) for v in nest.reductions}
+    near = min(columns | long, key=lambda x: step(nest, x) or 0)
+    if others or near in long:
+        return None
+    for v in range(len(nest.body.specs)):
+        own = _long(nest, nest.labels(v))
+        is_result = v in nest.body.outputs and not nest.gathers(v)
+        if own - columns - long or (is_result and own != columns | long):
+            return None
+    (row,) = long
+    return ColumnWriter(replace(nest, cut={row: 1}, near=near, held=set(), inlined=set()), row)
+
+
+class ColumnWriter(StreamWriter):
+    """Writes sums over rows and what is made on the way, of which each thread has the same columns."""
+
+    def __init__(self, nest: Tiles, row: int) -> None:
+        each, taken = _beside(nest, nest.near), 0
+        for v, r in nest.reductions.items():
+            registers = Total(r.kind, nest.body.specs[v].dtype, "").registers
+            taken += sum(d.itemsize // 4 for _, d, _ in registers) * (1 + (r.kind == "moments"))
+        while each > 1 and each * taken > WAITING:
+            each //= 2
+        super().__init__(nest, each, row)
+        self.row = row
+        self.fleeting = "n"
+        (first, *_) = nest.reductions
+        self.columns = nest.inner(first)
+        rows = nest.extents[row]
+        self.groups_of_row = nest.volume(first) // self.each
+        self.abreast = min(WARP, 1 << (self.groups_of_row - 1).bit_length())
+        self.parts = -(-self.groups_of_row // self.abreast)
+        words = sum(
+            -(-s.dtype.itemsize * (self.each if nest.near in lies else 1) // 4)
+            for s, lies in zip(nest.body.inputs, nest.strides, strict=False)
+            if row in lies
+        )
+        most = MAX_THREAD_TERMS if all(r.kind != "moments" for r in nest.reductions.values()) else 4
+        self.at_once = 1 << (max(1, min(most, WAITING // max(1, words))).bit_length() - 1)
+        if len(nest.body.nodes) * self.each * self.at_once > WRITTEN:
+            self.at_once = 1
+        self.high = THREADS // self.abreast
+        turns = min(BLOCKS // self.parts, rows // (self.high * self.at_once))
+        turns = max(1, min(turns, nest.moved // (LEFT * self.waiting)))
+        self.rows_each = -(-rows // turns)
+        self.turns = -(-rows // self.rows_each)
+
+    def _value(self, v: int, env: Env) -> Value:
+        return self.made(v, env)
+
+    def kernel(self) -> Kernel:
+        nest, row, near = self.nest, self.row, self.nest.near
+        self.aligned()
+        for x in nest.rows:
+            self.add(f"const s64 begin{x} = 0;")
+        self.add(*(f"u8* const p{a} = q{a};" for a in range(len(nest.strides))))
+        self.add(f"const u32 group = blockIdx.y * {self.abreast} + threadIdx.x % {self.abreast};")
+        volume = self.volume(self.columns, self.each)
+        self.add(f"const bool is_column = group < {volume};")
+        self.add("const u32 within = is_column ? group : 0;")
+        env = self.still | self.apart("within", self.columns, self.each)
+        self.add(f"const u32 first = {self.each} * {env[near]};", *self.groups())
+        rows = self.told(f"e{row}", nest.extents[row])
+        each = self.told("each", self.rows_each)
+        self.add(f"const s64 from = each * blockIdx.x + threadIdx.x / {self.abreast};")
+        self.add(f"const s64 next = {each} * (blockIdx.x + 1);")
+        self.add(f"const s64 end = is_column ? (next < {rows} ? next : {rows}) : 0;")
+        spots = [env | one for one in self.neighbours()]
+        for v in range(len(self.body.specs)):  # what is the same in all rows
+            if near in nest.labels(v) and row not in nest.labels(v) and not nest.gathers(v):
+                for spot in spots:
+                    self.value(v, spot)
+        totals = {
+            first: [self.total(first, n=f"{first}_{j}") for j in range(self.each)]
+            for first in nest.reductions
+        }
+        every = [one for some in totals.values() for one in some]
+        self.add(*(line for one in every for line in one.declared()))
+        for first, some in totals.items():
+            if nest.reductions[first].kind == "moments":
+                with self.block("if (from < end)"):
+                    self.begin_near(first, some, [spot | {row: "from"} for spot in spots])
+        outputs = [a for a, v in enumerate(self.body.outputs, nest.operands) if not nest.gathers(v)]
+
+        def element() -> None:
+            for spot in spots:
+                here = spot | {row: "row"}
+                for first, some in totals.items():
+                    one = some[self.which[spot[near]]]
+                    r = nest.reductions[first]
+                    if r.kind == "moments":
+                        one.take(self.code, self.value(r.node.inputs[0], here))
+                    else:
+                        self.accumulate(r, one, here)
+                for a in outputs:
+                    self.result(a, here)
+
+        step = self.high * self.at_once
+        with self.block(f"for (s64 at = from; at < end; at += {step})"):
+            self.add(*(line for one in every for line in one.opened()))
+            here = [f"const s64 row = at + {self.high} * n;"]
+            self.batch(self.at_once, here, "row < end", element)
+            left = f"(end - at + {self.high - 1}) / {self.high}"
+            count = f"(double)({left} < {self.at_once} ? {left} : {self.at_once})"
+            for some in totals.values():
+                for one in some if some[0].kind == "moments" else ():
+                    one.close(self.code, count)
+        for first, some in totals.items():
+            self.add(*reduce_warp(self.code, some, apart=self.abreast))
+
+            def leave(column: str, first: int = first, total: Total = some[0]) -> list[str]:
+                at, memo = len(self.code.text), dict(self.memo)
+                self.add(f"const u32 at = blockIdx.y * {self.abreast} + {column} / {self.each};")
+                with self.block(f"if (at < {volume})"):
+                    spot = self.still | self.apart("at", self.columns, self.each)
+                    self.add(
+                        f"const u32 found = {self.each} * {spot[near]} + {column} % {self.each};"
+                    )
+                    self.leave(first, total, spot | {near: "found"})
+                made, self.memo = self.code.text[at:], memo
+                del self.code.text[at:]
+                return made
+
+            with self.block(""):
+                self.add(*merge_warps(self.code, some, self.abreast, leave))
+        then = Finish(nest, self.turns).kernel() if self.turns > 1 else None
+        room = self.turns * self.waiting if then else 0
+        grid = self.turns, self.parts
+        return self.finished("columns", grid, room, then, blocks=BLOCKS // MULTIPROCESSORS)
+
+    def begin_near(self, first: int, some: Sequence[Total], spots: Sequence[Env]) -> None:
+        """Moments begin with a number that is near what follows."""
+        before, self.along = self.along, -1  # which is read apart
+        for one, spot in zip(some, spots, strict=True):
+            x = self.value(self.nest.reductions[first].node.inputs[0], spot)
+            self.add(f"{one.registers[0][0]} = {cast(x, float64).name};")
+        self.along = before
+
+    def leave(self, first: int, total: Total, env: Env) -> None:
+        """Leave what a turn has combined, or all of it."""
+        if self.turns == 1:
+            self.put_out(first, total, env)
+            return
+        self.told("waiting", self.waiting)
+        self.add("u8* const state = room + waiting * blockIdx.x;")
+        i = self.number_in(first, env)
+        for k, (name, dtype, _) in enumerate(total.registers):
+            self.add(f"*({c_type(dtype)}*)({self.state_at(first, k, i)}) = {name};")
