@@ -31,7 +31,7 @@ from .totals import APART, Total, merge_columns, merge_warps, reduce_block, redu
 
 GROUPS = 16  # for more, each row is added to its own group's sum
 MOST_SHARED = 40 << 10  # bytes of a block's values and sums
-MULTIPROCESSORS = 128  # for which there are enough blocks
+MULTIPROCESSORS = BLOCKS // 4  # that these keep busy
 NEIGHBOUR = "beside"  # how the index of one of a few neighbours is called
 
 

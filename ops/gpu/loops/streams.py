@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from ostinato.ops.core.graph import Node
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import bool_, float64
 from ostinato.ops.jit.elements import Env
@@ -40,15 +39,10 @@ def kernel_of(nest: Tiles) -> Kernel:
 
 def stream_of(nest: Tiles) -> Kernel | None:
     """The kernel of a nest that is one of these."""
-    if nest.running or not nest.reductions or not all(map(_is_plain, nest.body.nodes)):
+    if nest.running or not nest.reductions or any(map(reads_elsewhere, nest.body.nodes)):
         return None
     writer = _lines_of(nest) or _columns_of(nest)
     return writer.kernel() if writer else None
-
-
-def _is_plain(node: Node) -> bool:
-    """Whether each element is made of those at the same place."""
-    return not OPS[node.op].moves.places and not reads_elsewhere(node)
 
 
 def _long(nest: Tiles, labels: Iterable[int]) -> set[int]:
@@ -85,7 +79,7 @@ class StreamWriter(Writer):
         self.stores: list[str] = []
         self.results_now: dict[int, str] = {}
         self.still = {x: "0" for x, n in enumerate(nest.extents) if n == 1}
-        self.many = 1
+        self.many = self.blocks = 1  # blocks each of which leaves something
 
     def aligned(self) -> None:
         """Say which operands and results are read and written as vectors."""
@@ -121,7 +115,7 @@ class StreamWriter(Writer):
 
     def loaded(self, a: int, env: Env) -> Value:
         near, dtype = self.nest.near, self.body.specs[a].dtype
-        if self.along not in self.nest.strides[a]:
+        if self.along not in self.nest.strides[a] or env.get(near, "beside0") not in self.which:
             return super().loaded(a, env)
         if a not in self.streams:
             self.stream(a, env)
@@ -164,6 +158,31 @@ class StreamWriter(Writer):
             self.stores.append(f"put<{kind}>({at}, {name}, wide{a});")
         self.add(f"{self.results_now[a]}.at[{self.which[env[near]]}] = {made.name};")
 
+    def leave(self, first: int, total: Total, env: Env) -> None:
+        """Leave what a turn has combined, or all of it."""
+        if self.blocks == 1:
+            self.put_out(first, total, env)
+            return
+        self.told("waiting", self.waiting)
+        self.add("u8* const state = room + waiting * blockIdx.x;")
+        i = self.number_in(first, env)
+        for k, (name, dtype, _) in enumerate(total.registers):
+            self.add(f"*({c_type(dtype)}*)({self.state_at(first, k, i)}) = {name};")
+
+    def left(self, prefix: str, parts: int, threads: int = THREADS, blocks: int = 1) -> Kernel:
+        """The kernel, and what puts together what its blocks leave."""
+        then = Finish(self.nest, self.blocks).kernel() if self.blocks > 1 else None
+        room = self.blocks * self.waiting if then else 0
+        return self.finished(prefix, (self.blocks, parts), room, then, threads, blocks)
+
+    def written(self, write: Callable[[], None]) -> list[str]:
+        """The statements that are written meanwhile."""
+        at, memo = len(self.code.text), dict(self.memo)
+        write()
+        made, self.memo = self.code.text[at:], memo
+        del self.code.text[at:]
+        return made
+
     def groups(self) -> list[str]:
         """Where the neighbours of a group are."""
         return [f"const u32 {name} = first + {j};" for name, j in self.which.items()]
@@ -175,9 +194,16 @@ def _lines_of(nest: Tiles) -> StreamWriter | None:
     values = range(len(nest.body.specs))
     if near in rows or any(_long(nest, nest.labels(v)) - rows - {near} for v in values):
         return None
-    if any(_long(nest, r.over) != {near} for r in nest.reductions.values()):
+    for v, r in nest.reductions.items():
+        if _long(nest, r.over) != {near} and (
+            v not in nest.gathered or near in r.over or r.kind == "moments"
+            or _long(nest, r.over) != _long(nest, rows)
+        ):  # fmt: skip
+            return None
+    if all(v in nest.gathered for v in nest.reductions):
         return None
-    return LineWriter(replace(nest, cut={}, held=set(), inlined=set()))
+    writer = LineWriter(replace(nest, cut={}, held=set(), inlined=set()))
+    return writer if writer.is_fixed or not writer.abreast else None
 
 
 class LineWriter(StreamWriter):
@@ -192,8 +218,14 @@ class LineWriter(StreamWriter):
         self.lasting: list[str] = []  # what declares the arrays of what stays
         self.newly: set[int] = set()
         self.staying = self.dear | (operands - numbers_in(nest.body))
-        terms, words = nest.extents[nest.near], max(1, self.live())
-        for team in TEAMS:
+        # what is combined over rows: a line's numbers, and its elements, of which threads keep their own's sums
+        self.gathered = nest.gathered
+        self.abreast = [v for v in self.gathered if self.is_along(v)]
+        words = self.live() + sum(
+            d.itemsize // 4 for v in self.abreast for _, d, _ in self.total(v).registers
+        )
+        terms, words = nest.extents[nest.near], max(1, words)
+        for team in TEAMS[1:] if self.abreast else TEAMS:
             each = self.each
             while each > 1 and terms < team * each:
                 each //= 2
@@ -208,8 +240,11 @@ class LineWriter(StreamWriter):
         self.each, self.team, self.turns = each, team, turns
         self.which = {f"beside{j}": j for j in range(each)}
         self.threads = max(team, THREADS)
-        while self.threads > team and nest.units * team < BLOCKS * self.threads:
+        while (
+            self.threads > team and not self.gathered and nest.units * team < BLOCKS * self.threads
+        ):
             self.threads //= 2
+        self.is_fixed &= not self.abreast or 2 * terms >= team
 
     def is_along(self, v: int) -> bool:
         return self.nest.near in self.nest.labels(v)
@@ -220,9 +255,14 @@ class LineWriter(StreamWriter):
     # -- what is in registers
     def passes(self) -> list[list[int]]:
         """List the values that each loop along a line is for."""
-        body, nest = self.body, self.nest
-        found = [[*r.node.inputs] for r in nest.reductions.values()]
-        return [*found, [v for v in body.outputs if self.is_along(v)]]
+        every = self.nest.reductions.items()
+        found = [[*r.node.inputs] for v, r in every if v not in self.gathered]
+        return [*found, [v for v in self.last_values() if self.is_along(v)]]
+
+    def last_values(self) -> list[int]:
+        """List the values of which results are made, and sums over rows."""
+        own = [v for v in self.body.outputs if not self.nest.gathers(v)]
+        return [*own, *(v for f in self.gathered for v in self.nest.reductions[f].node.inputs)]
 
     def leaves(self, values: Collection[int], made: Collection[int]) -> set[int]:
         """Find what elements of these are made of: what is in memory or in registers, and numbers of the line;
@@ -322,45 +362,121 @@ class LineWriter(StreamWriter):
             self.memo[v, tuple(["0" for x in self.nest.labels(v) if x in self.still])] = made
 
     def results(self) -> None:
-        outputs = [*enumerate(self.body.outputs, self.nest.operands)]
+        nest = self.nest
+        outputs = [
+            (a, v) for a, v in enumerate(self.body.outputs, nest.operands) if not nest.gathers(v)
+        ]
         along = [a for a, v in outputs if self.is_along(v)]
 
         def put(env: Env) -> None:
             for a in along:
                 self.result(a, env)
+            for first in self.abreast:
+                total = self.own(first, env)
+                self.accumulate(nest.reductions[first], total, env)
 
-        if along:
-            self.line([self.nest.value_of(a) for a in along], put)
-        if len(along) == len(outputs):
-            return
-        with self.block("if (lane == 0)"):
-            for a, v in outputs:
-                if a not in along:
-                    self.write(self.place(a, self.still), False, self.value(v, self.still))
+        if along or self.abreast:
+            self.line([v for v in self.last_values() if self.is_along(v)], put)
+        for first in self.gathered:
+            if first not in self.abreast:
+                self.accumulate(nest.reductions[first], self.total(first), self.still)
+        if len(along) < len(outputs):
+            with self.block("if (lane == 0)"):
+                for a, v in outputs:
+                    if a not in along:
+                        self.write(self.place(a, self.still), False, self.value(v, self.still))
+
+    def own(self, first: int, env: Env) -> Total:
+        """Find what a thread has combined over rows of one of its elements."""
+        return self.total(first, n=f"{first}[k].at[{self.which[env[self.nest.near]]}]")
 
     def kernel(self) -> Kernel:
         self.aligned()
-        units = self.nest.units
-        lines = self.threads // self.team
+        units, lines = self.nest.units, self.threads // self.team
         self.add(f"const u32 lane = threadIdx.x % {self.team};")
-        self.add(f"const s64 unit = (s64)blockIdx.x * {lines} + threadIdx.x / {self.team};")
-        with self.block(f"if (unit < {self.told('units', units)})"):
-            self.rows()
-            for v in sorted(self.dear):
-                kind = f"{memory_type(self.body.specs[v].dtype)}, {self.each}"
-                self.add(f"Beside<{kind}> kept{v}[{self.turns}];")
-            at, self.lasting = len(self.code.text), list[str]()
-            for first in sorted(self.nest.reductions):
+        if not self.gathered:
+            self.add(f"const s64 unit = (s64)blockIdx.x * {lines} + threadIdx.x / {self.team};")
+            with self.block(f"if (unit < {self.told('units', units)})"):
+                self.unit()
+            return self.finished("lines", (-(-units // lines), 1), 0, None, self.threads)
+        most = max(1, min(BLOCKS, units // lines, self.nest.moved // (LEFT * self.waiting)))
+        each = -(-units // most)
+        self.blocks = -(-units // each)
+        for first in self.gathered:
+            self.open(first)
+        end, of_block = self.told("units", units), self.told("each", each)
+        self.add(
+            f"const s64 next = {of_block} * (blockIdx.x + 1), end = next < {end} ? next : {end};"
+        )
+        head = f"for (s64 unit = {of_block} * blockIdx.x + threadIdx.x / {self.team}; unit < end;"
+        with self.block(f"{head} unit += {lines})"):
+            self.unit()
+            if self.team > WARP:
+                self.add("__syncthreads();")
+        for first in self.gathered:
+            with self.block(""):
+                self.end(first, lines)
+        return self.left("lines", 1, self.threads)
+
+    def unit(self) -> None:
+        """All stages of a line."""
+        self.rows()
+        for v in sorted(self.dear):
+            kind = f"{memory_type(self.body.specs[v].dtype)}, {self.each}"
+            self.add(f"Beside<{kind}> kept{v}[{self.turns}];")
+        at, self.lasting = len(self.code.text), list[str]()
+        for first in sorted(self.nest.reductions):
+            if first not in self.gathered:
                 self.reduce(first)
-            self.results()
-            self.code.text[at:at] = self.lasting
-        return self.finished("lines", (-(-units // lines), 1), 0, None, self.threads)
+        self.results()
+        self.code.text[at:at] = self.lasting
+
+    def open(self, first: int) -> None:
+        """Nothing is combined over rows yet."""
+        for name, dtype, begins in self.total(first).registers:
+            kind = c_type(dtype)
+            if first not in self.abreast:
+                self.add(f"{kind} {name} = {begins};")
+                continue
+            self.add(f"Beside<{kind}, {self.each}> {name}[{self.turns}];")
+            loops = [
+                f"for (u32 k = 0; k < {self.turns}; ++k)",
+                f"for (u32 j = 0; j < {self.each}; ++j)",
+            ]
+            for loop in loops:
+                self.add("#pragma unroll", loop)
+            self.add(f"{name}[k].at[j] = {begins};")
+
+    def end(self, first: int, lines: int) -> None:
+        """A block's of what is combined over rows."""
+        if first in self.abreast:
+            terms = self.told(f"e{self.nest.near}", self.nest.extents[self.nest.near])
+            with self.block(f"#pragma unroll\nfor (u32 k = 0; k < {self.turns}; ++k)"):
+                self.add(
+                    f"const u32 first = {self.each} * (lane + {self.team} * k);", *self.groups()
+                )
+                with self.block(f"if (first < (u32){terms})"):
+                    for env in self.neighbours():
+                        with self.block(""):
+                            self.leave(first, self.own(first, env), env)
+            return
+        total = self.total(first)
+
+        def leave(column: str = "") -> list[str]:
+            return self.written(lambda: self.leave(first, total, self.still))
+
+        if self.threads == THREADS and lines > 1:
+            self.add(*merge_warps(self.code, [total], 1, leave))
+        else:
+            self.add("if (threadIdx.x == 0) {", *leave(), "}")
 
 
 # -- columns -------------------------------------------------------------------------------------
 def _columns_of(nest: Tiles) -> StreamWriter | None:
     long = _long(nest, nest.rows)
     if len(long) != 1 or any(_long(nest, r.over) != long for r in nest.reductions.values()):
+        return None
+    if any(OPS[node.op].moves.places for node in nest.body.nodes):
         return None
     columns, *others = {frozenset(_long(nest, nest.labels(v))) for v in nest.reductions}
     near = min(columns | long, key=lambda x: step(nest, x) or 0)
@@ -407,7 +523,7 @@ class ColumnWriter(StreamWriter):
         turns = min(BLOCKS // self.parts, rows // (self.high * self.at_once))
         turns = max(1, min(turns, nest.moved // (LEFT * self.waiting)))
         self.rows_each = -(-rows // turns)
-        self.turns = -(-rows // self.rows_each)
+        self.blocks = -(-rows // self.rows_each)
 
     def _value(self, v: int, env: Env) -> Value:
         return self.made(v, env)
@@ -472,8 +588,7 @@ class ColumnWriter(StreamWriter):
         for first, some in totals.items():
             self.add(*reduce_warp(self.code, some, apart=self.abreast))
 
-            def leave(column: str, first: int = first, total: Total = some[0]) -> list[str]:
-                at, memo = len(self.code.text), dict(self.memo)
+            def put(column: str, first: int = first, total: Total = some[0]) -> None:
                 self.add(f"const u32 at = blockIdx.y * {self.abreast} + {column} / {self.each};")
                 with self.block(f"if (at < {volume})"):
                     spot = self.still | self.apart("at", self.columns, self.each)
@@ -481,16 +596,13 @@ class ColumnWriter(StreamWriter):
                         f"const u32 found = {self.each} * {spot[near]} + {column} % {self.each};"
                     )
                     self.leave(first, total, spot | {near: "found"})
-                made, self.memo = self.code.text[at:], memo
-                del self.code.text[at:]
-                return made
+
+            def leave(column: str, put: Callable[[str], None] = put) -> list[str]:
+                return self.written(lambda: put(column))
 
             with self.block(""):
                 self.add(*merge_warps(self.code, some, self.abreast, leave))
-        then = Finish(nest, self.turns).kernel() if self.turns > 1 else None
-        room = self.turns * self.waiting if then else 0
-        grid = self.turns, self.parts
-        return self.finished("columns", grid, room, then, blocks=BLOCKS // MULTIPROCESSORS)
+        return self.left("columns", self.parts, blocks=BLOCKS // MULTIPROCESSORS)
 
     def begin_near(self, first: int, some: Sequence[Total], spots: Sequence[Env]) -> None:
         """Moments begin with a number that is near what follows."""
@@ -499,14 +611,3 @@ class ColumnWriter(StreamWriter):
             x = self.value(self.nest.reductions[first].node.inputs[0], spot)
             self.add(f"{one.registers[0][0]} = {cast(x, float64).name};")
         self.along = before
-
-    def leave(self, first: int, total: Total, env: Env) -> None:
-        """Leave what a turn has combined, or all of it."""
-        if self.turns == 1:
-            self.put_out(first, total, env)
-            return
-        self.told("waiting", self.waiting)
-        self.add("u8* const state = room + waiting * blockIdx.x;")
-        i = self.number_in(first, env)
-        for k, (name, dtype, _) in enumerate(total.registers):
-            self.add(f"*({c_type(dtype)}*)({self.state_at(first, k, i)}) = {name};")
