@@ -22,6 +22,7 @@ from ostinato.ops.jit.values import Value, cast
 
 from ..jit.lines import c_type, memory_type
 from . import stages
+from .flat import MOST_ROWS
 from .schedule import BLOCKS, LEFT, THREADS, VECTOR, WAITING, WARP, WRITTEN, Tiles
 from .stages import MULTIPROCESSORS, Finish, Writer
 from .text import Kernel
@@ -488,7 +489,9 @@ def _columns_of(nest: Tiles) -> StreamWriter | None:
         if own - columns - long or (is_result and own != columns | long):
             return None
     (row,) = long
-    return ColumnWriter(replace(nest, cut={row: 1}, near=near, held=set(), inlined=set()), row)
+    one = replace(nest, cut={row: 1}, near=near, held=set(), inlined=set())
+    writer = ColumnWriter(one, row)
+    return writer if writer.parts <= MOST_ROWS else None
 
 
 class ColumnWriter(StreamWriter):
