@@ -351,7 +351,8 @@ class CompiledFunction(Entries, Generic[P, R]):
     def _planned(self, call: Call, traced: Traced, guards: Guards) -> tuple[Entry, str]:
         session, inputs = call.session, traced.inputs
         captured, draws = traced.captured, traced.draws
-        names = [*[call.names[k] for k in inputs], *traced.state.names]
+        leaves = call.names
+        names = [*[leaves[k] for k in inputs], *traced.state.names]
         donated = tuple(k for k in call.donated if k in inputs)
         away = tuple(inputs.index(k) for k in donated)
         target, steps, graph = self._target(session.target), list[Step](), traced.graph
