@@ -100,7 +100,7 @@ class PlanCache:
         """Keep a plan on disk, if there is a folder."""
         if self.limit == 0 or self.disk.asked is None:
             return
-        self.disk.write(self._name(plan.id), encode_plan(plan))
+        self.disk.write(self._name(plan.id), encode_plan(plan, kept=True))
         self.writes -= 1
         if self.writes <= 0:
             self.writes = max(_SWEEP, self.sweep() // 4)

@@ -37,8 +37,9 @@ from ostinato.errors import PlanFileError
 from .check import check_graph, check_layouts, check_source, same_program, seconds_of
 from .machine import Machine, memory
 from .pipeline import done_so, program_of
-from .plan import FORMAT, MATH, NUMERICS, Choice, Key, Plan, Rung, Target, Tuned, export
+from .plan import FORMAT, MATH, NUMERICS, Choice, Key, Plan, Program, Rung, Target, Tuned, export
 from .policy import policy_of
+from .program_file import decided_by, decode_program, encode_program
 
 MAGIC = b"ostinato plan"
 DAY = 86400.0
@@ -69,9 +70,13 @@ def _digest(*rooms: Path) -> str:
     return found.hexdigest()
 
 
-def encode_plan(plan: Plan) -> bytes:
-    """The bytes of a plan file."""
-    rest = json.dumps(plan.content, separators=(",", ":")).encode()
+def encode_plan(plan: Plan, kept: bool = False) -> bytes:
+    """The bytes of a plan file. `kept`: of one for the cache, which also has the program as it runs here."""
+    content = plan.content
+    if kept:
+        here = decided_by(plan.lowered, plan.target)
+        content = {**content, "runs": [here, encode_program(plan.program)]}
+    rest = json.dumps(content, separators=(",", ":")).encode()
     digest = hashlib.blake2b(rest, digest_size=32).hexdigest()
     return b"%s %d %s %d\n" % (MAGIC, FORMAT, digest.encode(), len(rest)) + rest
 
@@ -210,8 +215,10 @@ def _decode(content: Any, known: Key | None, foreign: bool, limit: float | None)
     function = content.get("called", "")
     need(_is_name(function), "a function whose name is no text")
     tuned = _tuned(content.get("tuned"), now)
-    ways = tuned.ways if tuned is not None else ()
-    runs = done_so(program_of(program, key, made), key, made, ways)
+    runs = None if known is None else _kept(content.get("runs"), program, known, now)
+    if runs is None:
+        ways = tuned.ways if tuned is not None else ()
+        runs = done_so(program_of(program, key, made), key, made, ways)
     ladder = _ladder(content.get("ladder", []))
     plan = Plan(
         key, program, runs, tuple(made), called, tuned=tuned, called=function, ladder=ladder
@@ -219,6 +226,14 @@ def _decode(content: Any, known: Key | None, foreign: bool, limit: float | None)
     if foreign and limit is not None:
         _allow(plan.peak_bytes, memory(), "bytes of memory")
     return plan
+
+
+def _kept(runs: Any, lowered: Graph, key: Key, now: Lines) -> Program | None:
+    """The program in the cache, if it was made where all is the same that passes look at."""
+    if runs is None:
+        return None
+    here, program = listing(runs, longest=2)
+    return decode_program(program, now) if here == decided_by(lowered, key.target) else None
 
 
 def _is_name(value: Any) -> bool:

@@ -396,6 +396,12 @@ class Device:
         """Name all that times depend on here, beside the host: libraries and versions."""
         return ()
 
+    def traits(self, multiplies: bool) -> Sequence[str]:
+        """Name all that passes for it look at here; of libraries that only multiply nothing, where there
+        is nothing for them, as it takes long to load one.
+        """
+        return self.environment()
+
     def model(self) -> str:
         """The name of what it is, if its rates follow from that."""
         return ""

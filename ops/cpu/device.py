@@ -19,13 +19,14 @@ from ostinato.ops.jit.moves import has_moves
 
 from . import natives
 from .fused import FUSED
-from .jit.llvm import together
+from .jit.llvm import processor_in_words, together
 from .kernels.gemm import make_ordered_product
 from .libraries import lapack
-from .libraries.onednn import can_widen, library
+from .libraries.onednn import can_widen, describe_library, library
 from .loops.boxed_loops import boxed_kernel
 from .loops.copies import copy_by_rows, copy_of_pieces, copying
 from .loops.record import Record
+from .threads import most_threads
 
 LINE = LIMITS.line
 PAGE = 1 << 12
@@ -66,6 +67,10 @@ class Cpu(Device):
         if isinstance(missing, str) and any(OPS[name].product for name in ops):
             return f"by NumPy's library, {missing}"
         return ""
+
+    def traits(self, multiplies: bool) -> Sequence[str]:
+        libraries = [describe_library()] if multiplies else []
+        return [processor_in_words(), f"{most_threads()} threads", *libraries]
 
     @property
     def lapack(self) -> Any:

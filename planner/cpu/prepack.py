@@ -27,9 +27,10 @@ from ostinato.planner.rewrite import is_kernel, with_nodes
 def mark_prepacked(graph: Graph, target: Target, donated: Sequence[int] = ()) -> Graph:
     """The pass. Under a limit of memory nothing is kept, and under `any-workers` products are others."""
     free = target.memory_limit is None and target.numerics != "any-workers"
-    if not free or isinstance(library(), str):
+    if not free:
         return graph
-    return _marked(graph, {v for v in range(len(graph.inputs)) if v not in donated})
+    marked = _marked(graph, {v for v in range(len(graph.inputs)) if v not in donated})
+    return graph if marked is graph or isinstance(library(), str) else marked
 
 
 def _marked(graph: Graph, staying: Collection[int]) -> Graph:

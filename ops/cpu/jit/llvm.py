@@ -171,6 +171,11 @@ def processor() -> str:
     return str(_tools()[0].get_host_cpu_name())
 
 
+def processor_in_words() -> str:
+    """LLVM and all that this processor has, in its words; or why no kernels are made here."""
+    return why_not() or str(_tools()[2])
+
+
 def vector_bits() -> int:
     """Return the width of this machine's widest registers, in bits."""
     about = _tools()[2]
