@@ -177,8 +177,8 @@ def _planned(
     leaves, call, found = traced_for_specs(
         function, args, kwargs, session, "plan", lambda x: _grown(x, more)
     )
-    leaves = call.names
-    names = [leaves[k] for k in found.inputs]
+    named = call.names
+    names = [named[k] for k in found.inputs]
     places = tuple([found.inputs.index(k) for k in call.donated if k in found.inputs])
     graph, free = found.graph, list[int]()
     for n, k in enumerate(found.inputs):

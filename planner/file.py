@@ -18,6 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from ostinato.ops.core.code_digest import code_digest, digest_of_operations
 from ostinato.ops.core.device import Absent, find
 from ostinato.ops.core.disk import write_whole
 from ostinato.ops.core.encode import (
@@ -56,18 +57,9 @@ def code_version() -> str:
     """Names the code that plans: another version may decide otherwise, so its plans are not
     ours.
     """
-    here = Path(__file__).resolve().parent
-    return f"{FORMAT}-{_digest(here.parent / 'ops', here)}"
-
-
-def _digest(*rooms: Path) -> str:
-    """Hash all modules in some folders and those inside: where each lies, and what it says."""
-    found = hashlib.blake2b(digest_size=6)
-    for room in rooms:
-        for path in sorted(room.rglob("*.py")):
-            name, text = str(path.relative_to(room.parent)).encode(), path.read_bytes()
-            found.update(b"%d %d " % (len(name), len(text)) + name + text)
-    return found.hexdigest()
+    digest = hashlib.blake2b(digest_of_operations().encode(), digest_size=6)
+    digest.update(code_digest(Path(__file__).resolve().parent).encode())
+    return f"{FORMAT}-{digest.hexdigest()}"
 
 
 def encode_plan(plan: Plan, kept: bool = False) -> bytes:

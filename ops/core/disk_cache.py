@@ -3,6 +3,7 @@
     cache/.ostinato-cache                     says whose folder this is
     cache/plans/VERSION/0123...ef.plan        planner/cache.py
     cache/kernels/0123...ef.o                 ops/cpu/jit/llvm.py
+    cache/texts/0123...ef.z                   ops/cpu/jit/kept_text.py
     cache/tuned/0123456789abcdef.jsonl        planner/tuning/tuner.py
     cache/machine.json                        planner/machine.py
 
@@ -45,6 +46,7 @@ _VERSION = r"\d+-[0-9a-f]{12}"
 _FILES = {  # names in each kind of folder
     rf"plans/{_VERSION}": r"[0-9a-f]{32}\.plan",
     "kernels": r"[0-9a-f]{32}\.o",
+    "texts": r"[0-9a-f]{32}\.z",
     "tuned": r"[0-9a-f]{16}\.jsonl",
     "": r"machine\.json",
 }
@@ -200,7 +202,7 @@ class Cache:
     def _listed(self, kinds: Sequence[str]) -> Iterator[tuple[Path, str]]:
         """Folders of these kinds, and names in them that are like ours."""
         root = self.root
-        folders = [] if root is None else ["", "kernels", "tuned", *_versions(root)]
+        folders = [] if root is None else ["", "kernels", "texts", "tuned", *_versions(root)]
         for name in folders:
             assert root is not None
             if kinds and not any(f"{name}/".startswith(f"{kind}/") for kind in kinds):

@@ -21,9 +21,10 @@ from ostinato.ops.jit.labels import combines
 from ostinato.ops.jit.moves import has_moves, shapes_of
 from ostinato.ops.jit.stages import label
 
+from .jit.kept_text import kept_on_disk
 from .kernels.gemm_epilogue import shape_of
 from .library_steps import done, steps_behind
-from .loops.flat import crew_of, nest_kernel
+from .loops.flat import crew_of, nest_kernel, nest_told
 from .loops.stages import facts
 from .threads import most_threads
 
@@ -70,10 +71,15 @@ def stages_scratch(
     """Size the workspace of a kernel in stages: what it keeps in cache, and what waits for its end,
     for operands in order.
     """
-    nest = analyse_in_order(**labelled, shapes=[*ins, *outs])
-    if nest is None:
-        return ()
-    return [Scratch((crew_of(nest, facts(nest), most_threads()).bytes,), int8)]
+    room = _room(tuple(map(tuple, (*ins, *outs))), most_threads(), **labelled)
+    return [Scratch((room,), int8)] if room else ()
+
+
+@kept_on_disk
+def _room(shapes: Sequence[Shape], threads: int, **labelled: Any) -> int:
+    """Its bytes; 0 if there is no such kernel."""
+    nest = analyse_in_order(**labelled, shapes=shapes)
+    return crew_of(nest, facts(nest), threads).bytes if nest is not None else 0
 
 
 def stages_ways(ins: Specs, outs: Specs, p: Params, threads: int) -> Classes:
@@ -89,9 +95,22 @@ def stages(
     arrays: Sequence[Any], threads: int, *, scratch: Sequence[Any], way: str = "", **labelled: Any
 ) -> Any:
     """The kernel in stages for operands and results that lie so."""
-    shapes, strides = [a.shape for a in arrays], [a.strides for a in arrays]
-    nest = analyse(**labelled, shapes=shapes, strides=strides, lanes=lanes_of(way))
-    return nest_kernel(nest, threads, scratch) if nest is not None else None
+    shapes, strides = tuple([a.shape for a in arrays]), tuple([a.strides for a in arrays])
+    told = _told(shapes, strides, lanes_of(way), threads, **labelled)
+    return nest_kernel(*told, len(arrays), scratch) if told is not None else None
+
+
+@kept_on_disk
+def _told(
+    shapes: Sequence[Shape],
+    strides: Sequence[Sequence[int]],
+    lanes: Sequence[int],
+    threads: int,
+    **labelled: Any,
+) -> tuple[str, list[int]] | None:
+    """Say what a kernel in stages is made of; None if there is none."""
+    nest = analyse(**labelled, shapes=shapes, strides=strides, lanes=lanes)
+    return nest_told(nest, threads) if nest is not None else None
 
 
 def _kernel(

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ostinato.ops.core.code_digest import code_digest
 from ostinato.ops.core.encode import Malformed
-from ostinato.planner import file
 from ostinato.planner.file import MAGIC, decode_plan, encode_plan
 from ostinato.planner.plan import FORMAT, Plan
 
@@ -337,10 +337,10 @@ def test_the_version_of_the_code_knows_where_each_module_lies(tmp_path: Path) ->
     planner.mkdir()
     (ops / "core" / "a.py").write_text("x = 1\n")
     (planner / "b.py").write_text("y = 2\n")
-    seen = {file._digest(ops, planner)}
+    seen = {code_digest(ops, planner)}
 
     def changed() -> bool:
-        now = file._digest(ops, planner)
+        now = code_digest(ops, planner)
         known = now in seen
         seen.add(now)
         return not known

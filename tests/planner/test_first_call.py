@@ -1,16 +1,20 @@
-"""What a second process does not do again: it runs no pass for a program that the cache has. Counted, not
-timed."""
+"""What is not done again: a second process runs no pass for a program that the cache has, and writes no
+kernel's text; equal layers have one. Counted, not timed."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from ostinato.ops.core import disk_cache
 from ostinato.ops.core.tree import flatten
-from ostinato.ops.cpu import device
+from ostinato.ops.cpu import device, fused
+from ostinato.ops.cpu.jit import kept_text
+from ostinato.ops.cpu.loops import flat
 from ostinato.planner import file
 from ostinato.planner.plan import Plan
 
@@ -48,8 +52,8 @@ def ones(*shape: int) -> Any:
 
 
 PROGRAMS = [
-    (net, ones(2, 3, 8, 8), ones(4, 3, 3, 3), ones(8, 5)),
-    (draws, ones(40, 40)),
+    (net, ones(4, 4, 32, 32), ones(16, 4, 3, 3), ones(32, 5)),
+    (draws, ones(200, 200)),
     (loops, ones(6, 6)),
 ]
 
@@ -124,3 +128,91 @@ def test_no_library_is_loaded_where_nothing_is_multiplied(
     for source in ("made", "disk"):
         with ost.connect():
             assert plan_of(lambda x: ost.exp(x).sum(0) * 2, [ones(30, 40)])[1] == source
+
+
+# -- texts ---------------------------------------------------------------------------------
+KEPT = (fused._told, fused._room, flat._code, flat._told)
+
+
+def forget() -> None:
+    """As another process begins."""
+    for function in KEPT:
+        function.cache_clear()  # type: ignore[attr-defined]
+
+
+@pytest.fixture
+def texts(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """What is analysed and written, by name."""
+    forget()
+    made: list[str] = []
+
+    def counted(module: Any, name: str) -> None:
+        before = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *a, **k: (made.append(name), before(*a, **k))[1])
+
+    for name in ("analyse", "analyse_in_order"):
+        counted(fused, name)
+    for name in ("nest_text", "element"):
+        counted(flat, name)
+    yield made
+    forget()
+
+
+def test_texts_are_written_once(folder: Path, texts: list[str]) -> None:
+    results = []
+    for again in (False, True):
+        with ost.connect():
+            ost.random.seed(1)
+            results.append([plan_of(f, xs)[2] for f, *xs in PROGRAMS])
+        assert bool(texts) != again
+        texts.clear()
+        forget()
+    for one, other in zip(*results, strict=True):
+        for a, b in zip(one, other, strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("what", ["damage", "code", "processor", "no folder"])
+def test_texts_of_others_are_not_read(
+    folder: Path, texts: list[str], monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    with ost.connect():
+        results = plan_of(PROGRAMS[0][0], PROGRAMS[0][1:])[2]
+    count = len(texts)
+    forget()
+    disk = disk_cache.open_cache(folder)
+    for path in (folder / "texts").iterdir():
+        if what == "damage":
+            disk.write(f"texts/{path.name}", b"no text")
+    if what == "code":
+        monkeypatch.setattr(kept_text, "digest_of_operations", lambda: "another")
+    if what == "processor":
+        monkeypatch.setattr(kept_text.llvm, "processor_in_words", lambda: "another")
+    if what == "no folder":
+        monkeypatch.setattr(settings, "cache", None)
+    with ost.connect():
+        again = plan_of(PROGRAMS[0][0], PROGRAMS[0][1:])[2]
+    assert len(texts) >= 1.5 * count
+    np.testing.assert_array_equal(again[0], results[0])
+
+
+def test_equal_layers_have_one_text(texts: list[str]) -> None:
+    """However deep a network is: the names of its weights are no part of what kernels compute."""
+
+    def deep(x: Any, scales: Any) -> Any:
+        for s in scales:
+            x = x @ x.T
+            x = (x - x.mean(0)) / ost.sqrt(x.var(0) + 1) * s
+            x = ost.tanh(x) + ost.exp(-(x * x))
+        return x
+
+    counts = []
+    for layers in (3, 9):
+        forget()
+        texts.clear()
+        with ost.connect():
+            given = [np.full((1, 64), 1.0 + k) for k in range(layers)]
+            ost.compile(deep)(ones(64, 64), given)
+        counts.append((texts.count("nest_text"), texts.count("element")))
+    assert counts[0] == counts[1]
+    assert sum(counts[0])

@@ -89,7 +89,7 @@ def tree(folder: Path) -> dict[str, Any]:
 
 
 def entries(place: Path) -> Iterator[Path]:
-    for name in ("plans", "kernels", "tuned", "machine.json"):
+    for name in ("plans", "kernels", "texts", "tuned", "machine.json"):
         top = place / name
         yield from (p for p in [top, *top.rglob("*")] if p.is_file())
 
@@ -189,7 +189,7 @@ def test_prune_removes_what_is_ours(
     assert not {n for n in mine if n.endswith(".plan")} & set(after)
     assert not (folder / "plans/3-ffffffffffff").exists(), "nothing else was in it"
     gone = set(before) - set(after)
-    tops = {"plans", "kernels", "tuned", "machine.json"}
+    tops = {"plans", "kernels", "texts", "tuned", "machine.json"}
     assert all(n.split("/")[0] in tops for n in gone)
     tally("look-alikes that stayed", len(theirs))
 
@@ -205,7 +205,7 @@ def test_limits_remove_what_is_ours(
     monkeypatch.setattr(settings, "cache_bytes", 1)
     fresh(monkeypatch)
     work(3.0)
-    for kind in ("plans", "kernels", "tuned"):
+    for kind in ("plans", "kernels", "texts", "tuned"):
         disk_cache.open_cache(folder).keep_within(kind, 0)
     after = tree(folder)
     assert {n: before[n] for n in theirs} == {n: after.get(n) for n in theirs}
@@ -219,6 +219,7 @@ IMPORTANT = {
     "plans/0-0123456789ab/" + HEX + ".plan": b"mine, by chance",
     "kernels/" + HEX + ".o": b"a kernel of mine",
     "kernels/popcorn.txt": b"mine",
+    "texts/" + HEX + ".z": b"a text of mine",
     "tuned/piano.jsonl": b"{}",
     "machine.json": b'{"washing": true}',
 }

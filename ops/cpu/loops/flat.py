@@ -18,6 +18,7 @@ from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import DType, Shape, bool_, real_of
 from ostinato.ops.cpu.jit.emitter import memory_type
+from ostinato.ops.cpu.jit.kept_text import kept_on_disk
 from ostinato.ops.cpu.jit.lines import LlvmLines, literal, llvm_type, number_at
 from ostinato.ops.cpu.jit.llvm import function_of, processor, vector_bits
 from ostinato.ops.cpu.jit.parallel import around
@@ -104,7 +105,13 @@ def kernel_text(body: Graph, loops: Loops, share: int = SHARE) -> str:
 
 
 def kernel_code(body: Graph, loops: Loops, share: int = SHARE) -> str:
-    """`body` and `finish`.
+    """`body` and `finish`."""
+    return _code(body, loops, streams(body, loops, share))
+
+
+@kept_on_disk
+def _code(body: Graph, loops: Loops, past: bool) -> str:
+    """The two; results go past the caches if that is said.
 
     A turn is an element, a row of the innermost loop where there are more, or a block of elements
     where all of them are reduced."""
@@ -119,7 +126,7 @@ def kernel_parts(body: Graph, loops: Loops, share: int) -> tuple[set[str], str]:
     lines, hoisted, loads = LlvmLines(), list[str](), list[str]()
     known = {part: f"%known{n}" for n, part in enumerate(numbers(body))}
     counted = numbers_in(body)
-    past, apart = streams(body, loops, share), _apart(body, loops)
+    apart = _apart(body, loops)
     stores, sums, written = list[str](), list[Combination](), list[tuple[int, DType]]()
     for first in range(many, many * (1 + len(loops.beside)), many) if loops.beside else (0,):
         values: list[Value] = []
@@ -867,20 +874,37 @@ def crew_of(nest: Nest, told: Facts, threads: int) -> Crew:
     return Crew(turns, each, threads, needed)
 
 
-def nest_kernel(nest: Nest, threads: int, scratch: Sequence[Any] = ()) -> Callable[..., None]:
-    """The kernel of a nest of stages, called as `kernel(*operands, *results)`; it works in memory
-    that is given, if that is enough.
+def nest_told(nest: Nest, threads: int) -> tuple[str, list[int]]:
+    """A nest's functions, and what its kernel is told: the bytes that it needs, a thread's and a turn's
+    among them, and then its meta array without addresses.
     """
     told = facts(nest)
     crew = crew_of(nest, told, threads)
-    room = scratch[0] if scratch and scratch[0].nbytes >= crew.bytes else None
-    if room is None:
-        room = np.empty(crew.bytes, np.int8)
-    start = -(-room.ctypes.data // 64) * 64
-    waiting = start + max(crew.threads, 1) * told.room
     front = [crew.turns, crew.threads, told.units, crew.each]
-    front += [start, told.room, waiting, told.waiting]
-    return function_of(nest_module(nest), np.array([*front, *told.values], np.int64), room)
+    return nest_text(nest, vector_bits()), [
+        crew.bytes,
+        told.room,
+        told.waiting,
+        *front,
+        *told.values,
+    ]
+
+
+def nest_kernel(
+    code: str, told: Sequence[int], arrays: int, scratch: Sequence[Any] = ()
+) -> Callable[..., None]:
+    """The kernel of a nest of stages (`nest_told`), called as `kernel(*operands, *results)`; it works in
+    memory that is given, if that is enough.
+    """
+    bytes_, each, waits, turns, threads, units, in_turn, *values = told
+    room = scratch[0] if scratch and scratch[0].nbytes >= bytes_ else None
+    if room is None:
+        room = np.empty(bytes_, np.int8)
+    start = -(-room.ctypes.data // 64) * 64
+    waiting = start + max(threads, 1) * each
+    front = [turns, threads, units, in_turn, start, each, waiting, waits]
+    text = f"{code}\n{around(arrays)}"
+    return function_of(text, np.array([*front, *values], np.int64), room)
 
 
 def nest_module(nest: Nest) -> str:
