@@ -3,8 +3,11 @@ kernel's text; equal layers have one. Counted, not timed."""
 
 from __future__ import annotations
 
+import ctypes
+import itertools
 import random
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,7 @@ from ostinato.ops.core import disk_cache
 from ostinato.ops.core.tree import flatten
 from ostinato.ops.cpu import device, fused
 from ostinato.ops.cpu.jit import kept_text
-from ostinato.ops.cpu.loops import flat
+from ostinato.ops.cpu.loops import flat, squares
 from ostinato.planner import file
 from ostinato.planner.plan import Plan
 
@@ -144,6 +147,7 @@ def forget() -> None:
 def texts(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """What is analysed and written, by name."""
     forget()
+    monkeypatch.setattr(settings, "tune", "off")  # each way that is timed is a kernel
     made: list[str] = []
 
     def counted(module: Any, name: str) -> None:
@@ -214,5 +218,67 @@ def test_equal_layers_have_one_text(texts: list[str]) -> None:
             given = [np.full((1, 64), 1.0 + k) for k in range(layers)]
             ost.compile(deep)(ones(64, 64), given)
         counts.append((texts.count("nest_text"), texts.count("element")))
-    assert counts[0] == counts[1]
-    assert sum(counts[0])
+    assert counts[0] == counts[1] != (0, 0)
+
+
+# -- squares -------------------------------------------------------------------------------
+@pytest.mark.parametrize("item", [4, 8, 16])
+@pytest.mark.parametrize("source", ["rows", "lanes"])
+def test_squares_are_transposed_and_nothing_beside_them_is_touched(source: str, item: int) -> None:
+    """For all numbers of rows and widths."""
+    many, kind = squares.BYTES // item, {4: "i4", 8: "i8", 16: "c16"}[item]
+    r = np.random.default_rng(1)
+    number, where = ctypes.c_int64, ctypes.c_void_p
+    for rows, width, known in itertools.product(
+        (1, many - 1, many), (1, many - 1, many), (False, True)
+    ):
+        wanted = str(width) if known else "part"
+        code = squares.linked(squares._text(squares.Square(source, item, wanted)))
+        run = code.function(None, where, number, where, number, *[number] * 4)
+        outside, inside = r.integers(1, 99, (rows, many + 3)).astype(kind), aligned(many, 2, kind)
+        inside[...] = r.integers(1, 99, inside.shape)
+        before = outside.copy(), inside.copy()
+        out_in = (outside.ctypes.data, outside.strides[0], inside.ctypes.data, inside.strides[0])
+        ends = out_in if source == "rows" else (*out_in[2:], *out_in[:2])
+        run(*ends, rows - 1, width, 0, 1)
+        expected = [x.copy() for x in before]
+        if source == "rows":
+            last = before[0][[min(k, rows - 1) for k in range(many)], :width]
+            expected[1][:width, :many] = last.T
+        else:
+            expected[0][:, :width] = before[1][:width, :rows].T
+        np.testing.assert_array_equal(outside, expected[0])
+        np.testing.assert_array_equal(inside, expected[1])
+
+
+def aligned(many: int, times: int, kind: str) -> np.ndarray:
+    """Rows of vectors, each on a line of the cache."""
+    raw = np.empty(squares.BYTES * (many * times + 1), np.uint8)
+    skip = -raw.ctypes.data % squares.BYTES
+    return raw[skip : skip + squares.BYTES * many * times].view(kind).reshape(many, -1)
+
+
+def test_no_kernel_has_squares_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, texts: list[str]
+) -> None:
+    found: list[str] = []
+    before = flat.nest_text
+    monkeypatch.setattr(flat, "nest_text", lambda *a: (found.append(before(*a)), found[-1])[1])
+    r = np.random.default_rng(2)
+    with ost.connect():
+        for shape, split in (((5000, 16), 8), ((5003, 3), 8), ((4007, 10), 5)):
+            x = r.normal(size=shape)
+            centres = x[:split]
+            made = ost.compile(partial(sums, ost))(x, centres)
+            for a, b in zip(made, sums(np, x, centres), strict=True):
+                np.testing.assert_allclose(np.asarray(a), b, rtol=1e-9)
+    assert any("@square_rows_8_" in text for text in found)
+    assert any("@square_lanes_8_" in text for text in found)
+    assert not any("shufflevector" in text for text in found)
+
+
+def sums(xp: Any, x: Any, centres: Any) -> Any:
+    """Of the rows that are nearest to each centre, and distances."""
+    far = ((x[:, None, :] - centres[None]) ** 2).sum(2)
+    nearest = far.argmin(1)[:, None] == xp.arange(len(centres))[None]
+    return nearest.astype(x.dtype).T @ x, far

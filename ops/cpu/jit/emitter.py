@@ -96,7 +96,7 @@ class Code:
         self,
         begin: str,
         end: str,
-        step: int = 1,
+        step: int | str = 1,
         lanes: int = 0,
         vectors: int = 0,
         kept: bool = False,
@@ -168,20 +168,6 @@ class Code:
         return self.let(f"select i1 {less}, i64 {a}, i64 {b}")
 
     # -- squares of vectors
-    def some(self, at: str, vector: str, width: int, size: int, dtype: DType) -> str:
-        """The first elements of a row as a vector."""
-        if width == size:
-            return self.let(f"load {vector}, ptr {at}, align {real_of(dtype).itemsize}")
-        return self.masked_load(at, vector, _first(width, size, parts_of(dtype)))
-
-    def keep_some(
-        self, made: str, at: str, vector: str, width: int, size: int, dtype: DType
-    ) -> None:
-        if width == size:
-            self.add(f"store {vector} {made}, ptr {at}, align {real_of(dtype).itemsize}")
-            return
-        self.masked_store(made, at, vector, _first(width, size, parts_of(dtype)))
-
     def inside(self, many: str, lanes: int) -> str:
         """A mask of so many first lanes, with its type."""
         counts = f"<{lanes} x i64>"
@@ -251,18 +237,6 @@ def loaded(base: str, start: int, names: Sequence[str], kind: str = "i64") -> li
         lines.append(f"  %{name}_at = getelementptr {kind}, ptr {base}, i64 {k}")
         lines.append(f"  %{name} = load {kind}, ptr %{name}_at")
     return lines
-
-
-def parts_of(dtype: DType) -> int:
-    """How many numbers an element consists of."""
-    return dtype.itemsize // real_of(dtype).itemsize
-
-
-def _first(width: int, size: int, parts: int) -> str:
-    """A mask of so many first elements, with its type."""
-    flags = ["true"] * (width * parts) + ["false"] * ((size - width) * parts)
-    mask = ", ".join(f"i1 {flag}" for flag in flags)
-    return f"<{size * parts} x i1> <{mask}>"
 
 
 def _masked(word: str, vector: str) -> tuple[str, int, str]:

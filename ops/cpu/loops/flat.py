@@ -40,6 +40,7 @@ from ostinato.ops.jit.schedule import MAX_FIXED_EXTENT
 from ostinato.ops.jit.values import Value
 
 from .combine import TURNS, WAITING, nest_text
+from .squares import link_squares
 from .stages import CHUNK, Facts, chunk_units, facts
 
 GRAIN = LIMITS.loops_wake
@@ -880,14 +881,9 @@ def nest_told(nest: Nest, threads: int) -> tuple[str, list[int]]:
     """
     told = facts(nest)
     crew = crew_of(nest, told, threads)
-    front = [crew.turns, crew.threads, told.units, crew.each]
-    return nest_text(nest, vector_bits()), [
-        crew.bytes,
-        told.room,
-        told.waiting,
-        *front,
-        *told.values,
-    ]
+    sizes = [crew.bytes, told.room, told.waiting]
+    shares = [crew.turns, crew.threads, told.units, crew.each]
+    return nest_text(nest, vector_bits()), [*sizes, *shares, *told.values]
 
 
 def nest_kernel(
@@ -903,6 +899,7 @@ def nest_kernel(
     start = -(-room.ctypes.data // 64) * 64
     waiting = start + max(threads, 1) * each
     front = [turns, threads, units, in_turn, start, each, waiting, waits]
+    link_squares(code)
     text = f"{code}\n{around(arrays)}"
     return function_of(text, np.array([*front, *values], np.int64), room)
 

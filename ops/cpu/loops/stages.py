@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from ostinato.ops.core.monoid import MONOIDS
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import DType, bool_, int64, real_of
-from ostinato.ops.cpu.jit.emitter import Code, memory_type, parts_of
+from ostinato.ops.cpu.jit.emitter import Code, memory_type
 from ostinato.ops.cpu.jit.lines import LlvmLines, llvm_type, number_at
 from ostinato.ops.cpu.limits import LIMITS
 from ostinato.ops.cpu.loops.schedule import Nest
@@ -45,6 +45,7 @@ from ostinato.ops.jit.schedule import MAX_FIXED_EXTENT
 from ostinato.ops.jit.stages import Reduction
 from ostinato.ops.jit.values import Value, cast, where
 
+from .squares import BYTES, CALLED, Square
 from .walks import goes_along, waits
 
 CHUNK, ROWS = 1024, 256  # elements whose order of summing is free; rows that are summed in one go
@@ -458,28 +459,37 @@ class StageWriter(Elements):
         return None
 
     def transpose(self, v: int, column: int) -> None:
-        """Rows of an operand as lanes: squares of vectors, halved again and again."""
+        """Rows of an operand as lanes, square by square."""
         nest, code, dtype = self.nest, self.code, self.body.specs[v].dtype
-        size, parts = 64 // dtype.itemsize, parts_of(dtype)
-        vector = f"<{size * parts} x {llvm_type(real_of(dtype))}>"
-        each = max(
-            1, LINE // (nest.extents[column] * dtype.itemsize)
-        )  # rows of a line of the cache
+        size, line = BYTES // dtype.itemsize, LINE // dtype.itemsize
+        each = max(1, line // nest.extents[column])  # rows of a line of the cache
         with self.loops([x for x in self.apart(v) if x != column], {}) as env:
             last = code.let("sub i64 %count, 1")
-            ahead = code.times(self.fact("stride", v, nest.lane), str(nest.lanes))
+            ahead = code.times(
+                self.fact("stride", v, nest.lane), str(nest.lanes)
+            )  # the next unit's
             with code.loop("0", "%count", size) as row:
-                rows = [code.least(code.sum(row, str(k)), last) for k in range(size)]
                 for begin, width in self.squares(column, size):
-                    here = [self.place(v, {**env, nest.lane: r, column: begin}) for r in rows]
-                    for at in here[::each]:  # the next unit's, while this one is computed
-                        code.fetch(code.let(f"getelementptr i8, ptr {at}, i64 {ahead}", "a"))
-                    found = [self.some(at, vector, width, size, dtype) for at in here]
-                    found = code.turned(found, vector, parts)
-                    for k in range(width if isinstance(width, int) else size):
-                        there = {**env, nest.lane: row, column: code.sum(begin, str(k))}
-                        at = self.held_at(v, there)
-                        code.add(f"store {vector} {found[k]}, ptr {at}, align 64")
+                    here = {**env, nest.lane: row, column: begin}
+                    rows = self.place(v, here), self.fact("stride", v, nest.lane)
+                    lanes = self.held_at(v, here), self.held_step(v, column)
+                    rest = code.let(f"sub i64 {last}, {row}")
+                    self.square("rows", dtype, (*rows, *lanes, rest, str(width), ahead, str(each)))
+
+    def square(self, source: str, dtype: DType, given: Sequence[str]) -> None:
+        """Call the function of a square; of these arguments, the first and the third are addresses."""
+        square = Square(source, dtype.itemsize, given[5] if given[5].isdigit() else "part")
+        self.code.lines.declared.add(square.declared)
+        kinds = CALLED.split(", ")
+        named = [f"{kind} {name}" for kind, name in zip(kinds, given, strict=True)]
+        self.code.add(f"call void {square.name}({', '.join(named)})")
+
+    def held_step(self, v: int, column: int) -> str:
+        """The bytes from one element of a held value to the next along a label."""
+        step, own = str(self.body.specs[v].dtype.itemsize), self.nest.inner(v)
+        for x in own[own.index(column) + 1 :]:
+            step = self.code.times(step, self.span(x))
+        return step
 
     def squares(self, column: int, size: int) -> Iterator[tuple[str, int | str]]:
         """Where squares begin along rows, and how wide they are: of rows that are no short ones, as wide as
@@ -487,51 +497,24 @@ class StageWriter(Elements):
         if not self.is_short(column):
             with self.code.loop("0", self.extent(column), size) as begin:
                 rest = self.code.let(f"sub i64 {self.extent(column)}, {begin}")
-                yield begin, rest
+                yield begin, self.code.least(rest, str(size))
             return
         n = self.nest.extents[column]
         yield from [(str(begin), min(size, n - begin)) for begin in range(0, n, size)]
 
-    def some(self, at: str, vector: str, width: int | str, size: int, dtype: DType) -> str:
-        """The first elements of a row as a vector."""
-        if isinstance(width, int):
-            return self.code.some(at, vector, width, size, dtype)
-        return self.code.masked_load(at, vector, self.inside(width, size, dtype))
-
-    def inside(self, width: str, size: int, dtype: DType) -> str:
-        parts = parts_of(dtype)
-        many = self.code.times(width, str(parts)) if parts > 1 else width
-        return self.code.inside(many, size * parts)
-
     def transpose_back(self, v: int, a: int, column: int) -> None:
-        """Lanes as rows of a result; the last ones element by element."""
+        """Lanes as rows of a result, square by square."""
         nest, code, dtype = self.nest, self.code, self.body.specs[v].dtype
-        size, parts = 64 // dtype.itemsize, parts_of(dtype)
-        vector = f"<{size * parts} x {llvm_type(real_of(dtype))}>"
+        size = BYTES // dtype.itemsize
         with self.loops([x for x in self.apart(v) if x != column], {}) as env:
-            whole = code.let(f"and i64 %count, {-size}")
-            with code.loop("0", whole, size) as row:
+            last = code.let("sub i64 %count, 1")
+            with code.loop("0", "%count", size) as row:
                 for begin, width in self.squares(column, size):
-                    count = width if isinstance(width, int) else size
-                    lanes = [
-                        self.held_at(v, {**env, nest.lane: row, column: code.sum(begin, str(k))})
-                        for k in range(count)
-                    ]
-                    found = [code.let(f"load {vector}, ptr {at}, align 64") for at in lanes]
-                    found += [found[0]] * (size - count)
-                    for k, made in enumerate(code.turned(found, vector, parts)):
-                        here = {**env, nest.lane: code.sum(row, str(k)), column: begin}
-                        at = self.place(a, here)
-                        if isinstance(width, int):
-                            code.keep_some(made, at, vector, width, size, dtype)
-                        else:
-                            code.masked_store(made, at, vector, self.inside(width, size, dtype))
-            with (
-                code.loop("0", self.extent(column)) as i,
-                self.lanes(real_of(dtype).itemsize, whole) as lane,
-            ):
-                here = {**env, **lane, column: i}
-                self.store(self.value(v, here), self.place(a, here))
+                    here = {**env, nest.lane: row, column: begin}
+                    lanes = self.held_at(v, here), self.held_step(v, column)
+                    rows = self.place(a, here), self.fact("stride", a, nest.lane)
+                    rest = code.let(f"sub i64 {last}, {row}")
+                    self.square("lanes", dtype, (*lanes, *rows, rest, str(width), "0", "1"))
 
     def write(self, v: int, a: int) -> None:
         """A result to its place."""
