@@ -71,24 +71,32 @@ def stages_scratch(
     """Size the workspace of a kernel in stages: what it keeps in cache, and what waits for its end,
     for operands in order.
     """
-    room = _room(tuple(map(tuple, (*ins, *outs))), most_threads(), **labelled)
-    return [Scratch((room,), int8)] if room else ()
-
-
-@kept_on_disk
-def _room(shapes: Sequence[Shape], threads: int, **labelled: Any) -> int:
-    """Its bytes; 0 if there is no such kernel."""
-    nest = analyse_in_order(**labelled, shapes=shapes)
-    return crew_of(nest, facts(nest), threads).bytes if nest is not None else 0
+    found = _in_order(tuple(map(tuple, (*ins, *outs))), most_threads(), **labelled)
+    return [Scratch((found[0],), int8)] if found is not None else ()
 
 
 def stages_ways(ins: Specs, outs: Specs, p: Params, threads: int) -> Classes:
     """Where lanes run along rows, how many of them make a unit, by which sums over rows are cut."""
-    nest = analyse_in_order(**p, shapes=[s.shape for s in (*ins, *outs)])
-    if nest is None or not nest.across:
+    found = _in_order(tuple([s.shape for s in (*ins, *outs)]), most_threads(), **p)
+    if found is None or not found[1]:
         return [("in stages",)]
-    names = [f"{n}{UNITS}" for n in sorted(BLOCKS, key=lambda n: n != str(nest.lanes))]
-    return [names] if nest.gathers_exactly else [(name,) for name in names]
+    _, lanes, gathers_exactly = found
+    names = [f"{n}{UNITS}" for n in sorted(BLOCKS, key=lambda n: n != str(lanes))]
+    return [names] if gathers_exactly else [(name,) for name in names]
+
+
+@kept_on_disk
+def _in_order(
+    shapes: Sequence[Shape], threads: int, **labelled: Any
+) -> tuple[int, int, bool] | None:
+    """The bytes that a kernel in stages needs for operands in order; how many rows make a unit where
+    lanes run along rows, or 0; and whether its sums over rows have the same bits in any case. None if
+    there is no such kernel."""
+    nest = analyse_in_order(**labelled, shapes=shapes)
+    if nest is None:
+        return None
+    room = crew_of(nest, facts(nest), threads).bytes
+    return room, nest.lanes * nest.across, nest.gathers_exactly
 
 
 def stages(
