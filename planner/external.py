@@ -294,7 +294,9 @@ def _is_beyond_file(graph: Graph, node: Node, target: Target) -> bool:
 def _first_to_join(graph: Graph, target: Target) -> int | None:
     """A value of which rows are joined with others to what memory has no room for, and that lies in no
     file."""
-    made, in_parts = _made(graph, target), _in_parts(graph)
+    if not (made := _made(graph, target)):
+        return None
+    in_parts = _in_parts(graph)
     for k, node in enumerate(graph.nodes):
         if not node.specs or graph.starts[k] in in_parts:
             continue
