@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 
 from ostinato.ops.core import disk_cache
@@ -38,9 +39,13 @@ class PlanCache:
         self.dropped = dropped
         self.ran_lately = ran_lately
         self.disk = disk_cache.open_cache(folder)
-        self.folder = f"plans/{code_version()}"
         self.limit = limit
         self.writes = 0
+
+    @cached_property
+    def folder(self) -> str:
+        """Where plans of this version are; to find out which one this is takes a while."""
+        return f"plans/{code_version()}"
 
     def get(self, key: Key) -> tuple[Plan, str] | None:
         """The plan and where it was, "memory" or "disk"."""
@@ -90,7 +95,7 @@ class PlanCache:
 
     def plan_of(self, plan_id: str, key: Key | None = None) -> Plan | None:
         """A plan that is kept under this id; with its key, it need not be proven."""
-        data = self.disk.read(self._name(plan_id))
+        data = None if self.disk.asked is None else self.disk.read(self._name(plan_id))
         try:
             return decode_plan(data, key) if data is not None else None
         except Malformed:
