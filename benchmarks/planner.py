@@ -113,6 +113,16 @@ def transformer(mesh: Mesh, depth: int = 24) -> Made:
     return step, (state(), state(), state(), x, x)
 
 
+def anywhere(mesh: Mesh) -> Made:
+    """The same, whose state may lie anywhere."""
+    step, (*state, x, y) = transformer(mesh)
+
+    def free(s: Any) -> Any:
+        return ost.spec(s.shape, split="auto")
+
+    return step, (*(ost.tree_map(free, part) for part in state), x, y)
+
+
 # Products of an image: (places in an image, inputs of a place, outputs of a place); then of a vector.
 CONVOLUTIONS = ((3025, 363, 96), (729, 2400, 256), (169, 2304, 384), (169, 3456, 384))
 DENSE = ((9216, 4096), (4096, 4096), (4096, 1000))
@@ -179,6 +189,7 @@ def drawn(nodes: int, mesh: Mesh) -> Made:
 PROGRAMS: dict[str, Callable[[Mesh], Made]] = {
     "mlp-16": mlp,
     "transformer-24": transformer,
+    "anywhere-24": anywhere,
     "alexnet": alexnet,
     "k-means": k_means,
     "random-1000": lambda mesh: drawn(1000, mesh),

@@ -25,7 +25,7 @@ from ostinato.errors import MemoryLimitError, OstinatoError
 
 from .lowering import Pass, lower, run
 from .machine import memory
-from .passes.blocking import READ_BYTES, split_time
+from .passes.blocking import READ_BYTES, roughly, split_time
 from .passes.buckets import fill_buckets
 from .passes.cache_blocking import stay_in_cache
 from .passes.communicate import communicate
@@ -113,6 +113,7 @@ def sums_of(key: Key) -> list[Sum]:
     return list(sums(graph, key.target))
 
 
+AMPLE = 0.8  # of the memory: what is planned takes less than that if each node were a kernel
 HOLDING = 1e-15  # seconds for a byte of a worker's memory, where that is not short
 
 
@@ -122,10 +123,11 @@ def place_operands(graph: Graph, target: Target, free: Sequence[int]) -> list[La
     room = min(target.memory_limit or inf, target.machine.memory)
     found: list[tuple[bool, float, Graph]] = []
     for k in range(12):
-        made, *near = places(graph, target, free, HOLDING * 16**k)
+        told = dict[str, Graph]()
+        made, *near = places(graph, target, free, HOLDING * 16**k, told)
         if found and made.inputs == found[-1][2].inputs:
             continue
-        if room == inf and not near:
+        if not near and _has_room(told["laid"], target, room):
             return _layouts(made, free)
         try:
             plan = make_plan(Key(made, replace(target, memory_limit=_limit(room))), quick=True)
@@ -145,6 +147,11 @@ def place_operands(graph: Graph, target: Target, free: Sequence[int]) -> list[La
                     found.append((False, seconds, other))
         break  # holding less would only take longer
     return _layouts(min(found, key=lambda f: f[:2])[2], free)
+
+
+def _has_room(laid: Graph, target: Target, room: float) -> bool:
+    """Whether memory is not short, so that no plan is needed to know it."""
+    return room == inf or roughly(laid, target) <= AMPLE * room
 
 
 def _layouts(graph: Graph, free: Sequence[int]) -> list[Layout]:

@@ -11,11 +11,13 @@ In four steps, each of which leaves the optimum where it is:
    for each choice of theirs. Chains and trees of any length are gone after that.
 3. Costs are moved between the tables that are left so that the sum of their minima, which is a lower
    bound, rises (sequential reweighted message passing). With it, values are dropped that no answer
-   better than the best one found so far can have.
+   better than the best one found so far can have. What looks alike a few steps around, such as the
+   layers of a network, is worked on once at first; values by which the bound hardly rises are tried.
 4. What is left is eliminated, the smallest table first. One that would be larger than `limit` is cut in
    two, each of which takes its own best value. This alone is not exact, but still a bound.
 
-So the answer comes with a bound, and where no table was cut it is the optimum."""
+So the answer comes with a bound, and where no table was cut, nor the search ended since the bound was
+close, it is the optimum."""
 
 from __future__ import annotations
 
@@ -31,6 +33,12 @@ Table = np.ndarray[Any, Any]
 LIMIT = 1 << 20  # entries of a table
 SWEEPS = 60  # over all variables that are left; of many, fewer:
 MOVES = 150_000  # of costs to and from a table
+SWEEPS_ALIKE = 40  # over one of each that look alike,
+STEPS_AROUND = 3  # so many steps far,
+FEW_ALIKE = 0.3  # if they are a small share of all
+CLOSE = 2e-3  # a gap that is looked at no further: no price is known so well
+TRIES = (1, 5, 13, 29)  # sweeps behind which
+PROMISING = (0.2, 0.05, 0.01, 0.0)  # values are tried that raise the bound by so much of the gap
 AT_ONCE = 1 << 18  # differences, which are sooner made than equal columns are found
 CUT_SMALLER = 128  # tables, where some have to be cut
 
@@ -240,6 +248,39 @@ def _contract(costs: list[Table], near: list[dict[int, Table]]) -> Gone:
 
 
 @dataclass(slots=True)
+class _Shared:
+    """A table of pairs that look alike, and what was moved away from it: along rows, along columns."""
+
+    left: Table
+    moved: list[Table]
+
+    def move(self, costs: Table, side: int) -> None:
+        self.left -= costs if side else costs[:, None]
+        self.moved[side] += costs
+
+
+def _colours(
+    costs: Sequence[Table], pairs: dict[tuple[int, int], Table], near: Sequence[Sequence[int]]
+) -> tuple[list[int], dict[tuple[int, int], int]]:
+    """Numbers of variables that are equal where those around them look alike a few steps far; and of
+    tables that are equal."""
+    numbers: dict[Any, int] = {}
+
+    def number(key: Any) -> int:
+        return numbers.setdefault(key, len(numbers))
+
+    tables = {ij: number((t.shape, t.tobytes())) for ij, t in pairs.items()}
+    found = [number(c.tobytes()) for c in costs]
+    for _ in range(STEPS_AROUND):
+        around = [
+            [(tables[(i, j) if i < j else (j, i)], i < j, found[j]) for j in others]
+            for i, others in enumerate(near)
+        ]
+        found = [number((found[i], *sorted(others))) for i, others in enumerate(around)]
+    return found, tables
+
+
+@dataclass(slots=True)
 class _Core:
     """Variables of which each has three neighbours or more, numbered in the order of the problem's.
     `base`, the costs and the pairs add up to the cost of a choice, however they are moved."""
@@ -272,19 +313,67 @@ class _Core:
         """The best values, and by how much they may be above the optimum."""
         sweeps = min(SWEEPS, max(8, MOVES // max(1, len(self.pairs))))
         for turn in range(sweeps if self.costs else 0):
-            if turn and self.least - self.bound <= 1e-12 * abs(self.least):
-                return self.best, 0.0
-            if turn % 4 == 0 and self._fits(limit):
+            gap = self.least - self.bound
+            if turn and gap <= CLOSE * abs(self.least):
+                return self.best, gap if gap > 1e-12 * abs(self.least) else 0.0
+            if turn % 4 == 0 and _fits(self.costs, self.pairs, limit):
                 break
+            if turn == 0:
+                self._spread_alike()
             self._sweep(back=turn % 2 == 1)
             if turn % 2 == 1:
-                self._drop()
-        small = limit if self._fits(limit) else limit // CUT_SMALLER  # a better bound takes long
+                more = self._more()
+                if turn in TRIES:
+                    self._try_promising(more, limit)
+                self._drop(more)
+        fits = _fits(self.costs, self.pairs, limit)
+        small = limit if fits else limit // CUT_SMALLER  # a better bound takes long
         values, bound = _eliminate(list(self.costs), self.pairs, small)
         self._try(values)
         if bound is None:
             return self.best, 0.0
         return self.best, max(0.0, self.least - max(self.bound, self.base + bound))
+
+    def _spread_alike(self) -> None:
+        """Moves costs once for all variables that look alike, such as those of the layers of a
+        network, if there are such; those at its ends are told apart later. Whatever is moved, the
+        costs of choices stay what they are."""
+        alike, tables = _colours(self.costs, self.pairs, self.near)
+        members: dict[int, list[int]] = {}
+        for i, colour in enumerate(alike):
+            members.setdefault(colour, []).append(i)
+        if len(members) > FEW_ALIKE * len(alike):
+            return
+        shared: dict[tuple[int, int, int], _Shared] = {}
+        for (i, j), table in self.pairs.items():
+            key = tables[i, j], alike[i], alike[j]
+            if key not in shared:
+                shared[key] = _Shared(table.copy(), [np.zeros(n) for n in table.shape])
+        of = {(i, j): shared[tables[i, j], alike[i], alike[j]] for i, j in self.pairs}
+
+        def sides(i: int) -> list[tuple[_Shared, int]]:
+            return [(of[i, j], 0) if i < j else (of[j, i], 1) for j in self.near[i]]
+
+        order = sorted([each[len(each) // 2] for each in members.values()])
+        around = {i: sides(i) for i in order}
+        for turn in range(SWEEPS_ALIKE):
+            back = turn % 2 == 1
+            for i in reversed(order) if back else order:
+                own = {(id(table), side): (table, side) for table, side in around[i]}.values()
+                for table, side in own:
+                    table.move(table.left.min(1 - side), side)
+                cost = sum([table.moved[side] for table, side in around[i]], self.costs[i])
+                many = sum([side == back for _, side in around[i]])
+                if many:
+                    share = (cost.min() - cost) / max(many, len(around[i]) - many)
+                    for table, side in own:
+                        if side == back:
+                            table.move(share, side)
+        for i, cost in enumerate(self.costs):
+            self.costs[i] = sum([table.moved[side] for table, side in sides(i)], cost)
+        for ij, table in self.pairs.items():
+            rows, columns = of[ij].moved
+            table -= rows[:, None] + columns
 
     def _try(self, values: list[int]) -> None:
         values = _improved(self.costs, self.pairs, values)
@@ -332,53 +421,80 @@ class _Core:
     def _minima(self) -> float:
         return self.base + sum([float(c.min()) for c in (*self.costs, *self.pairs.values())])
 
-    def _drop(self) -> None:
+    def _drop(self, more: Sequence[Table]) -> None:
         """Drops values without which the best answer so far can only be beaten."""
         room = self.least - self._minima()
         room += 1e-9 * abs(self.least)
-        keeps: dict[int, Table] = {}
+        keeps = [np.flatnonzero(m <= room) if m.min() <= room else np.arange(len(m)) for m in more]
+        self.costs, self.pairs = self._only(keeps)
+        self.kept = [
+            k if len(k) == len(rows) else k[rows] for k, rows in zip(self.kept, keeps, strict=True)
+        ]
+
+    def _more(self) -> list[Table]:
+        """By how much the bound rises, at the least, if a variable has a value, for each of them."""
+        found = []
         for i, cost in enumerate(self.costs):
             more = cost - cost.min()
             for j in self.near[i]:
-                table = self.pairs[(i, j) if i < j else (j, i)]
-                much = table.min(1 if i < j else 0)
+                much = self.pairs[(i, j) if i < j else (j, i)].min(1 if i < j else 0)
                 more = more + (much - much.min())
-            alive = more <= room
-            if alive.any() and not alive.all():
-                keeps[i] = np.flatnonzero(alive)
-        for i, rows in keeps.items():
-            self.costs[i], self.kept[i] = self.costs[i][rows], self.kept[i][rows]
-        for (i, j), table in self.pairs.items():
-            if i in keeps:
-                table = table[keeps[i]]
-            if j in keeps:
-                table = table[:, keeps[j]]
-            self.pairs[i, j] = np.ascontiguousarray(table)
+            found.append(more)
+        return found
 
-    def _fits(self, limit: int) -> bool:
-        """Whether their elimination makes no table that is larger."""
-        sizes = [len(c) for c in self.costs]
-        near = [{j for j in js if sizes[j] > 1} for js in self.near]
-        weights = [math.log(n) for n in sizes]
-        queue = [(_weight(weights, i, near[i]), i) for i in range(len(sizes)) if sizes[i] > 1]
-        heapq.heapify(queue)
-        most, gone = math.log(limit), set[int]()
-        while queue:
-            weight, i = heapq.heappop(queue)
-            if i in gone:
-                continue
-            now = _weight(weights, i, near[i])
-            if now > weight + 1e-9:
-                heapq.heappush(queue, (now, i))
-                continue
-            if now > most:
-                return False
-            gone.add(i)
-            for j in near[i]:
-                near[j] |= near[i]
-                near[j] -= {i, j}
-                heapq.heappush(queue, (_weight(weights, j, near[j]), j))
-        return True
+    def _only(self, keeps: Sequence[Table]) -> tuple[list[Table], dict[tuple[int, int], Table]]:
+        """The costs and pairs of some of the values."""
+        pairs = {}
+        for (i, j), table in self.pairs.items():
+            if len(keeps[i]) < table.shape[0]:
+                table = table[keeps[i]]
+            if len(keeps[j]) < table.shape[1]:
+                table = table[:, keeps[j]]
+            pairs[i, j] = np.ascontiguousarray(table)
+        return [
+            c if len(c) == len(k) else c[k] for c, k in zip(self.costs, keeps, strict=True)
+        ], pairs
+
+    def _try_promising(self, more: Sequence[Table], limit: int) -> None:
+        """The best of the values by which the bound hardly rises is mostly the best of all."""
+        room = self.least - self._minima()
+        for share in PROMISING:
+            keeps = [np.flatnonzero(m <= max(share * room, m.min())) for m in more]
+            costs, pairs = self._only(keeps)
+            if _fits(costs, pairs, limit):
+                values, _ = _eliminate(costs, pairs, limit)
+                self._try([int(k[v]) for k, v in zip(keeps, values, strict=True)])
+                return
+
+
+def _fits(costs: Sequence[Table], pairs: Iterable[tuple[int, int]], limit: int) -> bool:
+    """Whether their elimination makes no table that is larger."""
+    sizes = [len(c) for c in costs]
+    near = [set[int]() for _ in sizes]
+    for i, j in pairs:
+        if sizes[i] > 1 and sizes[j] > 1:
+            near[i].add(j)
+            near[j].add(i)
+    weights = [math.log(n) for n in sizes]
+    queue = [(_weight(weights, i, near[i]), i) for i in range(len(sizes)) if sizes[i] > 1]
+    heapq.heapify(queue)
+    most, gone = math.log(limit), set[int]()
+    while queue:
+        weight, i = heapq.heappop(queue)
+        if i in gone:
+            continue
+        now = _weight(weights, i, near[i])
+        if now > weight + 1e-9:
+            heapq.heappush(queue, (now, i))
+            continue
+        if now > most:
+            return False
+        gone.add(i)
+        for j in near[i]:
+            near[j] |= near[i]
+            near[j] -= {i, j}
+            heapq.heappush(queue, (_weight(weights, j, near[j]), j))
+    return True
 
 
 def _eliminate(

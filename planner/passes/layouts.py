@@ -100,13 +100,15 @@ def choose_layouts(graph: Graph, target: Target, told: dict[str, float] | None =
     other = lay_out(graph, inputs, target, ends, gap, HIDDEN)
     if other == best:
         return best
-    if overlapped_seconds(other, target) > SOONER * overlapped_seconds(best, target):
+    as_summed, as_hidden = _sent(best, target), _sent(other, target)
+    seconds = [unmade_seconds(g, target.machine, target.mesh) for g in (as_summed, as_hidden)]
+    if seconds[1] > SOONER * seconds[0]:
         return best
-    limit, peak = target.memory_limit, 0
+    limit = target.memory_limit
     if limit is not None:  # what is hidden needs room meanwhile
-        peak = sent_bytes(other, target)
-    if limit is not None and peak > limit and peak > sent_bytes(best, target):
-        return best
+        peak = roughly(as_hidden, target)
+        if peak > limit and peak > roughly(as_summed, target):
+            return best
     if told is not None:
         told.update(gap)
     return other
@@ -115,11 +117,6 @@ def choose_layouts(graph: Graph, target: Target, told: dict[str, float] | None =
 def overlapped_seconds(graph: Graph, target: Target) -> float:
     """Estimate the seconds of a graph with layouts, whose collectives run beside its kernels."""
     return unmade_seconds(_sent(graph, target), target.machine, target.mesh)
-
-
-def sent_bytes(graph: Graph, target: Target) -> int:
-    """Estimate the bytes that it needs per worker, if each node is a kernel."""
-    return roughly(_sent(graph, target), target)
 
 
 def _sent(graph: Graph, target: Target) -> Graph:
@@ -151,7 +148,14 @@ def lay_out(
     answer = solve(search.problem)
     if told is not None:
         told["gap"] = answer.gap
-    emit, builder = _Emit(target, answer.values), Builder(inputs)
+    return _emitted(laid, ends, inputs, target, answer.values)
+
+
+def _emitted(
+    laid: _Laid, ends: Sequence[_Ref], inputs: Sequence[Spec], target: Target, values: Sequence[int]
+) -> Graph:
+    """The graph of an answer."""
+    emit, builder = _Emit(target, values), Builder(inputs)
     outs = emit.graph(builder, laid, range(len(inputs)))
     pairs = zip(outs, ends, strict=True)
     return builder.graph([emit.brought(builder, v, emit.layout(ref)) for v, ref in pairs])
@@ -173,45 +177,50 @@ def twins(graph: Graph) -> dict[int, int]:
     return found
 
 
-def places(graph: Graph, target: Target, free: Collection[int], dearer: float) -> list[Graph]:
+def places(
+    graph: Graph,
+    target: Target,
+    free: Collection[int],
+    dearer: float,
+    told: dict[str, Graph] | None = None,
+) -> list[Graph]:
     """The graph with operands, of those that may lie anywhere, where it runs fastest again and again,
     if a byte of a worker's memory that an operand takes costs so many seconds. After the best one
     others may come that take hardly longer by what is counted here, which kernels are not: there the
-    largest of these operands lies elsewhere."""
-    inputs, made = given(graph, target), list[list[Spec]]()
+    largest of these operands lies elsewhere. `told` is told how the best one is laid out."""
+    inputs, made = given(graph, target), list[Graph]()
     largest = max(free, key=lambda k: inputs[k].nbytes, default=-1)
     near = list[list[Spec]]()
     for share in (1.0, HIDDEN):
         search = _Search(target, target.machine, share)
         pairs = enumerate(inputs)
         refs = [search.anywhere(s, dearer) if k in free else _fixed(s) for k, s in pairs]
-        search.ends(search.graph(graph, refs, 1, True), [None] * len(graph.outputs))
+        laid = search.graph(graph, refs, 1, True)
+        ends = search.ends(laid, [None] * len(graph.outputs))
 
         def lie(answer: Answer, refs: list[_Ref] = refs) -> list[Spec]:
             emit = _Emit(target, answer.values)
             return [s.at(emit.layout(r)) for s, r in zip(inputs, refs, strict=True)]
 
         best = solve(search.problem)
-        made.append(lie(best))
+        made.append(_emitted(laid, ends, lie(best), target, best.values))
         if share == 1.0 and largest >= 0 and len(graph.nodes) <= WEIGHED:
             variable = refs[largest].variable
             chosen = best.values[variable]
             for answer in _elsewhere(search.problem, variable, chosen):
                 if answer.cost <= NEARLY * best.cost:
                     near.append(lie(answer))
-    best_specs, other = made
-    if other != best_specs:
-        ends = lay_out(graph, best_specs, target).out_specs
-        costs = []
-        for specs in made:
-            back: list[Layout | None] = [s.layout for s in ends]
-            for k, v in twins(graph).items():
-                back[k] = specs[v].layout
-            seconds = overlapped_seconds(lay_out(graph, specs, target, back), target)
-            costs.append(seconds + dearer * sum([local_bytes(specs[k]) for k in free]))
-        best_specs = other if costs[1] < MUCH_SOONER * costs[0] else best_specs
-    found = [best_specs, *[specs for specs in near if specs != best_specs]]
-    return [Graph(tuple(specs), graph.nodes, graph.outputs) for specs in found]
+    first, other = made
+    if other.inputs != first.inputs:
+        one, two = (
+            overlapped_seconds(g, target) + dearer * sum([local_bytes(g.inputs[k]) for k in free])
+            for g in made
+        )
+        first = other if two < MUCH_SOONER * one else first
+    if told is not None:
+        told["laid"] = first
+    found = [first.inputs, *[specs for s in near if (specs := tuple(s)) != first.inputs]]
+    return [Graph(specs, graph.nodes, graph.outputs) for specs in found]
 
 
 def _elsewhere(problem: Problem, variable: int, chosen: int) -> Iterator[Answer]:

@@ -61,6 +61,59 @@ def test_where_tables_must_be_cut_the_answer_comes_with_a_bound() -> None:
     assert np.mean(gaps) < 0.01, "it is near"
 
 
+def layers_problem(r: np.random.Generator, layers: int, width: int, values: int) -> Problem:
+    """Equal layers of variables that are tied to each other and to those of the next one; the first
+    and the last one have costs of their own."""
+    made = Problem()
+    costs = [r.random(values) for _ in range(width)]
+    within = {ij: r.random((values, values)) / 3 for ij in itertools.combinations(range(width), 2)}
+    onwards = {(i, j): r.random((values, values)) / 3 for i in range(width) for j in (0, i)}
+    for layer in range(layers):
+        first, end = layer * width, layer in (0, layers - 1)
+        for cost in costs:
+            made.variable(cost + r.random(values) if end else cost)
+        for (i, j), table in within.items():
+            made.pair(first + i, first + j, table)
+        for (i, j), table in onwards.items() if layer else ():
+            made.pair(first - width + i, first + j, table)
+    return made
+
+
+def core_of(problem: Problem) -> search._Core:
+    near: list[dict[int, Any]] = [{} for _ in problem.costs]
+    for (i, j), (table,) in problem.pairs.items():
+        near[i][j], near[j][i] = table, table.T
+    return search._Core.from_costs(range(len(near)), problem.costs, near)
+
+
+def test_equal_layers_are_worked_on_once() -> None:
+    """That brings the bound nearly to where sweeps over all layers do; no choice costs more or less."""
+    r = np.random.default_rng(4)
+    for _ in range(6):
+        problem = layers_problem(r, 40, 4, 3)
+        start, alike, apart = (core_of(problem) for _ in range(3))
+        alike._spread_alike()
+        for turn in range(search.SWEEPS_ALIKE):
+            apart._sweep(back=turn % 2 == 1)
+        gained = alike._minima() - start._minima()
+        assert gained > 0.9 * (apart._minima() - start._minima())
+        for _ in range(20):
+            values = r.integers(0, 3, len(start.costs))
+            cost = sum(float(c[v]) for c, v in zip(alike.costs, values, strict=True))
+            cost += sum(float(t[values[i], values[j]]) for (i, j), t in alike.pairs.items())
+            assert cost + alike.base == pytest.approx(problem.cost([int(v) for v in values]))
+
+
+def test_where_layers_repeat_the_answer_is_as_good_and_has_a_bound() -> None:
+    r = np.random.default_rng(5)
+    for values, limit in ((3, 30), (4, 60), (2, 8)):
+        problem = layers_problem(r, 25, 4, values)
+        exact, near = solve(problem), solve(problem, limit=limit)
+        assert near.bound <= exact.cost + 1e-9
+        assert exact.cost - 1e-9 <= near.cost <= exact.cost * 1.002
+        assert problem.cost(near.values) == near.cost
+
+
 def test_a_ladder_of_any_length_is_exact() -> None:
     r = np.random.default_rng(3)
     problem, n = Problem(), 400
