@@ -1,6 +1,6 @@
 """what layouts are worth: programs laid out by the planner, and by hand in four usual ways, on 2 and 4 workers.
 
-    python -m benchmarks layouts [--workload NAME,...] [--workers 2,4] [--seconds 1]
+    python -m benchmarks layouts [--workload NAME,...] [--workers 2,4] [--seconds 1] [--families]
 
 Workers are threads of this process. Operands lie where each plan wants them before the clock starts, as
 those of a program do that runs again and again: for the planner they are made with split="auto". Measure
@@ -9,7 +9,10 @@ the machine before, `ostinato calibrate -n 1,2,4`: layouts are chosen by what it
 data        data by rows, weights whole
 model       weights by their last axis, and so what lies between; data whole
 replicated  everybody does everything
-column/row  weights by columns, then by rows, in turn"""
+column/row  weights by columns, then by rows, in turn
+
+With --families, programs of all families of operations (families.py): where their operands lie in rows, in
+columns, and whole; results are left where they are made."""
 
 from __future__ import annotations
 
@@ -24,7 +27,9 @@ import numpy as np
 import ostinato as ost
 
 from . import machine, runner
+from .families import Family, families
 
+SPLITS = {"rows": 0, "columns": -1, "whole": None}
 HANDS = ("data", "model", "replicated", "column/row")
 Program = tuple[Callable[..., Any], tuple[Any, ...], tuple[int, ...], int | None]
 PLACES = ((3025, 363, 96), (729, 2400, 256), (169, 2304, 384))  # of an image; inputs, outputs
@@ -196,17 +201,31 @@ def leaves(tree: Any) -> list[Any]:
     return [tree]
 
 
-def measure(program: Program, workers: int, seconds: float) -> dict[str, float]:
+def placed(family: Family, split: Any) -> tuple[Callable[..., Any], Sequence[Any]]:
+    """A function compiled, and its operands, which all lie so."""
+    function, shapes = family
+    run = ost.compile(lambda *given: function(*given))
+    values = [arrays(s, k + 1) for k, s in enumerate(shapes)]
+    given = [ost.asarray(x, split=x.ndim - 1 if split == -1 else split) for x in values]
+    ost.evaluate(*leaves(run(*given)))
+    return run, given
+
+
+def measure(program: Program | Family, workers: int, seconds: float) -> dict[str, float]:
     """The best time of each way to lay it out, run in turn."""
     with ost.connect(workers):
-        ready = {kind or "planned": prepared(program, kind) for kind in (None, *HANDS)}
+        if len(program) == 2:
+            ready = {kind: placed(program, split) for kind, split in SPLITS.items()}
+            ready = {"planned": placed(program, "auto"), **ready}
+        else:
+            ready = {kind or "planned": prepared(program, kind) for kind in (None, *HANDS)}
         best = dict.fromkeys(ready, float("inf"))
         end = time.perf_counter() + seconds * len(ready)
         rounds = 0
         while rounds < 5 or time.perf_counter() < end:
             for kind, (run, given) in ready.items():
                 start = time.perf_counter()
-                run(*given)
+                ost.evaluate(*leaves(run(*given)))
                 best[kind] = min(best[kind], time.perf_counter() - start)
             rounds += 1
     return best
@@ -217,23 +236,26 @@ def main(args: Sequence[str]) -> int:
     parser.add_argument("--workload", default="", help="programs, by how their names begin")
     parser.add_argument("--workers", default="2,4")
     parser.add_argument("--seconds", type=float, default=1.0, help="for each figure")
+    parser.add_argument("--families", action="store_true", help="programs of all operations")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args(args)
     wanted = tuple(given.workload.split(","))
+    hands = tuple(SPLITS) if given.families else HANDS
+    known: dict[str, Any] = families() if given.families else programs()
     if not given.json:
         print(machine.in_words(runner.probe()), flush=True)
-        heads = "".join(f"{kind:>13}" for kind in ("planned", *HANDS))
-        print(f"{'program':<14}{'workers':>8}{heads}{'planned/best':>14}", flush=True)
+        heads = "".join(f"{kind:>13}" for kind in ("planned", *hands))
+        print(f"{'program':<20}{'workers':>8}{heads}{'planned/best':>14}", flush=True)
     for workers in map(int, given.workers.split(",")):
-        for name, program in programs().items():
+        for name, program in known.items():
             if not name.startswith(wanted):
                 continue
             best = measure(program, workers, given.seconds)
-            ratio = best["planned"] / min(best[kind] for kind in HANDS)
+            ratio = best["planned"] / min(best[kind] for kind in hands)
             if given.json:
                 row = {"program": name, "workers": workers, **best, "ratio": ratio}
                 print(json.dumps(row), flush=True)
                 continue
             figures = "".join(f"{1e3 * best[kind]:>10.2f} ms" for kind in best)
-            print(f"{name:<14}{workers:>8}{figures}{ratio:>14.2f}", flush=True)
+            print(f"{name:<20}{workers:>8}{figures}{ratio:>14.2f}", flush=True)
     return 0

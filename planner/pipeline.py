@@ -113,7 +113,6 @@ def sums_of(key: Key) -> list[Sum]:
     return list(sums(graph, key.target))
 
 
-AMPLE = 0.8  # of the memory: what is planned takes less than that if each node were a kernel
 HOLDING = 1e-15  # seconds for a byte of a worker's memory, where that is not short
 
 
@@ -151,7 +150,7 @@ def place_operands(graph: Graph, target: Target, free: Sequence[int]) -> list[La
 
 def _has_room(laid: Graph, target: Target, room: float) -> bool:
     """Whether memory is not short, so that no plan is needed to know it."""
-    return room == inf or roughly(laid, target) <= AMPLE * room
+    return room == inf or roughly(laid, target) <= 0.8 * room
 
 
 def _layouts(graph: Graph, free: Sequence[int]) -> list[Layout]:

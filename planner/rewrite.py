@@ -143,3 +143,23 @@ def is_windowed(graph: Graph, node: Node) -> bool:
     specs = tuple([graph.specs[v] for v in node.inputs])
     dims = OPS[node.op].indices(specs, node.specs, node.kw).ins[0]
     return any(isinstance(d, Window) and d.over is not None for d in dims)
+
+
+def squared(graph: Graph, node: Node) -> int:
+    """The right value of a product that multiplies a matrix with its own transpose; else -1."""
+    product = OPS[node.op].product
+    if product is None or not product.squared:
+        return -1
+    left, right = node.inputs[product.left], node.inputs[product.right]
+    alike = right == _transposed(graph, left) or left == _transposed(graph, right)
+    return right if alike else -1
+
+
+def _transposed(graph: Graph, v: int) -> int:
+    """The matrix that a value is the transpose of; else -1."""
+    k = graph.producers[v]
+    if k < 0:
+        return -1
+    node = graph.nodes[k]
+    swaps = node.kw.get("axes") == (1, 0) and node.specs[0].ndim == 2
+    return node.inputs[0] if swaps and OPS[node.op].moves.same_elements else -1

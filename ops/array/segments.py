@@ -84,7 +84,7 @@ op(
     takes={"axes": AXES, "count": whole(0)},
     indices=_tally_indices,
     kernel=_tally_kernel,
-    cost=read_cost(50),
+    cost=read_cost(10),
 )
 
 

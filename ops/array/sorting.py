@@ -6,6 +6,7 @@ NumPy is given bfloat16 as float32, since it loses its way among bfloat16's NaN.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -49,8 +50,23 @@ __all__ = [
 ]
 
 
+def lines_lie_apart(x: Spec, axes: Sequence[int]) -> bool:
+    """Whether between neighbours along these axes elements of other lines lie."""
+    return any(
+        n > 1 for d, n in enumerate(x.shape) if d not in axes and d > min(axes, default=x.ndim)
+    )
+
+
 def _sort_cost(ins: Specs, outs: Specs, p: Params) -> tuple[float, float]:
-    return 20.0 * ins[0].size, float(ins[0].nbytes + outs[0].nbytes)
+    """Short lines side by side, in steps that become more with their length; others digit by digit, and
+    elements that lie apart each from another line of the cache."""
+    x, axis = ins[0], p.get("axis", 1)
+    n = x.shape[axis]
+    short = n <= 1 << 10
+    each = 3.0 * math.log2(n + 1) if short else 50.0
+    if not short and lines_lie_apart(x, (axis,)):
+        each = 190.0
+    return each * x.size, float(x.nbytes + outs[0].nbytes)
 
 
 def _ordered(x: Spec, name: str) -> Spec:

@@ -17,7 +17,7 @@ from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.cpu.kernels.syrk import pays
 from ostinato.planner.plan import Target, largest_part
-from ostinato.planner.rewrite import replace
+from ostinato.planner.rewrite import replace, squared
 
 
 def halve(graph: Graph, target: Target) -> Graph:
@@ -34,26 +34,5 @@ def halve(graph: Graph, target: Target) -> Graph:
 
 def squared_by(graph: Graph, node: Node) -> int:
     """The value whose transpose a product multiplies with it; else -1."""
-    product = OPS[node.op].product
-    if product is None or not product.squared:
-        return -1
-    left, right = node.inputs[product.left], node.inputs[product.right]
-    if right != _transposed(graph, left) and left != _transposed(graph, right):
-        return -1
-    return right if pays(largest_part(graph.specs[right])) else -1
-
-
-def _transposed(graph: Graph, v: int) -> int:
-    """The matrix that a value is the transpose of; else -1."""
-    k = graph.producers[v]
-    if k < 0 or not _is_transpose(graph.nodes[k]):
-        return -1
-    return graph.nodes[k].inputs[0]
-
-
-def _is_transpose(node: Node) -> bool:
-    return (
-        OPS[node.op].moves.same_elements
-        and node.kw.get("axes") == (1, 0)
-        and node.specs[0].ndim == 2
-    )
+    right = squared(graph, node)
+    return right if right >= 0 and pays(largest_part(graph.specs[right])) else -1

@@ -29,22 +29,30 @@ UNTIL = ("while", ONE_KERNEL["while"])
 
 
 def sharding_seconds(
-    machine: Machine, node: Node, ins: Sequence[Spec], sharding: Sharding
+    machine: Machine, node: Node, ins: Sequence[Spec], sharding: Sharding, squared: bool = False
 ) -> float:
-    """Seconds of a node that is run in a way, its operands being where it needs them."""
+    """Seconds of a node that is run in a way, its operands being where it needs them. Of the product of a
+    matrix and its own transpose (`squared`) one triangle is computed, if workers have both."""
     needs = [largest_part(s.at(n)) for s, n in zip(ins, sharding.needs, strict=True)]
     gives = [largest_part(s.at(g)) for s, g in zip(node.specs, sharding.gives, strict=True)]
-    return kernel_seconds(machine, node, needs, gives)
+    both = squared and not any(isinstance(s, int) for s in sharding.gives[0].splits)
+    return kernel_seconds(machine, node, needs, gives, 0.5 if both else 1.0)
 
 
 def kernel_seconds(
-    machine: Machine, node: Node, ins: Sequence[Spec], outs: Sequence[Spec]
+    machine: Machine,
+    node: Node,
+    ins: Sequence[Spec],
+    outs: Sequence[Spec],
+    share: float = 1.0,  # of the operations, that is done
 ) -> float:
     """Estimate a kernel's seconds; reads that fit into a cache come from there."""
     if OPS[node.op].view is not None:
         return 0.0
     computing, touched = kernel_work(machine, node, ins, outs)
-    return machine.call_seconds + overlapped(computing, machine.moving_seconds(touched, touched))
+    return machine.call_seconds + overlapped(
+        share * computing, machine.moving_seconds(touched, touched)
+    )
 
 
 def kernel_work(
@@ -172,12 +180,12 @@ def move_legs(
         more = max(n - 2, 0) * min(k.seconds for k in links)
         return ((levels[a], size / links[a].bandwidth + more),)
     there = 1.0
-    for d, size in enumerate(shape):
+    for d, size in enumerate(needs.largest(shape)):  # of which it has what none of the others has
         before, after = has.axes(d), needs.axes(d)
-        if before == after and needs.window(d) is not None:
-            there *= min(has.largest(shape)[d], needs.largest(shape)[d])
+        if before == after:
+            there *= min(has.largest(shape)[d], size)
         else:
-            there *= size / math.prod([has.mesh[a] for a in {*before, *after}])
+            there *= size / math.prod([has.mesh[a] for a in {*before} - {*after}])
     moved = max(0.0, wanted - there) * itemsize
     axes = [a for a, (i, j) in enumerate(zip(has.splits, needs.splits, strict=True)) if i != j]
     near = [a for d, _ in needs.windows for a in needs.axes(d) if has.axes(d) == needs.axes(d)]

@@ -60,13 +60,14 @@ def options(
     machine: Machine,
     near: Sequence[Sequence[Layout]],
     solved: Solved,
+    squared: bool = False,
 ) -> Options:
     """The choices for a node: ways to run it, and its algorithms. `near` are layouts in which its
-    operands may come, for algorithms, whose graphs are `solved`."""
+    operands may come, for algorithms, whose graphs are `solved`; `squared`: of a product."""
     bare = Node(node.op, (), node.params, tuple([s.bare for s in node.specs]), "", node.key)
     op, asked = OPS[node.op], (bare, tuple(ins), addends, seen, target, machine)
     if op.parallel.algorithms is None:
-        return _direct(*asked)
+        return _direct(*asked, squared)
     return _with_algorithms(
         *asked, tuple(map(tuple, near)), op.parallel.algorithms, op.cost, solved
     )
@@ -117,11 +118,12 @@ def _direct(
     seen: Seen,
     target: Target,
     machine: Machine,
+    squared: bool = False,
 ) -> Options:
     choices: list[tuple[Sharding, tuple[Layout, ...]]] = []
     costs, moves = [], []
     for sharding in shardings(node, ins, target, addends):
-        cost = sharding_seconds(machine, node, ins, sharding)
+        cost = sharding_seconds(machine, node, ins, sharding, squared)
         cost += CUT * sum([c is not None for c in sharding.labels])
         for ends in _ends(node, sharding, seen, target.numerics == "any-workers"):
             made = [s.at(g) for s, g in zip(node.specs, sharding.gives, strict=True)]

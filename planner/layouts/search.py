@@ -33,10 +33,6 @@ Table = np.ndarray[Any, Any]
 LIMIT = 1 << 20  # entries of a table
 SWEEPS = 60  # over all variables that are left; of many, fewer:
 MOVES = 150_000  # of costs to and from a table
-SWEEPS_ALIKE = 40  # over one of each that look alike,
-STEPS_AROUND = 3  # so many steps far,
-FEW_ALIKE = 0.3  # if they are a small share of all
-CLOSE = 2e-3  # a gap that is looked at no further: no price is known so well
 TRIES = (1, 5, 13, 29)  # sweeps behind which
 PROMISING = (0.2, 0.05, 0.01, 0.0)  # values are tried that raise the bound by so much of the gap
 AT_ONCE = 1 << 18  # differences, which are sooner made than equal columns are found
@@ -271,7 +267,7 @@ def _colours(
 
     tables = {ij: number((t.shape, t.tobytes())) for ij, t in pairs.items()}
     found = [number(c.tobytes()) for c in costs]
-    for _ in range(STEPS_AROUND):
+    for _ in range(3):
         around = [
             [(tables[(i, j) if i < j else (j, i)], i < j, found[j]) for j in others]
             for i, others in enumerate(near)
@@ -314,7 +310,7 @@ class _Core:
         sweeps = min(SWEEPS, max(8, MOVES // max(1, len(self.pairs))))
         for turn in range(sweeps if self.costs else 0):
             gap = self.least - self.bound
-            if turn and gap <= CLOSE * abs(self.least):
+            if turn and gap <= 2e-3 * abs(self.least):  # no price is known so well
                 return self.best, gap if gap > 1e-12 * abs(self.least) else 0.0
             if turn % 4 == 0 and _fits(self.costs, self.pairs, limit):
                 break
@@ -342,7 +338,7 @@ class _Core:
         members: dict[int, list[int]] = {}
         for i, colour in enumerate(alike):
             members.setdefault(colour, []).append(i)
-        if len(members) > FEW_ALIKE * len(alike):
+        if 3 * len(members) > len(alike):
             return
         shared: dict[tuple[int, int, int], _Shared] = {}
         for (i, j), table in self.pairs.items():
@@ -356,7 +352,7 @@ class _Core:
 
         order = sorted([each[len(each) // 2] for each in members.values()])
         around = {i: sides(i) for i in order}
-        for turn in range(SWEEPS_ALIKE):
+        for turn in range(SWEEPS):
             back = turn % 2 == 1
             for i in reversed(order) if back else order:
                 own = {(id(table), side): (table, side) for table, side in around[i]}.values()

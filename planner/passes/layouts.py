@@ -42,6 +42,7 @@ from functools import lru_cache
 import numpy as np
 from ostinato.ops.array.shape import split_of
 from ostinato.ops.core.build import Builder
+from ostinato.ops.core.device import described
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.layout import Layout, Mesh, Shape
 from ostinato.ops.core.operand import FREE, Split, Wish
@@ -66,7 +67,7 @@ from ostinato.planner.layouts.shardings import SUM, added
 from ostinato.planner.machine import Machine
 from ostinato.planner.plan import Target, largest_part, local_bytes
 from ostinato.planner.policy import Precision, policy_of
-from ostinato.planner.rewrite import inline
+from ostinato.planner.rewrite import inline, squared
 from ostinato.planner.simulation import unmade_seconds
 
 from ostinato.errors import LayoutError
@@ -457,7 +458,10 @@ class _Search:
         if OPS[node.op].parallel.algorithms is not None:
             pairs = zip(refs, ins, strict=True)
             near = [_near(r, s, self.target.mesh, self.blocks) for r, s in pairs]
-        chosen = options(node, ins, addends, seen, self.target, self.machine, near, lay_out)
+        product = OPS[node.op].product
+        halved = product is not None and product.squared in described(self.target.device).natives
+        twice = halved and squared(graph, node) >= 0
+        chosen = options(node, ins, addends, seen, self.target, self.machine, near, lay_out, twice)
         variable = self.problem.variable(self.costs(chosen, weight))
         reads = zip(node.inputs, chosen.needs, strict=True)
         for v, needs in dict.fromkeys(reads):  # what is read twice is brought once
@@ -663,11 +667,19 @@ def _table(
         size = math.prod(b.largest(shape)) * itemsize
         if found and limit is not None and size > limit:  # turns could not make it smaller
             found += TOO_LARGE * size / limit
+        if not found and _lies_apart(a, b, shape):
+            found = machine.moving_seconds(size, size) / 10
         return found + MOVE + machine.call_seconds / 10  # a slice is a node, too
 
     costs = np.array([[seconds(a, b) for b in columns] for a in rows])
     at = {w: i for i, w in enumerate(rows)}, {w: i for i, w in enumerate(columns)}
     return costs[np.ix_([at[0][w] for w in has], [at[1][w] for w in needs])]
+
+
+def _lies_apart(has: Layout, needs: Layout, shape: Shape) -> bool:
+    """Whether a worker's slice is a part of each row, and not of all rows: it is read less well."""
+    cut = [d for d, s in zip(needs.splits, has.splits, strict=False) if d != s]
+    return any(isinstance(d, int) and math.prod(shape[:d]) > 1 for d in cut)
 
 
 def _asked(graph: Graph, inputs: Sequence[_Ref], target: Target) -> list[set[int]]:
@@ -678,7 +690,7 @@ def _asked(graph: Graph, inputs: Sequence[_Ref], target: Target) -> list[set[int
             return set() if layout.is_whole else set(range(len(target.mesh)))
         return {a for a, s in enumerate(layout.splits) if s is not None}
 
-    found = [axes(r.layouts[0]) for r in inputs]
+    found = [set[int]().union(*map(axes, r.layouts)) for r in inputs]  # in all that it may have
     for node in graph.nodes:
         cut = axes(_resplit_layout(node, target)) if node.op == "resplit" else set[int]()
         found += [cut.union(*[found[v] for v in node.inputs])] * len(node.specs)

@@ -39,14 +39,18 @@ ODD = np.array([0.0, 1.0, 4.0, -1.0, 4.5, np.nan, np.inf, 3.9999, 2.0])
     dtype=st.sampled_from(["int8", "uint8", "int16", "int32", "int64", "uint64"]),
     threads=st.sampled_from([1, 3]),
     seed=st.integers(0, 99),
+    first=st.booleans(),
 )
 def test_counting(
-    shape: list[int], last: int, count: int, dtype: str, threads: int, seed: int
+    shape: list[int], last: int, count: int, dtype: str, threads: int, seed: int, first: bool
 ) -> None:
+    """Along the last axes, or the first ones: then lines lie beside each other."""
     rng = np.random.default_rng(seed)
     x = rng.integers(-3 if dtype[0] == "i" else 0, count + 2, shape).astype(dtype)
     axes = tuple(range(min(last, len(shape) - 1), len(shape)))
-    out = np.full((*shape[: axes[0]], count), 7)
+    axes = tuple(range(len(axes))) if first else axes
+    left = [n for d, n in enumerate(shape) if d not in axes]
+    out = np.full((*left, count), 7)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tally, "GRAIN", 8)
         patch.setattr(tally, "BLOCK", 16)

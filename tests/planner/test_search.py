@@ -93,7 +93,7 @@ def test_equal_layers_are_worked_on_once() -> None:
         problem = layers_problem(r, 40, 4, 3)
         start, alike, apart = (core_of(problem) for _ in range(3))
         alike._spread_alike()
-        for turn in range(search.SWEEPS_ALIKE):
+        for turn in range(search.SWEEPS):
             apart._sweep(back=turn % 2 == 1)
         gained = alike._minima() - start._minima()
         assert gained > 0.9 * (apart._minima() - start._minima())

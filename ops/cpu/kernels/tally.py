@@ -28,23 +28,27 @@ BLOCK = 1 << 12  # elements of a turn
 SIDES = 4  # tables that one thread takes in turn
 MAX_THREAD_BINS = 1 << 16  # numbers up to which threads have tables of their own
 _FACTS = ("turns", "threads", "n", "count", "tables", "own")
+_OF_LINES = (*_FACTS[:4], "lines", "group")
 
 
 class TallyKey(NamedTuple):
     """What a text depends on."""
 
     dtype: DType
-    alone: bool  # whether a turn is a line, and counted where its result is
+    alone: bool  # whether a turn is lines, and counted where its result is
+    across: bool = False  # whether the lines lie beside each other, element by element
 
 
 def counting_kernel(x: Any, out: Any, axes: tuple[int, ...], threads: int) -> Any:
     """The function of whole numbers and counts that lie so; None if NumPy does it."""
     left = x.ndim - len(axes)
     count = out.shape[-1]
-    plain = x.flags.c_contiguous and out.flags.c_contiguous and axes == tuple(range(left, x.ndim))
+    across = left > 0 and axes == tuple(range(len(axes)))
+    behind = axes == tuple(range(left, x.ndim))
+    plain = x.flags.c_contiguous and out.flags.c_contiguous and (across or behind)
     if why_not() or not plain or not x.size or not count or not is_integer(x.dtype):
         return None
-    lines = math.prod(x.shape[:left])
+    lines = math.prod(out.shape[:-1])
     n = x.size // lines
     if lines == 1 and count <= MAX_THREAD_BINS:
         worth = max(1, min(threads, n // GRAIN))
@@ -52,15 +56,16 @@ def counting_kernel(x: Any, out: Any, axes: tuple[int, ...], threads: int) -> An
         tables = np.zeros(worth * own // 8, np.int64)
         facts = [-(-n // BLOCK), worth if n > GRAIN else 0, n, count, tables.ctypes.data, own]
         return function_of(_text(TallyKey(x.dtype, False)), np.array(facts, np.int64), tables)
-    worth = min(threads, lines, x.size // GRAIN)
-    facts = [lines, worth, n, count, 0, 0]
-    return function_of(_text(TallyKey(x.dtype, True)), np.array(facts, np.int64))
+    group = 16 if across else 1
+    turns = -(-lines // group)
+    facts = [turns, min(threads, turns, x.size // GRAIN), n, count, lines, group]
+    return function_of(_text(TallyKey(x.dtype, True, across)), np.array(facts, np.int64))
 
 
 @lru_cache(16)
 def _text(form: TallyKey) -> str:
     code = Code()
-    for k, name in enumerate(_FACTS):
+    for k, name in enumerate(_OF_LINES if form.alone else _FACTS):
         code.add(f"%{name} = call i64 @fact(ptr %meta, i64 {k})")
     code.add("%x = call ptr @array(ptr %data, i64 0)")
     if form.alone:
@@ -140,19 +145,36 @@ def _summed(body: Code) -> str:
 
 
 def _lines(code: Code, form: TallyKey) -> None:
-    """Each line where its result is; what is outside goes to a place beside."""
+    """Lines where their results are; what is outside goes to a place beside."""
     aside = code.cell(int64)
     code.add("%out = call ptr @array(ptr %data, i64 1)")
-    with code.loop("%lo", "%hi") as line:
-        table = code.let(f"getelementptr i64, ptr %out, i64 {code.times(line, '%count')}")
-        code.clear(table, code.times("%count", "8"))
-        first = code.times(line, "%n")
-        with code.loop(first, code.sum(first, "%n")) as i:
-            number = _number(code, form, i)
-            inside = code.let(f"icmp ult i64 {number}, %count")
-            there = code.let(f"getelementptr i64, ptr {table}, i64 {number}")
-            at = code.let(f"select i1 {inside}, ptr {there}, ptr {aside}")
-            code.add(f"store i64 {code.sum(code.let(f'load i64, ptr {at}'), '1')}, ptr {at}")
+
+    def count(line: str, i: str) -> None:
+        at = (
+            code.sum(code.times(i, "%lines"), line)
+            if form.across
+            else code.sum(code.times(line, "%n"), i)
+        )
+        number = _number(code, form, at)
+        inside = code.let(f"icmp ult i64 {number}, %count")
+        place = code.sum(code.times(line, "%count"), number)
+        there = code.let(f"getelementptr i64, ptr %out, i64 {place}")
+        at = code.let(f"select i1 {inside}, ptr {there}, ptr {aside}")
+        code.add(f"store i64 {code.sum(code.let(f'load i64, ptr {at}'), '1')}, ptr {at}")
+
+    with code.loop("%lo", "%hi") as turn:
+        first = code.times(turn, "%group")
+        end = code.least(code.sum(first, "%group"), "%lines")
+        table = code.let(f"getelementptr i64, ptr %out, i64 {code.times(first, '%count')}")
+        code.clear(
+            table, code.times(code.times(code.let(f"sub i64 {end}, {first}"), "%count"), "8")
+        )
+        if form.across:
+            with code.loop("0", "%n") as i, code.loop(first, end) as line:
+                count(line, i)
+        else:
+            with code.loop(first, end) as line, code.loop("0", "%n") as i:
+                count(line, i)
 
 
 # -- groups ------------------------------------------------------------------------------------
