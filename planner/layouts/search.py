@@ -355,18 +355,18 @@ class _Core:
         for turn in range(SWEEPS):
             back = turn % 2 == 1
             for i in reversed(order) if back else order:
-                own = {(id(table), side): (table, side) for table, side in around[i]}.values()
-                for table, side in own:
-                    table.move(table.left.min(1 - side), side)
-                cost = sum([table.moved[side] for table, side in around[i]], self.costs[i])
+                own = {(id(pair), side): (pair, side) for pair, side in around[i]}.values()
+                for pair, side in own:
+                    pair.move(pair.left.min(1 - side), side)
+                cost = sum([pair.moved[side] for pair, side in around[i]], self.costs[i])
                 many = sum([side == back for _, side in around[i]])
                 if many:
                     share = (cost.min() - cost) / max(many, len(around[i]) - many)
-                    for table, side in own:
+                    for pair, side in own:
                         if side == back:
-                            table.move(share, side)
+                            pair.move(share, side)
         for i, cost in enumerate(self.costs):
-            self.costs[i] = sum([table.moved[side] for table, side in sides(i)], cost)
+            self.costs[i] = sum([pair.moved[side] for pair, side in sides(i)], cost)
         for ij, table in self.pairs.items():
             rows, columns = of[ij].moved
             table -= rows[:, None] + columns
