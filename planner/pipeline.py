@@ -30,7 +30,7 @@ from .passes.buckets import fill_buckets
 from .passes.cache_blocking import stay_in_cache
 from .passes.communicate import communicate
 from .passes.fitting import fit_memory
-from .passes.layouts import SOONER, choose_layouts, places
+from .passes.layouts import MUCH_SOONER, choose_layouts, places
 from .passes.memory import assign_memory
 from .passes.narrow_messages import send_narrow
 from .passes.narrow_sums import Sum, narrow_sums, sums
@@ -142,7 +142,7 @@ def place_operands(graph: Graph, target: Target, free: Sequence[int]) -> list[La
             with suppress(MemoryLimitError):
                 plan = make_plan(Key(other, replace(target, memory_limit=_limit(room))), quick=True)
                 seconds = simulate(plan.program, target.machine, target.mesh).seconds
-                if seconds < SOONER * best:
+                if seconds < MUCH_SOONER * best:
                     found.append((False, seconds, other))
         break  # holding less would only take longer
     return _layouts(min(found, key=lambda f: f[:2])[2], free)

@@ -37,8 +37,10 @@ def order_statistics(
     plain = long and x.transpose(order).flags.c_contiguous
 
     def run(x: Any, ranks: Any, out: Any) -> None:
-        if not plain:
-            np.copyto(apart, x.transpose(order))
+        if not plain and not axes:
+            np.copyto(apart, x)
+        elif not plain:
+            _copy_lines(apart, x.transpose(order))
         if long:
             places = np.broadcast_to(ranks, out.shape)
             given = x.transpose(order).reshape(lines.shape) if plain else lines
@@ -52,6 +54,12 @@ def order_statistics(
             out[...] = _of_lines(lines, ranks.reshape(-1)[: out.shape[-1]])
 
     return run
+
+
+def _copy_lines(to: Any, lines: Any) -> None:
+    """A piece of all lines at a time, so that what lies beside their elements stays in the cache."""
+    for k in range(0, lines.shape[-1], 1 << 8):
+        np.copyto(to[..., k : k + (1 << 8)], lines[..., k : k + (1 << 8)])
 
 
 def order_workspace(
