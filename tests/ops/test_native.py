@@ -149,9 +149,20 @@ def test_few_elements_are_done_together(count: int) -> None:
             np.testing.assert_array_equal(less, x < y)
 
 
+GUARD = 4096  # bytes on both sides of a result
+
+
+def guarded(shape: tuple[int, ...], dtype: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Memory for a result, and all of the memory that it lies in."""
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    whole = np.full(size + 2 * GUARD, 0x5A, np.uint8)
+    return whole[GUARD : GUARD + size].view(dtype).reshape(shape), whole
+
+
 @settings(max_examples=75, deadline=None)
 @given(st.data())
 def test_any_strides(data: Any) -> None:
+    """Nothing is written but the results, of which there may be none."""
     shape = tuple(data.draw(st.lists(st.sampled_from([0, 1, 2, 3, 5, 17, 70]), max_size=4)))
     if math.prod(shape) > 20_000:
         shape = shape[:2]
@@ -162,9 +173,13 @@ def test_any_strides(data: Any) -> None:
     tiled = {"LEAST_TILED": 1, "FAR_APART": 2} if data.draw(st.booleans()) else {}
     least = data.draw(st.sampled_from([1, 1000]))
     with mock.patch.multiple(native, GRAIN=1, MANY_APART=least, **tiled):
-        total, less = run(chain(dtype), x, y, threads=threads)
+        outs, memory = zip(guarded(x.shape, dtype), guarded(x.shape, bool), strict=True)
+        total, less = run(chain(dtype), x, y, threads=threads, outs=outs)
     np.testing.assert_array_equal(total, x * y + x)
     np.testing.assert_array_equal(less, x < y)
+    for whole in memory:
+        assert (whole[:GUARD] == 0x5A).all()
+        assert (whole[-GUARD:] == 0x5A).all()
 
 
 @given(st.lists(st.integers(1, 6), max_size=5), st.data())

@@ -75,7 +75,7 @@ def all_beside(loops: Loops) -> Loops:
     """Loops of which the innermost has so few turns, as the channels of a picture, that they are written
     one after the other, and the next loop is the one that has vectors."""
     *outer, count = loops.extents
-    if not outer or count > FEW_BESIDE or outer[-1] < MANY_TURNS:
+    if not outer or not 1 <= count <= FEW_BESIDE or outer[-1] < MANY_TURNS:
         return loops
     beside = tuple(tuple(c * steps[-1] for steps in loops.strides) for c in range(count))
     return Loops(tuple(outer), tuple(steps[:-1] for steps in loops.strides), None, beside)
