@@ -75,9 +75,9 @@ def good(count: int, *arguments: str) -> dict[str, Any]:
 def test_files_of_tests_give_the_same_answers(count: int) -> None:
     """Random programs in any layout; addends that are sent narrow, with the bits that NumPy has; replicas of
     operands that stay, which are for three. All in one job."""
-    files = ["planner/test_any_layout", "planner/test_narrow_sums"]
+    files = ["planner/test_any_layout", "planner/test_narrow_sums", "planner/test_space"]
     files += ["runtime/test_replicas"] if count == 3 else []
-    chosen = "test_any_layout or test_replicas or values or inside or loops"
+    chosen = "test_any_layout or test_replicas or values or inside or loops or test_space"
     paths = [f"tests/{file}.py" for file in files]
     job = mpiexec(count, "-m", "pytest", "-q", "-p", "no:xdist", *paths, "-k", chosen, limit=280)
     assert job.returncode == 0, job.stdout[-4000:] + job.stderr[-2000:]
