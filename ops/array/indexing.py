@@ -6,7 +6,9 @@ put     v is parallel: each worker applies the updates that fall into its part
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,9 +21,9 @@ from ..core.array import Array
 from ..core.array_methods import Operandish, export
 from ..core.bounds import outside
 from ..core.device import device_of
-from ..core.index import LETTERS, Indices, along, pointwise
+from ..core.index import LETTERS, Indices, Window, along, pointwise
 from ..core.notes import noted
-from ..core.parameters import AXIS, FLAG, TEXT, one_of, unfit, whole
+from ..core.parameters import AXIS, FLAG, STRIDES, TEXT, one_of, unfit, whole
 from ..core.registry import Params, Piece, Place, Specs, op
 from ..core.spec import Shape, Spec, bool_, int64, is_integer
 from ..core.user_line import misfit
@@ -125,9 +127,12 @@ def _take_indices(ins: Specs, outs: Specs, p: Params) -> Indices:
 
 
 def _take_kernel(xp: Any, out: Any, x: Any, i: Any, *, axis: int, at: Place) -> None:
-    size = at.in_shapes[0][axis]
-    check_bounds(i, size)
-    lo, hi = at.ins[0][axis]
+    check_bounds(i, at.in_shapes[0][axis])
+    _picked(xp, out, x, i, axis, at)
+
+
+def _picked(xp: Any, out: Any, x: Any, i: Any, axis: int, at: Place) -> None:
+    size, (lo, hi) = at.in_shapes[0][axis], at.ins[0][axis]
     if hi - lo == size:
         if x.size:
             x.take(i, axis, out)
@@ -308,11 +313,14 @@ def _greatest_at(xp: Any, least: bool, out: Any, key: tuple[Any, ...], values: A
 def _put_kernel(
     xp: Any, out: Any, x: Any, i: Any, v: Any, *, axis: int, mode: str, at: Place
 ) -> None:
+    check_bounds(i, at.in_shapes[0][axis])
+    _updated(xp, out, x, i, v, axis, mode, at)
+
+
+def _updated(xp: Any, out: Any, x: Any, i: Any, v: Any, axis: int, mode: str, at: Place) -> None:
     if out is not x:
         xp.copyto(out, x)
-    size = at.in_shapes[0][axis]
-    check_bounds(i, size)
-    lo, hi = at.outs[0][axis]
+    size, (lo, hi) = at.in_shapes[0][axis], at.outs[0][axis]
     place = _from_front(i.reshape(-1), size)
     values = v.reshape((*v.shape[:axis], place.size, *v.shape[axis + i.ndim :]))
     if hi - lo < size:
@@ -408,6 +416,106 @@ op(
     bounds_checked=True,
     pieces=_put_pieces,
     grad=_put_grad,
+    cost=MOVE,
+    placed=True,
+    overwrite=(0,),
+)
+
+
+# -- near places ---------------------------------------------------------------------------
+# `take`, and its adjoint `put`, of places that are known to be near: `every * place - step * i` is at least
+# `first`, and less than `first + reach`. So workers need their neighbours' edges, and not the axis whole.
+Near = tuple[int, ...]  # step, every, first, reach
+
+
+def near_places(places: Any, size: int) -> Near:
+    """Say how near so many places are, among so many elements."""
+    common = math.gcd(len(places), size) or 1
+    step, every = size // common, len(places) // common
+    apart = every * places - step * np.arange(len(places))
+    return step, every, int(apart.min()), int(apart.max() - apart.min()) + 1
+
+
+def _take_near_rule(x: Spec, i: Spec, *, axis: int, near: Near) -> Spec:
+    if i.ndim != 1 or len(near) != 4 or min(near[0], near[1], near[3]) < 1:
+        raise unfit(
+            "take_near", (x, i), "a row of places, and four numbers that say where they are"
+        )
+    return _take_rule(x, i, axis=axis)
+
+
+def _put_near_rule(x: Spec, i: Spec, v: Spec, *, axis: int, near: Near) -> Spec:
+    _take_near_rule(x, i, axis=axis, near=near)
+    return _put_rule(x, i, v, axis=axis, mode="add")
+
+
+def _take_near_indices(ins: Specs, outs: Specs, p: Params) -> Indices:
+    step, every, first, reach = p["near"]
+    x, (label,), out, inner = _take_labels(ins[0], ins[1], p["axis"])
+    read = Window(label, first, step, reach, every=every)
+    return Indices((tuple([read if c == inner else c for c in x]), (label,)), (out,))
+
+
+def _put_near_indices(ins: Specs, outs: Specs, p: Params) -> Indices:
+    step, every, first, reach = p["near"]
+    x, (label,), v, inner = _take_labels(ins[0], ins[1], p["axis"])
+    read = Window(inner, 1 - first - reach, every, reach, every=step)
+    return Indices((x, (read,), tuple([read if c == label else c for c in v])), (x,))
+
+
+def _take_near_kernel(
+    xp: Any, out: Any, x: Any, i: Any, *, axis: int, near: Near, at: Place
+) -> None:
+    _picked(xp, out, x, i, axis, at)
+
+
+def _put_near_kernel(
+    xp: Any, out: Any, x: Any, i: Any, v: Any, *, axis: int, near: Near, at: Place
+) -> None:
+    _updated(xp, out, x, i, v, axis, "add", at)
+
+
+def _near_batched(name: str, size: int, *xs: Mapped, axis: int, near: Near) -> Sequence[Mapped]:
+    i, has_i = xs[1]
+    assert not has_i, "these places are known where the operation is made"
+    x, *v = [given_axis(y, size) for y in (xs[0], *xs[2:])]
+    return [(apply(name, x, i, *v, axis=axis + 1, near=near), True)]
+
+
+def _take_near_grad(g: Array, y: Array, x: Array, i: Array, **p: Any) -> Sequence[Array | None]:
+    zeros = apply("full", shape=x.shape, value=0, dtype=g.dtype)
+    return apply("put_near", zeros, i, g, **p), None
+
+
+def _put_near_grad(
+    g: Array, y: Array, x: Array, i: Array, v: Array, **p: Any
+) -> Sequence[Array | None]:
+    return g, None, apply("take_near", g, i, **p)
+
+
+op(
+    "take_near",
+    infer=_take_near_rule,
+    batched=partial(_near_batched, "take_near"),
+    takes={"axis": AXIS, "near": STRIDES},
+    indices=_take_near_indices,
+    kernel=_take_near_kernel,
+    here=lambda p: ("take", {"axis": p["axis"]}),
+    pieces=lambda ins, *, axis, near: _take_pieces(ins, axis=axis),
+    grad=_take_near_grad,
+    cost=lambda ins, outs, p: (0.0, 2.0 * outs[0].nbytes + ins[1].nbytes),
+    placed=True,
+)
+op(
+    "put_near",
+    infer=_put_near_rule,
+    batched=partial(_near_batched, "put_near"),
+    takes={"axis": AXIS, "near": STRIDES},
+    indices=_put_near_indices,
+    kernel=_put_near_kernel,
+    here=lambda p: ("put", {"axis": p["axis"], "mode": "add"}),
+    pieces=lambda ins, *, axis, near: _put_pieces(ins, axis=axis, mode="add"),
+    grad=_put_near_grad,
     cost=MOVE,
     placed=True,
     overwrite=(0,),

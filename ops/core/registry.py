@@ -190,6 +190,9 @@ class Parallel:
     # Operands that may come as addends of sums, together: what it makes of them are addends of its
     # result; what else it takes is one number each.
     adds: tuple[tuple[int, ...], ...] = ()
+    # (params) -> the operation, and its parameters, that does the same with parts that have all that
+    # its windows may read, and which kernels know better
+    here: Callable[[Params], tuple[str, dict[str, Any]]] | None = None
 
 
 @dataclass(frozen=True, slots=True)

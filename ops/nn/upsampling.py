@@ -11,14 +11,14 @@ import numpy as np
 from ostinato.ops.array.casts import astype
 from ostinato.ops.array.contraction import matmul
 from ostinato.ops.array.elementwise import floating, where
-from ostinato.ops.array.indexing import take
+from ostinato.ops.array.indexing import near_places
 from ostinato.ops.array.shape import broadcast_to, listed, moveaxis, reshape, widened
 from ostinato.ops.array.slicing import slice_axes
 from ostinato.ops.core.user_line import misfit
 
 from ostinato.errors import ArgumentError
 
-from ..core.apply import as_array
+from ..core.apply import apply, as_array
 from ..core.array import Array
 from ..core.array_methods import Operandish
 from .spatial import for_each, order_of
@@ -120,7 +120,8 @@ def _at(x: Array, d: int, places: Numbers) -> Array:
     steps = np.diff(places)
     if m > 1 and steps[0] > 0 and (steps == steps[0]).all():
         return slice_axes(x, {d: (int(places[0]), m, int(steps[0]))})
-    return take(x, places, axis=d)
+    near = near_places(places, x.shape[d])
+    return apply("take_near", x, as_array(places), axis=d, near=near)
 
 
 def _mixed(x: Array, d: int, places: Numbers, shares: Numbers) -> Array:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ostinato.planner.fusion.fold_products import fold_products
 from ostinato.planner.fusion.narrow_operands import narrow
 from ostinato.planner.fusion.parted_stacks import part_stacks
+from ostinato.planner.fusion.whole_windows import close_windows
 from ostinato.planner.passes.order import order
 
 from .behind_products import take_epilogues
@@ -17,6 +18,7 @@ from .symmetric import halve
 from .tiling import tile_in_cache
 
 PASSES = (
+    close_windows,
     fold_products,
     narrow,
     part_stacks,

@@ -17,6 +17,7 @@ import ml_dtypes
 import numpy as np
 import scipy.linalg
 import scipy.special
+from ostinato.ops.array.indexing import near_places
 from ostinato.ops.core.apply import apply, apply_all
 from ostinato.ops.core.layout import grid_bounds
 from ostinato.ops.core.monoid import MONOIDS
@@ -714,6 +715,24 @@ for _axis in (0, 1, -1):
         alike("take", lambda xp, x, i, a=_axis: xp.take(x, i, axis=a), normal(5, 3), _i)
 for _x in (normal(7, dtype="int8"), REAL.astype(BF16), normal(7, dtype="bool"), COMPLEX):
     alike("take", lambda xp, x, i: x[i], _x, np.array([6, -1, 0], np.int8))
+_NEAR = np.array([0, 0, 1, 2, 2, 3, 4, 4]), np.array([3, 1, 4]), np.array([1, 2, 3, 4, 4])
+for _axis, _i in itertools.product((0, 1), _NEAR):
+    _near = {"axis": _axis, "near": near_places(_i, 5)}
+    sample(
+        "take_near",
+        lambda x, i, p=_near: apply("take_near", x, i, **p),
+        lambda x, i, a=_axis: x.take(i, a),
+        normal(5, 5, 2),
+        _i,
+    )
+    sample(
+        "put_near",
+        lambda x, i, v, p=_near: apply("put_near", x, i, v, **p),
+        lambda x, i, v, a=_axis: x + np.moveaxis(np.eye(5)[:, i] @ np.moveaxis(v, a, -2), -2, a),
+        normal(5, 5, 2),
+        _i,
+        normal(5, 5, 2).take(_i, _axis),
+    )
 for _i in (np.array([6, -1, 0], np.int8), np.array([[0, -7], [1, 2]])):
     for _checks in (False, True):
         sample(

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from ostinato.ops.array.indexing import near_places
 from ostinato.ops.core.apply import apply, apply_all
 
 import ostinato as ost
@@ -217,6 +218,16 @@ _PLACES = np.array([[2, 0], [0, -1]])
 smooth("take", lambda x: ost.take(x, _PLACES, axis=0), normal(4, 3))
 smooth("take", lambda x: x[:, [0, 0, 2]] * x, normal(4, 3))
 smooth("take", lambda x: x[[0, 1, 1], [2, 0, 0]], normal(4, 3))
+_NEAR = {"axis": 1, "near": near_places(np.array([0, 1, 1, 2]), 3)}
+smooth(
+    "take_near", lambda x: apply("take_near", x, ost.asarray([0, 1, 1, 2]), **_NEAR), normal(4, 3)
+)
+smooth(
+    "put_near",
+    lambda x, v: apply("put_near", x, ost.asarray([0, 1, 1, 2]), v, **_NEAR) * x,
+    normal(2, 3),
+    normal(2, 4),
+)
 for _axis in (0, 1):
     for _mode in MODES:
         for _i in (np.array([3, 0, 1]), np.array([2, 2, 0])):
