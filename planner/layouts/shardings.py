@@ -83,15 +83,18 @@ def sharding_to(
     """The way to run a node whose result comes in a layout; None if there is none."""
     if node.op in ("relayout", "resplit", "mark") or end.mesh != target.mesh or end.partial_axes:
         return None
+    if end.windows and operands:  # which may come with more of their neighbours than they need
+        return None
     indices = OPS[node.op].indices(tuple(operands), node.specs, node.kw)
     blocks = target.numerics == "any-workers"
     chosen = tuple(indices.outs[0][s] if isinstance(s, int) else None for s in end.splits)
+    seen = {c: w for d, w in end.windows if (c := indices.outs[0][d]) is not None}
     if any((c is None) != (s is None) for c, s in zip(chosen, end.splits, strict=True)):
         return None
     if any(c is not None and not may_split(indices, c, node, blocks) for c in chosen):
         return None
     extents = extents_of(indices, operands, node.specs)
-    sharding = sharding_of(indices, extents, operands, node, chosen, target.mesh, blocks)
+    sharding = sharding_of(indices, extents, operands, node, chosen, target.mesh, blocks, seen)
     return sharding if sharding is not None and sharding.gives == (end,) else None
 
 

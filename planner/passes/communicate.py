@@ -13,11 +13,13 @@ before                                                   after
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.layout import Layout, Partial
+from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Spec
 from ostinato.ops.core.traffic import legs, moved, scatters
 from ostinato.planner.machine import Machine
@@ -30,6 +32,7 @@ def communicate(graph: Graph, target: Target) -> Graph:
     if target.workers == 1:
         return graph
     merged = _merged_halos(graph)
+    fetched: dict[tuple[int, Layout], tuple[int, tuple[int, ...]]] = {}
 
     def rule(builder: Builder, node: Node, inputs: Values) -> Sequence[int] | None:
         if node.op == "widen_sum":
@@ -37,11 +40,40 @@ def communicate(graph: Graph, target: Target) -> Graph:
         if node.op != "relayout":
             return None
         ends = [_layout(s) for s in node.specs]
-        if len(inputs) == 1:
-            ends = [merged.get((node.inputs[0], ends[0]), ends[0])]
+        if len(inputs) == 1 and (halo := merged.get((node.inputs[0], ends[0]))) is not None:
+            return _fetched(builder, inputs[0], *halo, fetched, node.line, target.machine)
         return _lower(builder, inputs, ends, node.line, target.machine)
 
     return rebuild(graph, rule, lambda g: communicate(g, target))
+
+
+def _fetched(
+    b: Builder,
+    value: int,
+    halo: _Halo,
+    own: bool,
+    fetched: dict[tuple[int, Layout], tuple[int, tuple[int, ...]]],
+    line: str,
+    machine: Machine,
+) -> Sequence[int]:
+    """Windows that are fetched once, in the value's own order of axes if somebody reads them so, and are
+    then looked at in others."""
+    spec, key = b.specs[value].at(halo.here), (halo.root, halo.end)
+    if key not in fetched:
+        order, end = halo.order, halo.here
+        if own:
+            for _ in halo.steps:
+                maker = b.maker(value)
+                assert maker is not None
+                (value,) = maker.inputs
+            order, end = tuple(range(len(order))), halo.end
+        (made,) = _lower(b, (value,), (end,), line, machine)
+        fetched[key] = made, order
+    made, order = fetched[key]
+    axes = tuple([order.index(d) for d in halo.order])
+    if axes == tuple(range(len(axes))):
+        return (made,)
+    return b.add(halo.steps[0], (made,), {"axes": axes}, (spec,), line)
 
 
 def _scattered_wide(builder: Builder, node: Node, v: int) -> Sequence[int] | None:
@@ -143,30 +175,63 @@ def kind_of(spec: Spec, end: Layout) -> str:
     return "broadcast" if here.parts(spec.shape) == 1 and end.is_whole else "all_gather"
 
 
-def _merged_halos(graph: Graph) -> dict[tuple[int, Layout], Layout]:
-    """For windows on one value that may be fetched together, the window around them."""
-    groups: dict[Any, list[Layout]] = {}
+@dataclass(frozen=True, slots=True)
+class _Halo:
+    """What a relayout to windows asks for, said of the value whose axes were only put in another order."""
+
+    root: int
+    order: tuple[int, ...]  # of each axis here, which one it is there
+    steps: Sequence[str]  # transposes between the two
+    end: Layout
+
+    @property
+    def here(self) -> Layout:
+        """The layout as this order of axes has it."""
+        return _turned(self.end, [self.order.index(d) for d in range(len(self.order))])
+
+
+def _turned(layout: Layout, at: Sequence[int]) -> Layout:
+    """The layout of an array whose axes went to these places."""
+    splits = tuple([at[s] if isinstance(s, int) else s for s in layout.splits])
+    windows = tuple(sorted((at[d], w) for d, w in layout.windows))
+    return Layout(layout.mesh, splits, windows, layout.blocks)
+
+
+def _halo(graph: Graph, value: int, end: Layout) -> _Halo:
+    order, steps = tuple(range(graph.specs[value].ndim)), list[str]()
+    while (k := graph.producers[value]) >= 0 and OPS[(node := graph.nodes[k]).op].turns_axes:
+        order, (value,) = tuple([node.kw["axes"][d] for d in order]), node.inputs
+        steps.append(node.op)
+    return _Halo(value, order, steps, _turned(end, order))
+
+
+def _merged_halos(graph: Graph) -> dict[tuple[int, Layout], tuple[_Halo, bool]]:
+    """For windows on one value that may be fetched together, in whatever orders its axes are read, the
+    window around them; and whether the value is read in its own order, too."""
+    groups: dict[Any, dict[tuple[int, Layout], _Halo]] = {}
     for node in graph.nodes:
         if (
             node.op == "relayout"
             and len(node.inputs) == 1
             and (end := _layout(node.specs[0])).windows
         ):
-            steps = tuple((d, w.count, w.stride, w.every) for d, w in end.windows)
-            groups.setdefault((node.inputs[0], end.mesh, end.splits, end.blocks, steps), []).append(
-                end
-            )
+            halo = _halo(graph, node.inputs[0], end)
+            steps = tuple((d, w.count, w.stride, w.every) for d, w in halo.end.windows)
+            kind = halo.root, end.mesh, halo.end.splits, end.blocks, steps
+            groups.setdefault(kind, {})[node.inputs[0], end] = halo
     found = {}
-    for (value, *_), ends in groups.items():
+    for (value, *_), asked in groups.items():
         spec = graph.specs[value]
         here = _layout(spec)
+        ends = list(dict.fromkeys([h.end for h in asked.values()]))
         around = ends[0]
         for end in ends[1:]:
             around = _around(around, end)
-        if len(ends) > 1 and not here.partial_axes:
-            apart = sum(moved(here, end, spec.shape) for end in ends)
+        if len(asked) > 1 and not here.partial_axes:
+            apart = sum(moved(here, h.end, spec.shape) for h in asked.values())
             if moved(here, around, spec.shape) <= apart:
-                found.update({(value, end): around for end in ends})
+                own = any(not h.steps for h in asked.values())
+                found.update({k: (replace(h, end=around), own) for k, h in asked.items()})
     return found
 
 

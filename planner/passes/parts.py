@@ -9,7 +9,8 @@ return %4
 
 Layouts are chosen from the operands to the results, so what begins whole (numbers made out of
 nothing, replicas) stays whole until somebody asks for parts. This pass goes back from there, as
-long as each worker has what it needs for its part."""
+long as each worker has what it needs for its part. What is made out of nothing is not sent, if it is
+sooner made where it is needed: a window of ones."""
 
 from __future__ import annotations
 
@@ -19,8 +20,9 @@ from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.layout import Layout
 from ostinato.ops.core.spec import Spec
+from ostinato.planner.layouts.costs import kernel_seconds, together_seconds
 from ostinato.planner.layouts.shardings import Sharding, sharding_to
-from ostinato.planner.plan import Target
+from ostinato.planner.plan import Target, largest_part
 
 from .reads import seen_as
 
@@ -50,7 +52,8 @@ def make_parts(graph: Graph, target: Target) -> Graph:
             ]
             specs = (specs[0].at(moved[k].gives[0]),)
         elif node.op == "relayout" and len(inputs) == 1:
-            values.append(moved_to(inputs[0], specs[0].layout, node.line))
+            made = _made_again(builder, inputs[0], specs[0], target)
+            values.append(moved_to(inputs[0], specs[0].layout, node.line) if made is None else made)
             continue
         elif any(node.subgraphs()):
             for j, layout in cut.get(k, {}).items():
@@ -58,6 +61,21 @@ def make_parts(graph: Graph, target: Target) -> Graph:
             node = _with_bodies(node, [builder.specs[v] for v in inputs], target)
         values.extend(builder.add(node.op, inputs, node.params, specs, node.line))
     return builder.graph([values[v] for v in graph.outputs])
+
+
+def _made_again(builder: Builder, value: int, end: Spec, target: Target) -> int | None:
+    """Make what is made of nothing as it is wanted, if that takes less time than to send it."""
+    maker, has = builder.maker(value), builder.specs[value]
+    if maker is None or maker.inputs or len(maker.specs) > 1 or end.layout is None:
+        return None
+    if has.layout is None or has.layout.has_copy(end.layout, end.shape):
+        return None
+    if sharding_to(maker, (), end.layout, target) is None:
+        return None
+    again = kernel_seconds(target.machine, maker, (), (largest_part(end),))
+    if again >= together_seconds(target.machine, (has,), (end,)):
+        return None
+    return builder.add(maker.op, (), maker.params, (end,), maker.line)[0]
 
 
 def _wishes(
