@@ -89,6 +89,15 @@ def test_plan_2048_gpus(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert "NVLink" in to.read_text()
 
 
+def test_plan_cosmoflow(capsys: pytest.CaptureFixture[str]) -> None:
+    found = example("plan_cosmoflow").main(64, (4, 2), (2, 8))
+    assert found.fits
+    said = capsys.readouterr().out
+    assert "simulated on 8 workers (mesh 4x2) of dgx-v100" in said
+    assert said.count("efficiency") == 2
+    assert said.count("conv ") >= 4
+
+
 @pytest.mark.parametrize("workers", some([1, 3], 2, 1))
 def test_logistic_regression(workers: int) -> None:
     losses, right = example("logistic_regression").main(5_000, 6, workers)
