@@ -15,11 +15,14 @@ def title(node: Node) -> str:
     if not isinstance(body, Graph) or OPS[node.op].made_by != "machine":
         return node.op + _how(node)
     names = [n.op for n in operations(node) if n.inputs and OPS[n.op].view is None]
+    parts = len(node.kw.get("parts", ()))
+    names = names[: len(names) // max(parts, 1)]
     shown = list(dict.fromkeys(names))
     more = f", ... {len(names)} operations" if len(names) > 4 else ""
+    many = f" of {parts} arrays" if parts else ""
     kinds = {op: f"{name} as one kernel" for name, op in ONE_KERNEL.items()}
     name = (kinds | {WHOLE: "all as one kernel"}).get(node.op, "fused")
-    return f"{name}({', '.join(shown[:3] if more else shown)}{more}){_how(node)}"
+    return f"{name}({', '.join(shown[:3] if more else shown)}{more}){many}{_how(node)}"
 
 
 def operations(node: Node) -> Iterator[Node]:

@@ -48,7 +48,9 @@ class HostKernel:
     def __call__(self, grid: Sequence[int], block: Sequence[int], args: Sequence[Any]) -> None:
         held: list[Any] = []
         for kind, x in zip(self.kinds, args, strict=True):
-            if isinstance(x, np.ndarray):
+            if isinstance(x, np.ndarray) and x.dtype.names:  # by value
+                held.append((ctypes.c_char * x.nbytes)(*x.tobytes()))
+            elif isinstance(x, np.ndarray):
                 assert kind.endswith("*"), (kind, x)
                 held.append(ctypes.c_void_p(x.ctypes.data))
             else:

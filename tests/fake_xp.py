@@ -881,6 +881,7 @@ class RawKernel:
         self, grid: tuple[int, ...], block: tuple[int, ...], args: tuple[Any, ...]
     ) -> None:
         given = [_host(x) if isinstance(x, DeviceArray) else x for x in args]
+        given = [x.copy() if getattr(x, "dtype", None) and x.dtype.names else x for x in given]
         arrays = [x for x in given if isinstance(x, np.ndarray)]
         ask(lambda: self.kernel(grid, block, given), arrays, arrays)
 

@@ -14,6 +14,7 @@ from ostinato.ops.core.registry import OPS, Place, Specs
 from ostinato.ops.core.spec import DType, Shape, Spec, copied, empty_aligned
 from ostinato.ops.cpu.limits import LIMITS
 from ostinato.ops.cpu.loops.flat import SHARE, native_kernel
+from ostinato.ops.jit.foreach_parts import FOREACH
 from ostinato.ops.jit.loops import space, strides_over
 from ostinato.ops.jit.moves import has_moves
 
@@ -25,6 +26,7 @@ from .libraries import lapack
 from .libraries.onednn import can_widen, describe_library, library
 from .loops.boxed_loops import boxed_kernel
 from .loops.copies import copy_by_rows, copy_of_pieces, copying
+from .loops.foreach import foreach_kernel
 from .loops.record import Record
 from .threads import most_threads
 
@@ -126,6 +128,8 @@ def _generated(
     node: Node, shape: Callable[[Spec], Shape], arrays: Sequence[Any], threads: int, share: int
 ) -> Function | None:
     """A loop over a body's elements. What is larger than 1 / `share` of the last cache goes past it."""
+    if node.op == FOREACH:
+        return foreach_kernel(node, shape, arrays, threads, share)
     body, whole, axes = space(node, shape)
     if has_moves(body):
         if not math.prod(whole):

@@ -17,6 +17,7 @@ from ostinato.ops.core.registry import ANY, OPS, Params, Place, Scratch, Specs, 
 from ostinato.ops.core.spec import Shape, Spec, int8
 from ostinato.ops.cpu.loops.schedule import BLOCKS, UNITS, analyse, analyse_in_order, lanes_of
 from ostinato.ops.jit.epilogues import begin_of
+from ostinato.ops.jit.foreach_parts import FOREACH
 from ostinato.ops.jit.labels import combines
 from ostinato.ops.jit.moves import has_moves, shapes_of
 from ostinato.ops.jit.stages import label
@@ -175,6 +176,10 @@ def _steps_in_turn(xp: Any, out: Any, *xs: Any, body: Graph, axis: int) -> None:
         xp.copyto(result, values[v])
 
 
+def _foreach_kernel(xp: Any, out: Any, *xs: Any, body: Graph, **_: Any) -> None:
+    _kernel(xp, out, *xs, body=body)
+
+
 def _box(shape: Shape) -> Box:
     return tuple((0, n) for n in shape)
 
@@ -256,8 +261,9 @@ op(  # in stages
     kernel=_kernel,
     cost=_cost,
 )
+op(FOREACH, **_FACTS, kernel=_foreach_kernel, cost=_cost, writes_parts=True)
 
 STEPS = "fused_product"
 JOINED = "joined"  # what kernels take in, and no kernel itself
-FUSED = tuple([name for name, made in OPS.items() if made.kernel is _kernel and name != JOINED])
+FUSED = (*[n for n, made in OPS.items() if made.kernel is _kernel and n != JOINED], FOREACH)
 WITH_PRODUCT = tuple([name for name in FUSED if OPS[name].run.dense])

@@ -43,7 +43,8 @@ from ostinato.ops.core.spec import (
     strided_like,
 )
 from ostinato.ops.jit.epilogues import begin_of
-from ostinato.ops.jit.loops import Loops, loops_of, space, strides_over
+from ostinato.ops.jit.foreach_parts import FOREACH, parts_of
+from ostinato.ops.jit.loops import Loops, dense_loops, loops_of, space, strides_over
 from ostinato.ops.jit.moves import has_moves
 
 from . import conditions, products
@@ -53,8 +54,9 @@ from .epilogue import epilogue_of, is_one_call, with_epilogue
 from .libraries import cublaslt
 from .libraries.cublaslt import Library
 from .loops import flat, stages, streams
+from .loops.foreach import Launch, foreach_kernel
 from .loops.moved import moved_kernel
-from .loops.schedule import analyse, square_tiles
+from .loops.schedule import THREADS, analyse, square_tiles
 from .loops.text import OPTIONS, Kernel
 from .messages import Nccl
 
@@ -204,6 +206,8 @@ class Gpu(Device):
         if native is not None:
             made: Function | None = native.made(node, arrays, threads, scratch, at)
             return made
+        if node.op == FOREACH:
+            return self._foreach(node, shape, arrays)
         if node.op not in FLAT:
             return None
         body, whole, axes = space(node, shape)
@@ -215,6 +219,52 @@ class Gpu(Device):
         if loops is None:
             return None
         return self._flat(body, loops, axes)
+
+    def _foreach(
+        self, node: Node, shape: Callable[[Spec], Shape], arrays: Sequence[Any]
+    ) -> Function | None:
+        """One launch for all parts whose elements lie side by side; those of others have their own."""
+        alike: dict[tuple[int, ...], list[tuple[list[int], Graph, int]]] = {}
+        runs: list[tuple[Function, list[int]]] = []
+        for part in parts_of(node):
+            places = part.places(len(node.inputs))
+            body, whole, axes = space(part.node, shape)
+            loops = dense_loops(body, whole, [arrays[k] for k in places], axes)
+            if loops is None:
+                return None
+            steps = tuple([s[-1] for s in loops.strides])
+            sizes = [s.dtype.itemsize for s in (*body.inputs, *body.out_specs)]
+            if len(loops.extents) == 1 and all(
+                s in (0, n) for s, n in zip(steps, sizes, strict=True)
+            ):
+                alike.setdefault(steps, []).append((places, body, loops.extents[0]))
+            elif math.prod(whole) == 0:
+                return None
+            else:
+                runs.append((self._flat(body, loops, axes), places))
+        for steps, parts in alike.items():
+            launch = foreach_kernel(parts[0][1], steps, [n for *_, n in parts])
+            if launch.kernel.grid[0]:
+                runs.append((self.launching_table(launch), [k for p, *_ in parts for k in p]))
+
+        def run(*given: Any) -> None:
+            for launch, places in runs:
+                launch(*[given[k] for k in places])
+
+        return run
+
+    def launching_table(self, launch: Launch) -> Function:
+        """A kernel that is given the addresses of its arrays in a table."""
+        kernel, table = launch
+        run = self.xp.RawKernel(kernel.text, kernel.name, OPTIONS)
+        room = (self.xp.zeros(kernel.room, np.uint8),) if kernel.room else ()
+        more, block, words = (*map(np.int64, kernel.facts), *room), (THREADS,), table["words"]
+
+        def launch_with(*arrays: Any) -> None:
+            words[: len(arrays)] = [x.data.ptr for x in arrays]
+            run(kernel.grid, block, (table, *more))
+
+        return launch_with
 
     def dynamic_kernel(self, node: Node, specs: Specs, scratch: Sequence[Any]) -> Function | None:
         """Make the kernel of a product, since CuPy's are no part of a graph: one for each way in

@@ -99,3 +99,12 @@ def _repeated(array: Any, shape: Shape) -> tuple[int, ...]:
     own = zip(array.shape, array.strides, strict=True)
     steps = tuple([0 if n == 1 else step for n, step in own])
     return (*(0,) * (len(shape) - len(steps)), *steps)
+
+
+def dense_loops(body: Graph, shape: Shape, arrays: Sequence[Any], axes: int) -> Loops | None:
+    """The loops over a part's elements, of which all are reduced or none: the outermost axis is that along
+    which they are farthest apart, so that those of dense arrays are one loop in whatever order they lie."""
+    strides = strides_over(body, shape, arrays, axes)
+    order = sorted(range(len(shape)), key=lambda d: -max(abs(own[d]) for own in strides))
+    turned = [tuple([own[d] for d in order]) for own in strides]
+    return loops_of(tuple([shape[d] for d in order]), turned, axes)

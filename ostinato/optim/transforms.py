@@ -8,6 +8,7 @@ from typing import Any
 from ostinato.errors import ArgumentError
 from ostinato.ops.array.arithmetic import clip, maximum, minimum, sqrt
 from ostinato.ops.array.casts import astype
+from ostinato.ops.array.concatenation import stack
 from ostinato.ops.array.creation import asarray
 from ostinato.ops.core.apply import as_array
 from ostinato.ops.core.array import Array
@@ -25,11 +26,11 @@ def global_norm(grads: Any) -> Array:
     >>> ost.optim.global_norm({"a": ost.asarray([3.0]), "b": ost.asarray([4.0])})
     Array(5., dtype=float64)
     """
-    total: Any = 0.0
+    squares = []
     for g in _floats(grads):
         g = astype(as_array(g), wide(g.dtype))
-        total = total + (g * g).sum()
-    return sqrt(as_array(total))
+        squares.append((g * g).sum())
+    return sqrt(stack(squares).sum() if squares else as_array(0.0))
 
 
 def _floats(tree: Any) -> list[Any]:

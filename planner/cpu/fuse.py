@@ -40,6 +40,7 @@ from ostinato.planner.fusion.groups import (
     kernel_of,
     with_kernels,
 )
+from ostinato.planner.fusion.horizontal import components, form_of
 from ostinato.planner.fusion.joins import gather_joins, spread_joins
 from ostinato.planner.fusion.kernel_draws import draw_in_kernels
 from ostinato.planner.fusion.narrow_operands import uncast
@@ -336,11 +337,26 @@ def _often(graph: Graph, target: Target, groups: Sequence[Group]) -> set[Group]:
     iterations was recorded: machine code is made once for all of them, and does them one after the
     other.
     """
-    if len(groups) < OFTEN or target.numerics == "any-workers":
+    if target.numerics == "any-workers":
         return set()
     forms = {g: _form(graph, g) for g in groups if g.work and not g.product}
     count = Counter(forms.values())
-    return {g for g, form in forms.items() if count[form] >= OFTEN}
+    found = {g for g, form in forms.items() if count[form] >= OFTEN}
+    return found | _worth_together(graph, [*forms])
+
+
+def _worth_together(graph: Graph, groups: Sequence[Group]) -> set[Group]:
+    """Find the groups that have a piece which becomes one kernel with those of others, of any shape, which
+    are enough together (planner/fusion/horizontal.py), or many."""
+    work, count, found = Counter[object](), Counter[object](), dict[object, set[Group]]()
+    for g in groups:
+        for members in components(graph, g.members):
+            if form := form_of(graph, members):
+                work[form.key] += math.prod(g.space[0]) * len(members)
+                count[form.key] += 1
+                found.setdefault(form.key, set()).add(g)
+    worth = {form for form in found if work[form] >= WORTH or count[form] >= OFTEN}
+    return set[Group]().union(*(found[form] for form in worth if len(found[form]) > 1))
 
 
 def _form(graph: Graph, group: Group) -> tuple[object, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ostinato.planner.fusion.fold_products import fold_products
+from ostinato.planner.fusion.horizontal import fuse_horizontally
 from ostinato.planner.fusion.narrow_operands import narrow
 from ostinato.planner.fusion.parted_stacks import part_stacks
 from ostinato.planner.fusion.whole_windows import close_windows
@@ -28,6 +29,7 @@ PASSES = (
     take_epilogues,
     fuse,
     tile_in_cache,
+    fuse_horizontally,
     order,
     halve,
     mark_prepacked,

@@ -128,7 +128,9 @@ def _joined(
     later: list[Group] = []
     for group in near:
         outside = [v for v in operands if home.get(v) is not group]
-        if len({*group.operands, *outside}) > OPERANDS:
+        stranger = len(outside) == len(operands) and group.operands.keys().isdisjoint(operands)
+        # what has but its shape may need more later
+        if len({*group.operands, *outside}) > (OPERANDS // 2 if stranger else OPERANDS):
             continue
         joins = units.joins(group, outside)
         if joins == NOW:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ostinato.planner.fusion.fold_products import fold_products
+from ostinato.planner.fusion.horizontal import fuse_horizontally
 from ostinato.planner.fusion.narrow_operands import narrow
 from ostinato.planner.fusion.parted_stacks import part_stacks
 from ostinato.planner.fusion.whole_windows import close_windows
@@ -22,6 +23,7 @@ PASSES = (
     part_stacks,
     use_tf32,
     fuse,
+    fuse_horizontally,
     order,
 )
 FUSE = fuse  # makes kernels that have several ways, of which timing takes one

@@ -24,6 +24,7 @@ from ostinato.ops.core.layout import Partial, different_shapes
 from ostinato.ops.core.registry import ANY, OPS
 from ostinato.ops.core.spec import Shape, Spec
 from ostinato.ops.flow.control import CONTROL, ONE_KERNEL, begun_as
+from ostinato.ops.jit.foreach_parts import FOREACH, written_over
 from ostinato.planner.plan import Program, Slot, local_bytes
 from ostinato.planner.rewrite import replace
 
@@ -491,6 +492,8 @@ class _Assigner:
         if node.op in CONTROL:
             operand = carried_in_place(node, self.bodies[k]).get(v - self.graph.starts[k])
             return () if operand is None else (operand,)
+        if node.op == FOREACH:
+            return written_over(node, v - self.graph.starts[k])
         return OPS[node.op].run.overwrite if len(node.specs) == 1 else ()
 
     def _overwrites(self, k: int, node: Node, made: int) -> int | None:

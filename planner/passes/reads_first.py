@@ -19,6 +19,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.registry import ANY, OPS
 from ostinato.ops.flow.control import CARRYING, begun_as
+from ostinato.ops.jit.foreach_parts import FOREACH, written_over
 
 from .order import meets
 
@@ -36,6 +37,8 @@ def overs(graph: Graph, k: int, j: int) -> list[int]:
     elif node.op == "branch":
         sides = [origins(g, g.outputs[j]) for _, g in node.subgraphs()]
         found = [node.inputs[1 + v] for v in sorted(set.intersection(*sides))]
+    elif node.op == FOREACH:
+        found = [node.inputs[n] for n in written_over(node, j)]
     elif len(node.specs) == 1:
         overwrite = OPS[node.op].run.overwrite
         found = (

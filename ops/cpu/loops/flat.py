@@ -99,9 +99,8 @@ def _tiled(loops: Loops, d: int) -> Loops:
 
 # -- text ----------------------------------------------------------------------------------
 def kernel_text(body: Graph, loops: Loops, share: int = SHARE) -> str:
-    """A module in LLVM's language: `body` for some turns, `task` for a thread's share, `finish` for
-    what is put together at the end, and `run` for Python.
-    """
+    """A module in LLVM's language: `body` for some turns, `finish` for what is put together at the end, and
+    `run` for Python."""
     return f"{kernel_code(body, loops, share)}\n{around(len(body.inputs) + len(body.outputs))}"
 
 
@@ -116,11 +115,11 @@ def _code(body: Graph, loops: Loops, past: bool) -> str:
 
     A turn is an element, a row of the innermost loop where there are more, or a block of elements
     where all of them are reduced."""
-    declared, code = kernel_parts(body, loops, share)
+    declared, code = kernel_parts(body, loops, past)
     return "\n".join([*sorted(declared), code])
 
 
-def kernel_parts(body: Graph, loops: Loops, share: int) -> tuple[set[str], str]:
+def kernel_parts(body: Graph, loops: Loops, past: bool) -> tuple[set[str], str]:
     """Return the declarations that `body` and `finish` need, which a module has once, and these."""
     dtypes = [s.dtype for s in (*body.inputs, *body.out_specs)]
     many, last = len(dtypes), len(loops.extents) - 1
@@ -821,12 +820,24 @@ def loops_kernel(
 def _text_and_facts(
     body: Graph, loops: Loops, threads: int, axes: int, share: int
 ) -> tuple[str, list[int]]:
+    loops = _arranged(body, loops, axes)
+    return kernel_text(body, loops, share), kernel_facts(body, loops, threads, axes)
+
+
+def code_and_facts(
+    body: Graph, loops: Loops, threads: int, axes: int, share: int
+) -> tuple[str, list[int]]:
+    """The loops without what Python calls, and what they are told."""
+    loops = _arranged(body, loops, axes)
+    return kernel_code(body, loops, share), kernel_facts(body, loops, threads, axes)
+
+
+def _arranged(body: Graph, loops: Loops, axes: int) -> Loops:
     if not axes and not numbers_in(body):
         loops = all_beside(loops)
     if not axes and not loops.beside:
         loops = tiled(loops, [s.dtype.itemsize for s in (*body.inputs, *body.out_specs)])
-    text = kernel_text(body, loops, share)
-    return text, kernel_facts(body, loops, threads, axes)
+    return loops
 
 
 def kernel_facts(body: Graph, loops: Loops, threads: int, axes: int = 0) -> list[int]:

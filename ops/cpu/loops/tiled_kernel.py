@@ -28,7 +28,7 @@ from ostinato.ops.jit.moves import Cell
 from ostinato.ops.jit.step_tiles import Ranges, Steps, Tile, Work, steps_along
 
 from .boxed_loops import Cells
-from .flat import SHARE, all_beside, kernel_facts, kernel_parts
+from .flat import SHARE, all_beside, kernel_facts, kernel_parts, streams
 
 NOWHERE, ROOM = range(
     -2, 0
@@ -188,7 +188,7 @@ class _Made:
     def _text(self, body: Graph, loops: Loops, share: int) -> int:
         key = body, loops, share
         if key not in self.texts:
-            declared, code = kernel_parts(body, loops, share)
+            declared, code = kernel_parts(body, loops, streams(body, loops, share))
             self.declared |= declared
             self.texts[key] = self.codes.setdefault(code, len(self.codes))
         return self.texts[key]

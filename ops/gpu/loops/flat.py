@@ -110,7 +110,7 @@ class ElementWriter:
         return sums
 
 
-def _lines_after(lines: CudaLines) -> CudaLines:
+def lines_after(lines: CudaLines) -> CudaLines:
     """More statements of the same function."""
     more = CudaLines()
     more.count = lines.count
@@ -146,7 +146,7 @@ def _kernel(
 def _mapping(writer: ElementWriter) -> Kernel:
     *outer, inner = writer.loops.extents
     rows = math.prod(outer)
-    each = _beside(writer)
+    each = neighbours_of(writer)
     lines = CudaLines()
     if outer and inner < WIDE:  # an element for each thread, which finds its row
         writer.one(lines)
@@ -165,17 +165,9 @@ def _mapping(writer: ElementWriter) -> Kernel:
     code += [f"if (first >= {end}) return;"]
     turn = writer.rows()
     if each > 1:
-        wide = _lines_after(lines)
-        _vectors(writer, wide, each)
+        wide = lines_after(lines)
+        turn += vectors(writer, wide, lines, each, end)
         lines.declared |= wide.declared
-        tests = " && ".join(
-            f"((u64)p{k} & {each * dtype.itemsize - 1}) == 0"
-            for k, dtype in enumerate(writer.dtypes)
-            if writer.steps[k] and k not in writer.counted
-        )
-        turn += [f"if (first + {each} <= {end} && {tests}) {{", *wide.text, "} else {"]
-        turn += [f"for (s64 i = first; i < {end} && i < first + {each}; ++i) {{"]
-        turn += [*lines.text, "}", "}"]
     else:
         turn += ["const s64 i = first;", *lines.text]
     if outer:
@@ -187,7 +179,7 @@ def _mapping(writer: ElementWriter) -> Kernel:
     return _kernel(writer, code, lines.declared, grid=grid)
 
 
-def _beside(writer: ElementWriter, few: bool = True) -> int:
+def neighbours_of(writer: ElementWriter, few: bool = True) -> int:
     """Elements that a thread makes: as many as are one vector in memory, if all lie side by side; where there
     are `few` elements, fewer, so that more multiprocessors have some."""
     if has_moves(writer.body):
@@ -209,8 +201,24 @@ def _beside(writer: ElementWriter, few: bool = True) -> int:
     return each
 
 
+def vectors(
+    writer: ElementWriter, wide: CudaLines, lines: CudaLines, each: int, end: str
+) -> list[str]:
+    """All of a few neighbours from the `first` on: as `wide` says, if they are there and aligned, or one by
+    one."""
+    tests = " && ".join(
+        f"((u64)p{k} & {each * dtype.itemsize - 1}) == 0"
+        for k, dtype in enumerate(writer.dtypes)
+        if writer.steps[k] and k not in writer.counted
+    )
+    _vectors(writer, wide, each)
+    code = [f"if (first + {each} <= {end} && {tests}) {{", *wide.text, "} else {"]
+    code += [f"for (s64 i = first; i < {end} && i < first + {each}; ++i) {{"]
+    return [*code, *lines.text, "}", "}"]
+
+
 def _vectors(writer: ElementWriter, lines: CudaLines, each: int) -> None:
-    """All of a few neighbours."""
+    """As vectors."""
     many = len(writer.body.inputs)
     for k in range(many):
         kind = _beside_of(writer.dtypes[k], each)
@@ -266,11 +274,11 @@ def _reducing(writer: ElementWriter) -> Kernel:
     rows = math.prod(outer)
     team, blocks = team_of(terms), blocks_of(terms, rows)
     batches = team > 1 and not has_moves(writer.body)
-    each = _beside(writer, few=False) if batches else 1
+    each = neighbours_of(writer, few=False) if batches else 1
     lines = CudaLines()
     sums = writer.one(lines)
     totals = [Total(s.kind, s.dtype, str(n)) for n, s in enumerate(sums)]
-    added = _lines_after(lines)
+    added = lines_after(lines)
     for total, s in zip(totals, sums, strict=True):
         total.add(added, Value(added, s.value.name, s.dtype))
     end, count = f"e{writer.last}", " * ".join(f"e{d}" for d in range(writer.last)) or "1"
@@ -288,7 +296,7 @@ def _reducing(writer: ElementWriter) -> Kernel:
     code += [f"const s64 place = {place}, step = {step};"]
     declared = lines.declared | added.declared
     if batches:
-        vectors = _lines_after(added)
+        vectors = lines_after(added)
         _batches(writer, vectors, totals, each)
         code += vectors.text
         declared |= vectors.declared
@@ -303,9 +311,10 @@ def _reducing(writer: ElementWriter) -> Kernel:
         code += reduce_block(added, totals)
     declared |= added.declared
     if blocks > 1:
-        code += _shared_by_blocks(added, totals)
+        code.append(f"u8* const mine = room + (s64)o * (16 + {16 * len(totals)} * gridDim.x);")
+        code += shared_by_blocks(added, totals)
         room = rows * (16 + 16 * blocks * len(totals))
-        code += _finished(added, writer, totals, sums)
+        code += finished(added, writer, totals, sums)
         return _kernel(writer, code, declared, grid=(blocks, rows), room=room)
     code += ["if (is_row && lane == 0) {", *_results(added, writer, totals, sums), "}"]
     per_block = THREADS // team
@@ -380,37 +389,38 @@ def _parts_of(dtype: DType, each: int) -> str:
     return f"{memory_type(real_of(dtype))}, {each * (1 + (dtype.kind == 'c'))}"
 
 
-def _shared_by_blocks(lines: CudaLines, totals: Sequence[Total]) -> list[str]:
-    """The block of a row that ends last has them all, in their order. `room`, of each row: a count of those
-    that have ended, and what each left."""
+def shared_by_blocks(
+    lines: CudaLines, totals: Sequence[Total], block: str = "blockIdx.x", blocks: str = "gridDim.x"
+) -> list[str]:
+    """The block of a row that ends last has them all, in their order. What is `mine`, of each row: a count of
+    those that have ended, and what each left."""
 
     def left(n: int, k: int, block: str) -> str:
-        return f"mine + {16 + 8 * k} + 16 * ({n} * gridDim.x + {block})"
+        return f"mine + {16 + 8 * k} + 16 * ({n} * {blocks} + {block})"
 
-    code = [f"u8* const mine = room + (s64)o * (16 + {16 * len(totals)} * gridDim.x);"]
-    code += ["__shared__ bool is_last;", "if (threadIdx.x == 0) {"]
+    code = ["__shared__ bool is_last;", "if (threadIdx.x == 0) {"]
     for n, total in enumerate(totals):
         for k, (name, dtype, _) in enumerate(total.registers):
-            code.append(f"*({c_type(dtype)}*)({left(n, k, 'blockIdx.x')}) = {name};")
+            code.append(f"*({c_type(dtype)}*)({left(n, k, block)}) = {name};")
     code += [
         "__threadfence();",
-        "is_last = atomicAdd((u32*)mine, 1u) + 1 == gridDim.x;",
+        f"is_last = atomicAdd((u32*)mine, 1u) + 1 == {blocks};",
         "}",
         "__syncthreads();",
         "if (!is_last) return;",
         "__threadfence();",
     ]
     # all that a thread reads is on its way before it is put together
-    turns, inner = BLOCKS // THREADS, _lines_after(lines)
-    block = f"const u32 b = threadIdx.x + {THREADS} * n;"
-    loop = ["#pragma unroll", f"for (u32 n = 0; n < {turns}; ++n) {{", block]
+    turns, inner = BLOCKS // THREADS, lines_after(lines)
+    at = f"const u32 b = threadIdx.x + {THREADS} * n;"
+    loop = ["#pragma unroll", f"for (u32 n = 0; n < {turns}; ++n) {{", at]
     for n, total in enumerate(totals):
         names = []
         for k, (name, dtype, first) in enumerate(total.registers):
             kind = c_type(dtype)
             code += [f"{name} = {first};", f"{kind} left_{name}[{turns}];"]
             at = f"*(volatile {kind}*)({left(n, k, 'b')})"
-            loop.append(f"left_{name}[n] = b < gridDim.x ? {at} : {first};")
+            loop.append(f"left_{name}[n] = b < {blocks} ? {at} : {first};")
             names.append(f"left_{name}[n]")
         total.merge(inner, names)
     lines.count = inner.count
@@ -418,7 +428,7 @@ def _shared_by_blocks(lines: CudaLines, totals: Sequence[Total]) -> list[str]:
     return [*code, *loop, "}", *merged, "__syncthreads();"]
 
 
-def _finished(
+def finished(
     lines: CudaLines, writer: ElementWriter, totals: Sequence[Total], sums: Sequence[Combination]
 ) -> list[str]:
     """The last block's total; its memory is as it was."""
@@ -430,7 +440,7 @@ def _finished(
 def _results(
     lines: CudaLines, writer: ElementWriter, totals: Sequence[Total], sums: Sequence[Combination]
 ) -> list[str]:
-    made = _lines_after(lines)
+    made = lines_after(lines)
     for total, s in zip(totals, sums, strict=True):
         (found,) = total.found(made)
         if s.divisor:
