@@ -31,6 +31,7 @@ finally:
 from ostinato.ops import fft as fft
 from ostinato.ops import linalg as linalg
 from ostinato.ops import nn as nn
+from ostinato.ops import signal as signal
 from ostinato.ops import solve as solve
 from ostinato.ops.array.aliases import *
 from ostinato.ops.array.arithmetic import *
@@ -161,5 +162,5 @@ def __dir__() -> list[str]:
     return sorted(
         globals().keys() - hidden
         | {"debug", "errors", "fft", "fit", "io", "linalg", "nn", "optim", "random", "solve"}
-        | {"special", "training"}
+        | {"signal", "special", "training"}
     )

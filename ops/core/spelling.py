@@ -23,7 +23,7 @@ LIBRARIES = {  # in which a name of one of our modules may be
     "random": ("numpy.random",),
     "special": ("scipy.special",),
 }
-ROOMS = ("linalg", "fft", "special", "random", "nn", "optim", "solve", "debug")
+ROOMS = ("linalg", "fft", "signal", "special", "random", "nn", "optim", "solve", "debug")
 _NOT_OF_ARRAYS = ("random.", "solve.", "debug.", "optim.")  # but of functions, or of nothing
 
 
