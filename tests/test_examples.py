@@ -64,6 +64,13 @@ def test_fit_digits(tmp_path: Path, workers: int) -> None:
     assert (tmp_path / "curves.png").stat().st_size > 5000
 
 
+def test_speech(capsys: pytest.CaptureFixture[str]) -> None:
+    losses, right = example("speech").main(24, 8, 60)
+    assert losses[-1] < 0.5 * losses[0]
+    assert right > 0.6
+    assert "heard" in capsys.readouterr().out
+
+
 def test_onnx_resnet() -> None:
     pytest.importorskip("onnx")
     error, losses = example("onnx_resnet").main(1)

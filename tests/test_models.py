@@ -50,6 +50,7 @@ COUNTS: Any = {
     ("unet", "unet"): (19_071_459, 1_954_000, {}, (1, 128, 128, 128)),
     ("transformer", "Transformer"): (10_844_160, 3_045.06, {}, (256,)),
     ("language", "Language"): (7_103_456, 242.424, {}, (35,)),
+    ("tdnnf", "TDNNF"): (5_210_944, 512.784, {}, (150, 220)),
     ("magmadnn", "mlp"): (397_510, 0.397, {}, (1, 28, 28)),
     ("magmadnn", "lenet5"): (61_706, 0.4165, {}, (1, 28, 28)),
 }
@@ -87,11 +88,21 @@ def test_names_of_weights_are_those_of_torchvision(models: Any) -> None:
     assert names["classifier.6.bias"].shape == (1000,)
 
 
+def test_bottlenecks_become_semi_orthogonal(models: Any) -> None:
+    weight = ost.asarray(np.random.default_rng(0).normal(size=(48, 12)))
+    for w in (weight, weight.T):
+        for _ in range(30):
+            w = models("tdnnf").constrained(w)
+        p = np.asarray(w.T @ w if w.shape[0] > w.shape[1] else w @ w.T)
+        np.testing.assert_allclose(p, np.eye(12) * p[0, 0], atol=1e-6)
+
+
 SMALL: Any = [
     ("cosmoflow", {"steps": 12}, 0.6),
     ("magmadnn", {"steps": 8}, 0.7),
     ("transformer", {"blocks": 1, "steps": 12}, 0.8),
     ("language", {}, 0.85),
+    ("tdnnf", {"steps": 8}, 0.4),
     pytest.param("alexnet", {"part": 16, "image": 67}, 0.8, marks=pytest.mark.slow),
     pytest.param("resnet", {"steps": 10}, 0.4, marks=pytest.mark.slow),
     pytest.param("resnet", {"depth": 50, "width": 4, "steps": 6}, 0.4, marks=pytest.mark.slow),
