@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field
 
 from ostinato.ops.core.build import Builder
@@ -37,11 +37,14 @@ ROW, ROWS = 8, 512  # elements of a row on average, where there are more rows
 Able = Callable[[int], bool]  # whether kernels can do a node, which is no move
 
 
-def gather_joins(graph: Graph, able: Able) -> Graph:
-    """The graph with such nodes."""
-    if not any(is_join(node) for node in graph.nodes):
+def gather_joins(
+    graph: Graph, able: Able, windows: bool = False, kept: Container[int] = ()
+) -> Graph:
+    """The graph with such nodes; with `windows`, those of slices of what is made of slices, too. What the
+    nodes `kept` make is in memory."""
+    if not windows and not any(is_join(node) for node in graph.nodes):
         return graph
-    found = _Found(graph, able)
+    found = _Found(graph, able, windows, kept)
     roots = {k: body for k in found.roots() if (body := found.body(k)) is not None}
 
     def make(builder: Builder, k: int, values: list[int]) -> tuple[int, ...]:
@@ -90,6 +93,8 @@ class _Found:
 
     graph: Graph
     able: Able
+    windows: bool = False
+    kept: Container[int] = ()
     moves: set[int] = field(default_factory=set)  # nodes
     work: dict[int, int] = field(default_factory=dict)  # to make an element wherever it is read
     joins: set[int] = field(default_factory=set)  # values that are not just views of memory
@@ -127,6 +132,8 @@ class _Found:
         known = all(j in self.moves or self.able(j) for j in graph.uses[v])
         again = 0 if self._is_piece(v) else self.readers[v] - 1
         most = AGAIN_MIXED if v in self.mixed else AGAIN
+        if k in self.kept:
+            return
         if known and v not in graph.outputs and work * again <= most:
             self.inside.add(v)
 
@@ -199,6 +206,20 @@ class _Found:
                 found.append(k)
         return found
 
+    def _is_reduced(self, v: int) -> bool:
+        """Whether a value, or what is made of its elements, is reduced: kernels that reduce read memory
+        faster."""
+        graph, waiting, known = self.graph, [v], {v}
+        while waiting:
+            for k in graph.uses[waiting.pop()]:
+                node = graph.nodes[k]
+                if node.op in OPS and OPS[node.op].reduce:
+                    return True
+                made = {*graph.outs(k)} - known if k not in self.moves and self.able(k) else set()
+                known |= made
+                waiting += made
+        return False
+
     def body(self, k: int) -> tuple[list[int], Graph] | None:
         """All that leads to a root, and what that reads; None if it is too much, or cut too small."""
         graph, inside, waiting = self.graph, set[int](), [k]
@@ -216,7 +237,8 @@ class _Found:
                     leaves[v] = None
         operands = sorted(leaves)
         joins = any(is_join(graph.nodes[j]) for j in inside)
-        if not joins or len(inside) > NODES or len(operands) > OPERANDS:
+        windows = self.windows and not self._is_reduced(graph.starts[k])
+        if not (joins or windows) or len(inside) > NODES or len(operands) > OPERANDS:
             return None
         builder = Builder([graph.specs[v] for v in operands])
         known = {v: n for n, v in enumerate(operands)}

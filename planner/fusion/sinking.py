@@ -3,7 +3,9 @@
     kernel a: y = f(x), z = y * 0, writes y and z        kernel a: y = f(x), writes y
     kernel b: reads y and z                              kernel b: reads y, z = y * 0
 
-An operation joins the first kernel that can have it (`groups.py`), and cannot know who reads its result."""
+An operation joins the first kernel that can have it (`groups.py`), and cannot know who reads its result.
+The reader may read another array instead: `2 * u - before` of a step of waves is made by the next step, of
+`before`."""
 
 from __future__ import annotations
 
@@ -27,9 +29,11 @@ def sink(graph: Graph, groups: Sequence[Group]) -> list[Group]:
     def is_in_memory(v: int) -> bool:
         return v in graph.outputs or not grouped.issuperset(graph.uses[v])
 
-    def cone(v: int, maker: Group, reader: Group) -> set[int]:
-        """Find what makes a value of those that the reader has anyway; empty if that cannot be."""
+    def cone(v: int, maker: Group, reader: Group) -> tuple[set[int], set[int]]:
+        """Find what makes a value of those that the reader has anyway, and of one that it reads instead; no
+        nodes if that cannot be."""
         found: set[int] = set()
+        instead: set[int] = set()
         waiting = [v]
         while waiting:
             u = waiting.pop()
@@ -39,12 +43,19 @@ def sink(graph: Graph, groups: Sequence[Group]) -> list[Group]:
             )
             if known or k in found:
                 continue
+            if u in maker.operands:
+                instead.add(u)
+                continue
             again = k in maker.members and _is_simple(graph, k) and read[u] == (u == v)
             if not again or is_in_memory(u):
-                return set()
+                return set(), instead
             found.add(k)
             waiting += graph.nodes[k].inputs
-        return found if sum(work_of(graph.nodes[k]) for k in found) <= AGAIN else set()
+        work = sum(work_of(graph.nodes[k]) for k in found)
+        small = len(instead) <= 1 and all(
+            graph.specs[u].nbytes <= graph.specs[v].nbytes for u in instead
+        )
+        return found if work <= AGAIN and small else set(), instead
 
     for reader in groups:
         for v in sorted(reader.operands, reverse=True):
@@ -52,10 +63,15 @@ def sink(graph: Graph, groups: Sequence[Group]) -> list[Group]:
             moved = any(graph.nodes[k].op == JOINED for k in graph.uses[v] if k in reader.members)
             if maker is None or moved or reader.product or maker.product:
                 continue
-            if maker.space == reader.space and (found := cone(v, maker, reader)):
+            if maker.space != reader.space:
+                continue
+            found, instead = cone(v, maker, reader)
+            if found:
                 reader.members = sorted({*reader.members, *found})
                 del reader.operands[v]
+                reader.operands |= dict.fromkeys(instead)
                 read[v] -= 1
+                read.update(instead)
                 _drop(graph, maker, found)
     return [g for g in groups if g.members]
 

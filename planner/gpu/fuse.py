@@ -60,7 +60,9 @@ def fuse(graph: Graph, target: Target, larger: bool = True) -> Graph:
         graph, staged = with_windows(graph, target, partial(_staged, target=target))
         graph = with_kernels(graph, target, staged, nest_of) if staged else graph
     graph = count_in_kernels(graph, can_lower)
-    graph = gather_joins(graph, partial(fits, graph, lowers=can_lower_real))
+    behind = {k for ks in (_products(graph, target) if larger else {}).values() for k in ks}
+    able = partial(fits, graph, lowers=can_lower_real)
+    graph = gather_joins(graph, able, windows=True, kept=behind)
     products = _products(graph, target) if larger else {}
     groups = groups_of(
         graph, target, _alone(graph, target), can_lower, products, most=1024, sinks=True

@@ -30,6 +30,8 @@ ROWS: dict[str, Row] = {  # operands; kernels, and times what is needed that the
     "complexpoly": ([(4_000_000, "complex64")], 1, 1.01),
     "lags": ([(4_000_000,)], 10, 17.1),  # a kernel a lag
     "sortcolumns": ([(4096, 4096)], 1, 1.01),
+    "edges": ([(4096, 4096)], 1, 1.01),  # windows of windows are made where they are read
+    "waves": ([(256, 256, 256)], 8, 11.6),  # a step reads two states and writes one
     "tallqr": ([(400_000, 32), (400_000,)], 4, 3.0),
 }
 
