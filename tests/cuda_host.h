@@ -62,6 +62,8 @@ template <typename T> static T from_last_lane(T x) { return of_lane_(x, 31); }
 typedef void (*Run_)(void**);
 static Run_ run_;
 static void** given_;
+static bool misaligned_;  // whether something was read or written that is not where its size wants it
+extern "C" void __ubsan_handle_type_mismatch_v1(void*, void*) { misaligned_ = true; }
 static void fiber_() { for (;;) { run_(given_); wait_(OVER); } }  // a thread of each block
 static void go_on_(unsigned t) {
   if (_setjmp(back_)) return;
@@ -79,10 +81,11 @@ static bool released_(unsigned begin, unsigned end, int state) {
   for (unsigned t = begin; t < end; ++t) state_[t] = RUNS;
   return true;
 }
-// 0, or 1 if some threads wait for others that have ended, or that wait elsewhere
+// 0; 1 if some threads wait for others that have ended, or that wait elsewhere; 2 where a GPU would find a
+// misaligned address
 static int launch_(Run_ run, void** given, const unsigned* grid, const unsigned* block) {
   const unsigned gx = grid[0], gy = grid[1], threads = block[0];
-  run_ = run; given_ = given;
+  run_ = run; given_ = given; misaligned_ = false;
   blockDim = {threads, 1, 1}; gridDim = {gx, gy, 1};
   for (unsigned b = 0; b < gx * gy; ++b) {
     blockIdx = {b % gx, b / gx, 0};
@@ -103,5 +106,5 @@ static int launch_(Run_ run, void** given, const unsigned* grid, const unsigned*
       return 1;
     }
   }
-  return 0;
+  return misaligned_ ? 2 : 0;
 }

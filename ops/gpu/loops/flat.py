@@ -32,7 +32,7 @@ from .totals import Total, reduce_block, reduce_warp
 
 EACH = 16  # terms that a thread of many blocks adds at the least
 MOST_ROWS = 65535  # of blocks, in their second index
-WIDE = 128  # elements of a row from which rows are blocks' second index
+FULL = 0.9  # share of threads that have elements where rows are blocks' second index
 
 
 class ElementWriter:
@@ -45,8 +45,20 @@ class ElementWriter:
         self.known = {part: f"known{n}" for n, part in enumerate(numbers(body))}
         self.steps = [s[-1] for s in loops.strides]
         self.counted = numbers_in(body)  # operands that only tell which element is which
-        # a division of 64 bits takes a GPU as long as a hundred additions
+        # a division of 64 bits takes a GPU as long as a hundred additions, a product as long as four
         self.index = "u32" if math.prod(loops.extents) < 1 << 31 else "s64"
+        self.place = "s32" if self.reach() < 1 << 30 else "s64"  # an index, or bytes in an array
+        self.divisors: dict[str, int] = {}
+
+    def reach(self) -> int:
+        """How many elements there are, or bytes from the first element of an array to the last, if
+        that is more."""
+        extents = self.loops.extents
+        spans = [
+            sum(abs(step) * n for step, n in zip(own, extents, strict=True))
+            for own in self.loops.strides
+        ]
+        return max(math.prod(extents), *spans)
 
     # -- what it is given ----------------------------------------------------------------------
     def parameters(self) -> list[str]:
@@ -55,22 +67,42 @@ class ElementWriter:
         for k in range(len(self.dtypes)):
             given += [f"s64 s{k}_{d}" for d in range(self.last + 1)]
         given += [f"s64 bits{n}" for n in range(len(self.known))]
-        return given
+        many = range(len(self.divisors))
+        return given + [f"s64 {word}{n}" for n in many for word in ("times", "right")]
 
     def facts(self) -> tuple[int, ...]:
         flat = [x for steps in self.loops.strides for x in steps]
-        return (*self.loops.extents, *flat, *numbers(self.body).values())
+        known = (*self.loops.extents, *flat, *numbers(self.body).values())
+        return (*known, *(x for n in self.divisors.values() for x in _multiplier(n)))
+
+    def divided(self, what: str, by: str, number: int) -> str:
+        """A quotient of numbers below 2**31, by a product and a shift if they have 32 bits."""
+        if self.index == "s64":
+            return f"{what} / {by}"
+        self.divisors.setdefault(by, number)
+        n = list(self.divisors).index(by)
+        return f"(u32)((u64){what} * (u32)times{n} >> (u32)right{n})"
 
     def rows(self) -> list[str]:
         """Where operands and results begin in row `o`."""
-        found = [f"u8* p{k} = q{k};" for k in range(len(self.dtypes))]
-        if self.last:
-            found.append(f"{self.index} rest = ({self.index})o;")
-        for d in reversed(range(self.last)):
-            extent = f"({self.index})e{d}"
-            found.append(f"const s64 x{d} = {f'rest % {extent}' if d else 'rest'};")
-            found += [f"rest /= {extent};"] if d else []
-            found += [f"p{k} += s{k}_{d} * x{d};" for k in range(len(self.dtypes))]
+        found, plus = self.places(range(self.last)) if self.last else [], " + "
+        for k, strides in enumerate(self.loops.strides):
+            terms = [f"({self.place})s{k}_{d} * x{d}" for d in range(self.last) if strides[d]]
+            found.append(f"u8* p{k} = q{k}{f' + ({plus.join(terms)})' if terms else ''};")
+        return found
+
+    def places(self, axes: Sequence[int]) -> list[str]:
+        """The indices of row `o` along its axes."""
+        found, kind, rest = [], self.index, "o"
+        for d in reversed(axes):
+            if d == axes[0]:
+                found.append(f"const {self.place} x{d} = ({self.place}){rest};")
+                continue
+            whole = self.divided(f"({kind}){rest}", f"({kind})e{d}", self.loops.extents[d])
+            found.append(f"const {kind} rest{d} = {whole};")
+            place = f"({kind}){rest} - rest{d} * ({kind})e{d}"
+            found.append(f"const {self.place} x{d} = ({self.place})({place});")
+            rest = f"rest{d}"
         return found
 
     # -- an element ----------------------------------------------------------------------------
@@ -109,6 +141,51 @@ class ElementWriter:
             self.store(lines, k, value)
         return sums
 
+    # -- neighbours ----------------------------------------------------------------------------
+    def count_beside(self) -> int:
+        """Elements that a thread makes, which are one vector in memory."""
+        return neighbours_of(self)
+
+    def vectors(self, lines: CudaLines, each: int) -> None:
+        """All of these, from `first` on."""
+        _vectors(self, lines, each)
+
+    def aligned(self, each: int) -> str:
+        """Whether arrays begin where vectors may."""
+        return " && ".join(
+            f"((u64)p{k} & {each * dtype.itemsize - 1}) == 0"
+            for k, dtype in enumerate(self.dtypes)
+            if self.steps[k] and k not in self.counted
+        )
+
+    # -- which thread has which ----------------------------------------------------------------
+    def share_rows(self, each: int, turn: Sequence[str]) -> tuple[list[str], tuple[int, int]]:
+        """Code in which each thread finds its row `o` and its `first` element there, and does a turn;
+        and the grid of blocks."""
+        *outer, inner = self.loops.extents
+        rows, along, place = math.prod(outer), -(-inner // each), self.place
+        wide = f"({place})e{self.last}"
+        mine = f"({place})blockIdx.x * {THREADS} + ({place})threadIdx.x"
+        if not outer:
+            code = [f"const {place} first = ({mine}) * {each};", f"if (first >= {wide}) return;"]
+            return [*code, *turn], (-(-along // THREADS), 1)
+        if along < -(-along // THREADS) * THREADS * FULL:  # or many threads had nothing to do
+            kind = self.index
+            whole = self.divided("at", f"{kind}_along", along)
+            code = [f"const {kind} at = ({kind})blockIdx.x * {THREADS} + threadIdx.x;"]
+            code += [f"const {kind} {kind}_along = ({kind})((e{self.last} + {each - 1}) / {each});"]
+            code += [f"const {kind} o = {whole};"]
+            code += [f"const {place} first = ({place})(at - o * {kind}_along) * {each};"]
+            code += [f"if (o >= ({kind})({self.count()})) return;"]
+            return [*code, *turn], (-(-rows * along // THREADS), 1)
+        code = [f"const {place} first = ({mine}) * {each};", f"if (first >= {wide}) return;"]
+        code += [f"for ({place} o = blockIdx.y; o < {self.count()}; o += gridDim.y) {{", *turn, "}"]
+        return code, (-(-along // THREADS), max(1, min(rows, MOST_ROWS)))
+
+    def count(self) -> str:
+        """How many rows there are."""
+        return " * ".join(f"({self.place})e{d}" for d in range(self.last))
+
 
 def lines_after(lines: CudaLines) -> CudaLines:
     """More statements of the same function."""
@@ -144,39 +221,24 @@ def _kernel(
 
 # -- without reductions --------------------------------------------------------------------------
 def _mapping(writer: ElementWriter) -> Kernel:
-    *outer, inner = writer.loops.extents
-    rows = math.prod(outer)
-    each = neighbours_of(writer)
+    each = writer.count_beside()
     lines = CudaLines()
-    if outer and inner < WIDE:  # an element for each thread, which finds its row
-        writer.one(lines)
-        code = [
-            "const s64 n = (s64)blockIdx.x * blockDim.x + threadIdx.x;",
-            f"if (n >= {' * '.join(f'e{d}' for d in range(writer.last + 1))}) return;",
-            f"const {writer.index} at = ({writer.index})n, many = ({writer.index})e{writer.last};",
-            "const s64 o = at / many, i = at % many;",
-            *writer.rows(),
-            *lines.text,
-        ]
-        return _kernel(writer, code, lines.declared, grid=(-(-rows * inner // THREADS), 1))
     writer.one(lines)
-    end = f"e{writer.last}"
-    code = [f"const s64 first = ((s64)blockIdx.x * blockDim.x + threadIdx.x) * {each};"]
-    code += [f"if (first >= {end}) return;"]
     turn = writer.rows()
     if each > 1:
         wide = lines_after(lines)
-        turn += vectors(writer, wide, lines, each, end)
+        turn += vectors(writer, wide, lines, each, f"({writer.place})e{writer.last}")
         lines.declared |= wide.declared
     else:
-        turn += ["const s64 i = first;", *lines.text]
-    if outer:
-        count = " * ".join(f"e{d}" for d in range(writer.last))
-        code += [f"for (s64 o = blockIdx.y; o < {count}; o += gridDim.y) {{", *turn, "}"]
-    else:
-        code += turn
-    grid = -(-inner // (THREADS * each)), max(1, min(rows, MOST_ROWS))
+        turn += [f"const {writer.place} i = first;", *lines.text]
+    code, grid = writer.share_rows(each, turn)
     return _kernel(writer, code, lines.declared, grid=grid)
+
+
+def _multiplier(n: int) -> tuple[int, int]:
+    """By what and how far to the right x // n is for x below 2**31: a product of 64 bits, shifted."""
+    bits = (n - 1).bit_length()
+    return -((-1 << (31 + bits)) // n), 31 + bits
 
 
 def neighbours_of(writer: ElementWriter, few: bool = True) -> int:
@@ -196,24 +258,29 @@ def neighbours_of(writer: ElementWriter, few: bool = True) -> int:
     if few and not all(writer.steps[len(writer.body.inputs) :]):  # there is but one
         return 1
     each = max(1, VECTOR // max(size for _, size in lies))
+    while few and each > 1 and not _rows_begin_at_vectors(writer, each):
+        each //= 2
     while few and each > 1 and math.prod(writer.loops.extents) < BLOCKS * THREADS * each:
         each //= 2
     return each
+
+
+def _rows_begin_at_vectors(writer: ElementWriter, each: int) -> bool:
+    """Whether all rows of an array lie to vectors as its first one does."""
+    lies = enumerate(zip(writer.loops.strides, writer.dtypes, strict=True))
+    apart = [(own, d) for k, (own, d) in lies if own[-1] and k not in writer.counted]
+    return not any(step % (each * d.itemsize) for own, d in apart for step in own[:-1])
 
 
 def vectors(
     writer: ElementWriter, wide: CudaLines, lines: CudaLines, each: int, end: str
 ) -> list[str]:
     """All of a few neighbours from the `first` on: as `wide` says, if they are there and aligned, or one by
-    one."""
-    tests = " && ".join(
-        f"((u64)p{k} & {each * dtype.itemsize - 1}) == 0"
-        for k, dtype in enumerate(writer.dtypes)
-        if writer.steps[k] and k not in writer.counted
-    )
-    _vectors(writer, wide, each)
-    code = [f"if (first + {each} <= {end} && {tests}) {{", *wide.text, "} else {"]
-    code += [f"for (s64 i = first; i < {end} && i < first + {each}; ++i) {{"]
+    one, which is rare."""
+    writer.vectors(wide, each)
+    code = [f"if (first + {each} <= {end} && {writer.aligned(each)}) {{", *wide.text, "} else {"]
+    code += ["#pragma unroll 1"]
+    code += [f"for ({writer.place} i = first; i < {end} && i < first + {each}; ++i) {{"]
     return [*code, *lines.text, "}", "}"]
 
 
