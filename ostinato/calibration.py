@@ -40,7 +40,7 @@ from .compiled import compile
 from .sessions import Session, current
 
 STREAM = tuple(1 << k for k in (16, 18, 20, 21, 22, 23, 24, 25, 26, 28))  # bytes per worker
-SIDES, LARGE_SIDES = (96, 256, 768), (256, 1024, 4096)  # of products, and on a GPU
+SIDES, GPU_SIDES = (96, 256, 768), (256, 1024, 4096)  # of products, and on a GPU
 FEW_ELEMENTS, MANY_ELEMENTS = 1 << 8, 1 << 20  # elements of collectives
 # seconds of one sample, at least: short ones are seldom disturbed by others
 MIN_SAMPLE_SECONDS = 5e-4
@@ -166,7 +166,7 @@ class Calibration:
         found = []
         for dtype in (float32, float64, bfloat16, float16):
             points = []
-            sides = LARGE_SIDES if self.on_gpu else SIDES
+            sides = GPU_SIDES if self.on_gpu else SIDES
             for n in sides if self.on_gpu or dtype in (float32, float64) else sides[:2]:
                 x, w = self.parts(n, n, dtype=dtype), as_array(np.full((n, n), 0.5, dtype))
                 times = max(2, min(64, (1 << 28) // n**3))  # so that what starts a plan is little

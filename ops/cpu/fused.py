@@ -25,7 +25,7 @@ from ostinato.ops.jit.stages import label
 from .jit.kept_text import kept_on_disk
 from .kernels.gemm_epilogue import shape_of
 from .library_steps import done, steps_behind
-from .loops.flat import crew_of, nest_kernel, nest_told
+from .loops.nest_kernels import crew_of, nest_kernel, nest_told
 from .loops.stages import facts
 from .threads import most_threads
 

@@ -24,7 +24,7 @@ TURNS = 4
 # how far a Gram matrix may be from 1 for the next turn to be the last; theory: 5/64
 MAX_DEVIATION = 0.1
 CACHE = 1 << 20  # bytes of a block
-LARGE = 1 << 28  # of one that is multiplied in float64
+WIDE_BLOCK_BYTES = 1 << 28  # of one that is multiplied in float64
 PARTS = 512  # of a block, whose Gram matrices are added: they occupy a GPU
 
 
@@ -37,7 +37,7 @@ def thin_qr(xp: Any, x: Any, q: Any) -> tuple[Any, Any]:
 
 def times(q: Any, w: Any) -> None:
     """q = q w in place."""
-    for a, b in _blocks(q, CACHE if device_of(q).lapack is not None else LARGE):
+    for a, b in _blocks(q, CACHE if device_of(q).lapack is not None else WIDE_BLOCK_BYTES):
         q[a:b] = q[a:b] @ w
 
 
@@ -93,9 +93,9 @@ def _by_wide_gram(xp: Any, x: Any, q: Any) -> tuple[Any, Any] | None:
     uppers: list[Any] = []
 
     def gram_of(given: Any, uppers: Sequence[Any]) -> Any:
-        """Of what is made of x or q by these; q is written."""
+        """The Gram matrix of what these make of x or q; q is written."""
         total = np.zeros((n, n), wide)
-        for a, b in _blocks(given, LARGE):
+        for a, b in _blocks(given, WIDE_BLOCK_BYTES):
             part = given[a:b].astype(wide)
             for upper in uppers:
                 over, by = (device.from_host(y) for y in (np.linalg.inv(upper), upper))

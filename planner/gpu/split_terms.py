@@ -17,16 +17,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ostinato.ops.array.expressions import reshaped, sliced
+from ostinato.ops.array.expressions import permuted, reshaped, sliced
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph
-from ostinato.ops.core.registry import OPS
+from ostinato.ops.core.monoid import MONOIDS
+from ostinato.ops.core.registry import OPS, op_of
 from ostinato.ops.core.spec import Spec
 from ostinato.planner.plan import Target
 from ostinato.planner.rewrite import replace
 
 SIDE = 128  # rows and columns up to which results are few
-LEAST = 1 << 14  # terms that are many
+MIN_TERMS = 1 << 14  # terms that are many
 PARTS = 512  # that occupy a GPU: some for each multiprocessor
 TERMS, ALIGNED = 64, 4  # terms of which a part has a multiple, and at the least
 
@@ -56,7 +57,7 @@ def split_terms(graph: Graph, target: Target) -> Graph:
         if parts * each < terms:
             rest = [side.rest(builder, values, parts * each, line) for side in (left, right)]
             (more,) = builder.add(node.op, rest, node.params, (made,), line)
-            (total,) = builder.add("add", [total, more], (), (made,), line)
+            (total,) = builder.add(MONOIDS["sum"].ufunc, [total, more], (), (made,), line)
         return [total]
 
     return replace(graph, found, make, lambda g: split_terms(g, target))
@@ -74,8 +75,8 @@ class _Side:
 
     def __init__(self, graph: Graph, v: int, axis: int) -> None:
         maker = graph.producers[v]
-        turned = maker >= 0 and OPS[graph.nodes[maker].op].name == "permute_dims"
-        self.turned = turned and graph.nodes[maker].kw["axes"] == (1, 0)
+        turns = maker >= 0 and op_of(graph.nodes[maker].op).rearranges
+        self.turned = turns and graph.nodes[maker].kw.get("axes") == (1, 0)
         self.v = graph.nodes[maker].inputs[0] if self.turned else v
         self.axis, self.place = axis, 1 - axis if self.turned else axis
         self.spec = graph.specs[self.v]
@@ -99,8 +100,7 @@ class _Side:
         if axes == (0, 1, 2):
             return x
         seen = Spec(tuple([shape[a] for a in axes]), spec.dtype, spec.layout)
-        (x,) = builder.add("permute_dims", [x], (("axes", axes),), (seen,), line)
-        return x
+        return permuted(builder, x, axes, seen, line)
 
     def rest(self, builder: Builder, values: Sequence[int], first: int, line: str) -> int:
         shape, starts = [*self.spec.shape], [0, 0]
@@ -109,7 +109,7 @@ class _Side:
         x = sliced(builder, values[self.v], tuple(starts), spec, line)
         if self.turned:
             seen = Spec(spec.shape[::-1], spec.dtype, spec.layout)
-            (x,) = builder.add("permute_dims", [x], (("axes", (1, 0)),), (seen,), line)
+            x = permuted(builder, x, (1, 0), seen, line)
         return x
 
 
@@ -126,6 +126,6 @@ def _is_long(graph: Graph, k: int) -> bool:
     return (
         fits
         and max(specs[2].shape) <= SIDE
-        and terms >= LEAST
+        and terms >= MIN_TERMS
         and terms >= 64 * math.prod(specs[2].shape) ** 0.5
     )

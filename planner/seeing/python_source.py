@@ -16,7 +16,7 @@ from ostinato.ops.core.user_line import short
 from ostinato.ops.cpu.fused import FUSED, WITH_PRODUCT
 from ostinato.ops.cpu.jit.llvm import assembly as machine_code
 from ostinato.ops.cpu.jit.llvm import why_not
-from ostinato.ops.cpu.loops import flat
+from ostinato.ops.cpu.loops import flat, nest_kernels
 from ostinato.ops.cpu.loops.loop_kernel import loop_text
 from ostinato.ops.cpu.loops.schedule import Nest, analyse_in_order
 from ostinato.ops.flow.control import ONE_KERNEL, WHOLE
@@ -70,7 +70,7 @@ def _text(graph: Graph, node: Node) -> str:
         specs = (*(graph.specs[v] for v in node.inputs), *node.specs)
         return loop_text(node, tuple(s.bare for s in specs))
     if "rows" in node.kw:
-        return flat.nest_module(_nest(node))
+        return nest_kernels.nest_module(_nest(node))
     node = _behind(node)
     return flat.kernel_text(node.kw["body"], _loops(node))
 

@@ -22,7 +22,7 @@ def kernels(function: Any, *specs: Any, machine: str = "h100") -> list[Any]:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_any_way_that_operands_lie(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(split_terms, "LEAST", 512)
+    monkeypatch.setattr(split_terms, "MIN_TERMS", 512)
     monkeypatch.setattr(split_terms, "PARTS", 16)
     r, rng = random.Random(seed), np.random.default_rng(seed)
     terms, m, n = r.choice((1024, 1500, 4097)), r.randint(1, 9), r.randint(1, 9)

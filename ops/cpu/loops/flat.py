@@ -9,9 +9,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 from ostinato.ops.core.graph import Graph
@@ -20,10 +18,9 @@ from ostinato.ops.core.spec import DType, Shape, bool_, real_of
 from ostinato.ops.cpu.jit.emitter import memory_type
 from ostinato.ops.cpu.jit.kept_text import kept_on_disk
 from ostinato.ops.cpu.jit.lines import LlvmLines, literal, llvm_type, number_at
-from ostinato.ops.cpu.jit.llvm import function_of, processor, vector_bits
+from ostinato.ops.cpu.jit.llvm import function_of, processor
 from ostinato.ops.cpu.jit.parallel import around
 from ostinato.ops.cpu.limits import LIMITS, ZEN_4
-from ostinato.ops.cpu.loops.schedule import Nest
 from ostinato.ops.jit.combining import (
     Combination,
     compensated,
@@ -39,9 +36,7 @@ from ostinato.ops.jit.scalar import Part, numbers
 from ostinato.ops.jit.schedule import MAX_FIXED_EXTENT
 from ostinato.ops.jit.values import Value
 
-from .combine import TURNS, WAITING, nest_text
-from .squares import link_squares
-from .stages import CHUNK, Facts, chunk_units, facts
+from .stages import CHUNK
 
 GRAIN = LIMITS.loops_wake
 BLOCK = 16384  # elements that one turn sums
@@ -858,63 +853,3 @@ def kernel_facts(body: Graph, loops: Loops, threads: int, axes: int = 0) -> list
     if last == 0 and axes:
         meta += [0] * (turns * sum(1 + (s.dtype.kind == "c") for s in body.out_specs))
     return meta
-
-
-@dataclass(frozen=True, slots=True)
-class Crew:
-    """How a nest is shared: turns, units of each, threads, and the bytes that all of them need."""
-
-    turns: int
-    each: int
-    threads: int
-    bytes: int
-
-
-def crew_of(nest: Nest, told: Facts, threads: int) -> Crew:
-    """Turns depend on extents only."""
-    work = sum(
-        math.prod(nest.extents[x] for x in nest.iterates(k)) for k in range(len(nest.body.nodes))
-    )
-    turns, each = told.units, 1
-    if told.waiting:
-        step = chunk_units(nest)
-        most = max(1, min(TURNS, WAITING // told.waiting, -(-told.units // step)))
-        each = max(step, -(-told.units // most // step) * step)
-        turns = -(-told.units // each)
-    threads = min(threads, work // GRAIN, turns)
-    needed = max(threads, 1) * told.room + turns * told.waiting + 64
-    return Crew(turns, each, threads, needed)
-
-
-def nest_told(nest: Nest, threads: int) -> tuple[str, list[int]]:
-    """A nest's functions, and what its kernel is told: the bytes that it needs, a thread's and a turn's
-    among them, and then its meta array without addresses.
-    """
-    told = facts(nest)
-    crew = crew_of(nest, told, threads)
-    sizes = [crew.bytes, told.room, told.waiting]
-    shares = [crew.turns, crew.threads, told.units, crew.each]
-    return nest_text(nest, vector_bits()), [*sizes, *shares, *told.values]
-
-
-def nest_kernel(
-    code: str, told: Sequence[int], arrays: int, scratch: Sequence[Any] = ()
-) -> Callable[..., None]:
-    """The kernel of a nest of stages (`nest_told`), called as `kernel(*operands, *results)`; it works in
-    memory that is given, if that is enough.
-    """
-    bytes_, each, waits, turns, threads, units, in_turn, *values = told
-    room = scratch[0] if scratch and scratch[0].nbytes >= bytes_ else None
-    if room is None:
-        room = np.empty(bytes_, np.int8)
-    start = -(-room.ctypes.data // 64) * 64
-    waiting = start + max(threads, 1) * each
-    front = [turns, threads, units, in_turn, start, each, waiting, waits]
-    link_squares(code)
-    text = f"{code}\n{around(arrays)}"
-    return function_of(text, np.array([*front, *values], np.int64), room)
-
-
-def nest_module(nest: Nest) -> str:
-    """Its whole text, for this machine's vectors."""
-    return f"{nest_text(nest, vector_bits())}\n{around(len(nest.strides))}"
