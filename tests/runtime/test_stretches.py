@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from ostinato.ops.cpu.jit import llvm
-from ostinato.ops.cpu.loops import flat
+from ostinato.ops.cpu.loops import flat, nest_kernels
 from ostinato.runtime import bind, worker
 
 import ostinato as ost
@@ -173,7 +173,7 @@ def test_what_is_timed_is_made_of_nothing_new(name: str, monkeypatch: pytest.Mon
         for module, what in ((worker, "bind"), (llvm, "_load_or_make"), (session.engine, "trials")):
             counted(module, what)
         counted(flat, "kernel_text")
-        counted(flat, "nest_text")
+        counted(nest_kernels, "nest_text")
         monkeypatch.setattr(worker, "WORTH_TIMING", 0.0)
         results += [np.asarray(f(*arrays)) for _ in range(8)]
         (loaded,) = [p for p in session.engine.workers[0].kept_plans if p.plan is f.plan]
