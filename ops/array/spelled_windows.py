@@ -31,12 +31,13 @@ class Matrices(NamedTuple):
     summed: str
 
 
-def matrices_of(rule: Indices) -> Matrices | None:
-    """Read off an index rule how an operation by windows is a product of matrices, if it is."""
-    left, right = (_labels(dims) for dims in rule.ins)
+def matrices_of(rule: Indices, ones: str = "") -> Matrices | None:
+    """Read off an index rule how an operation by windows is a product of matrices, if it is; labels of `ones`
+    have one element."""
+    left, right = ("".join(c for c in _labels(dims) if c not in ones) for dims in rule.ins)
     windows = int(len(right) > len(left))
     wide, other = (right, left) if windows else (left, right)
-    result = "".join(map(str, rule.outs[0]))
+    result = "".join(c for c in map(str, rule.outs[0]) if c not in ones)
     batch, rows, columns, _ = product_labels(f"{wide},{other}->{result}")
     summed = "".join(c for c in other if c in wide and c not in result)
     outer, found, inner = result.partition(columns)
@@ -77,6 +78,45 @@ def multiply(builder: Builder, node: Node, ins: Sequence[int]) -> int:
         x = w
     x.take("reshape", shape=out.shape)
     return x.value
+
+
+def multiply_whole(builder: Builder, node: Node, ins: Sequence[int], ones: str) -> int:
+    """Spell it as one product, whose matrix of windows is copied in the order in which the images lie: along
+    rows or terms, whichever has the index of neighbours in memory."""
+    (out,), op = node.specs, OPS[node.op]
+    rule = op.indices(tuple([builder.specs[v] for v in ins]), node.specs, node.kw)
+    m = matrices_of(rule, ones)
+    assert m is not None
+    extents = dict(zip(rule.outs[0], out.shape, strict=True))
+    given = [_as_it_lies(builder, v, d) for v, d in zip(ins, rule.ins, strict=True)]
+    looks = [_Looks(builder, v, node.line) for v, _ in given]
+    labels = [look.windows(d, extents) for look, (_, d) in zip(looks, given, strict=True)]
+    lies = [text[: len(dims)] for text, (_, dims) in zip(labels, given, strict=True)]
+    x, w, last = looks[m.windows], looks[1 - m.windows], lies[m.windows][-1]
+    rows = "".join(sorted(m.outer + m.inner, key=lambda c: c == last))
+    order = [c for c in lies[1 - m.windows] if c in m.summed]
+    summed = "".join(sorted(order, key=lambda c: c == last))
+    x.take_order(labels[m.windows], (summed, rows) if last in rows else (rows, summed))
+    if last in rows:
+        x.take("permute_dims", axes=(1, 0))
+    w.take_order(labels[1 - m.windows], (summed, m.columns))
+    wide = {"dtype": out.dtype} if "dtype" in node.kw else {}
+    w.take("wide_matmul" if wide else "matmul", x.value, **wide)
+    found = rows + m.columns
+    w.take("reshape", shape=tuple([extents[c] for c in found]))
+    result = [c for c in rule.outs[0] if c is not None and c in found]
+    if result != [*found]:
+        w.take("permute_dims", axes=tuple([found.index(c) for c in result]))
+    w.take("reshape", shape=out.shape)
+    return w.value
+
+
+def _as_it_lies(builder: Builder, v: int, dims: Sequence[Dim]) -> tuple[int, Sequence[Dim]]:
+    """An operand before its axes were turned, and what these are."""
+    while (node := builder.maker(v)) is not None and node.op == "permute_dims":
+        axes = node.kw["axes"]
+        (v,), dims = node.inputs, [dims[axes.index(d)] for d in range(len(dims))]
+    return v, dims
 
 
 def spell(builder: Builder, node: Node, ins: Sequence[int]) -> int:
@@ -126,6 +166,7 @@ class _Looks:
     def take_order(self, labels: str, groups: Sequence[str]) -> None:
         """Axes in the order of groups of labels, each as one axis."""
         order = [labels.index(c) for c in "".join(groups)]
+        order += [d for d in range(len(labels)) if d not in order]  # of one element
         extents = dict(zip(labels, self.spec.shape, strict=True))
         self.take("permute_dims", axes=tuple(order))
         shape = tuple([math.prod(extents[c] for c in group) for group in groups])

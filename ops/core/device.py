@@ -254,6 +254,10 @@ class Device:
         assert op not in self.natives, f"{op} is registered twice on {self.name}"
         self.natives[op] = Native(make, **facts)
 
+    def does(self, node: Node, specs: Sequence[Spec]) -> bool:
+        """Whether it has a function of its own for a node that reads these."""
+        return node.op in self.natives
+
     def widens(self, left: DType, right: DType, out: DType) -> bool:
         """Whether products of these into that are made from what is narrow, exactly, and faster."""
         return False

@@ -37,7 +37,7 @@ from ostinato.planner.fusion.stages import (
     nest_of,
     worthy_nests,
 )
-from ostinato.planner.fusion.window_kernels import with_windows
+from ostinato.planner.fusion.window_kernels import with_gpu_products, with_windows
 from ostinato.planner.plan import Target
 from ostinato.planner.prediction import machine_of
 from ostinato.planner.rewrite import is_kernel, map_bodies, with_nodes
@@ -56,6 +56,7 @@ def fuse(graph: Graph, target: Target, larger: bool = True) -> Graph:
     larger = larger and target.numerics != "any-workers"
     if larger:
         graph = keep_bits(graph, target) if _is_fast(target) else graph
+        graph = with_gpu_products(graph, target)
         graph = count_apart(graph, can_lower_real)
         graph, staged = with_windows(graph, target, partial(_staged, target=target))
         graph = with_kernels(graph, target, staged, nest_of) if staged else graph
