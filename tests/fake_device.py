@@ -11,25 +11,30 @@ from typing import Any
 
 from ostinato.ops.core.device import DEVICES, add
 from ostinato.ops.gpu.device import NAME, Gpu
+from ostinato.ops.gpu.libraries import cudnn
 from ostinato.ops.gpu.libraries.cublaslt import Library
 from ostinato.planner.lowering import RULES
 
 from . import fake_driver
 from .cuda_host import COMPILER
 from .fake_cublaslt import FakeLt
+from .fake_cudnn import FakeDnn
 from .fake_xp import DeviceArray, xp
 
-KERNELS, BARE = "fake kernels", "fake without a library"
+KERNELS, BARE, CONVOLVING = "fake kernels", "fake without a library", "fake with cuDNN"
 MISSING = "nvmath-python is not installed: pip install 'ostinato[gpu]'"
+NO_CUDNN = "nvidia-cudnn-frontend is not installed: pip install 'ostinato[gpu]'"
 NO_BINDINGS = "cuda-bindings is not installed: pip install 'ostinato[gpu]'"
 
 
-def _made(name: str, library: Library | str, driver: Any) -> Gpu:
+def _made(
+    name: str, library: Library | str, driver: Any, convolving: cudnn.Convolver | str = NO_CUDNN
+) -> Gpu:
     if name in DEVICES:
         found = DEVICES[name]
         assert isinstance(found, Gpu)
         return found
-    made = Gpu(name, xp, library, driver)
+    made = Gpu(name, xp, library, driver, convolving)
     add(made, DeviceArray)
     return made
 
@@ -39,5 +44,7 @@ DRIVER: Any = fake_driver if COMPILER else "the tests have no compiler"  # of wh
 FAKE = _made("fake", Library(LT, xp), DRIVER)
 WITH_KERNELS = _made(KERNELS, Library(LT, xp), DRIVER)
 WITHOUT_LIBRARY = _made(BARE, MISSING, NO_BINDINGS)
-for _name in (KERNELS, BARE):
+DNN = FakeDnn()
+WITH_CUDNN = _made(CONVOLVING, Library(LT, xp), DRIVER, cudnn.Convolver(DNN, xp))
+for _name in (KERNELS, BARE, CONVOLVING):
     RULES[_name] = RULES[NAME]

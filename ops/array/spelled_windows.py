@@ -40,9 +40,11 @@ def matrices_of(rule: Indices, ones: str = "") -> Matrices | None:
     result = "".join(c for c in map(str, rule.outs[0]) if c not in ones)
     batch, rows, columns, _ = product_labels(f"{wide},{other}->{result}")
     summed = "".join(c for c in other if c in wide and c not in result)
+    if batch or not columns:
+        return None
     outer, found, inner = result.partition(columns)
     all_there = len(wide) == len(rows + summed) and len(other) == len(columns + summed)
-    if batch or not columns or not found or not all_there:
+    if not found or not all_there:
         return None
     return Matrices(windows, outer, columns, inner, summed)
 
@@ -100,8 +102,10 @@ def multiply_whole(builder: Builder, node: Node, ins: Sequence[int], ones: str) 
     if last in rows:
         x.take("permute_dims", axes=(1, 0))
     w.take_order(labels[1 - m.windows], (summed, m.columns))
-    wide = {"dtype": out.dtype} if "dtype" in node.kw else {}
-    w.take("wide_matmul" if wide else "matmul", x.value, **wide)
+    name, how = ("wide_matmul", "dtype") if "dtype" in node.kw else ("matmul", "tf32")
+    params = {how: node.kw[how]} if how in node.kw else {}
+    made = Spec((x.spec.shape[0], w.spec.shape[1]), out.dtype, w.spec.layout)
+    (w.value,) = builder.add(name, (x.value, w.value), params, (made,), node.line)
     found = rows + m.columns
     w.take("reshape", shape=tuple([extents[c] for c in found]))
     result = [c for c in rule.outs[0] if c is not None and c in found]

@@ -281,6 +281,12 @@ class Device:
         """Who makes the products among these, and why, where that is not who does it best."""
         return ""
 
+    def convolves(self, ops: Collection[str]) -> str:
+        """Who makes the convolutions among these, of the user's function, where that is not who does it
+        best, and why.
+        """
+        return ""
+
     def has_scratch(self, node: Node) -> bool:
         """Whether a node's kernels may need memory while they run."""
         native = self.natives.get(node.op)

@@ -47,11 +47,11 @@ from ostinato.ops.jit.foreach_parts import FOREACH, parts_of
 from ostinato.ops.jit.loops import Loops, dense_loops, loops_of, space, strides_over
 from ostinato.ops.jit.moves import has_moves
 
-from . import conditions, products
+from . import conditions, convolutions, products
 from .capture import Captures
 from .copies import Copies
 from .epilogue import epilogue_of, is_one_call, with_epilogue
-from .libraries import cublaslt
+from .libraries import cublaslt, cudnn
 from .libraries.cublaslt import Library
 from .loops import flat, stages, streams
 from .loops.foreach import Launch, foreach_kernel
@@ -78,13 +78,26 @@ class Gpu(Device):
     index: int | None = None  # of this process's, among those that it sees; None: as CuPy says
 
     def __init__(
-        self, name: str, xp: Any, library: Library | str | None = None, driver: Any = None
+        self,
+        name: str,
+        xp: Any,
+        library: Library | str | None = None,
+        driver: Any = None,
+        convolving: cudnn.Convolver | str | None = None,
     ) -> None:
         super().__init__(name, xp)
-        self._library, self._driver = library, driver
+        self._library, self._driver, self._convolving = library, driver, convolving
         self.folds: dict[Any, Function] = {}  # of messages, by how arrays lie
         for op in products.PRODUCTS:
             self.runs(op, self._product, scratch=self._room, ways=self._ways)
+        for op in convolutions.CONVOLUTIONS:
+            self.runs(
+                op,
+                functools.partial(self._convolution, op=op),
+                scratch=self._convolution_room,
+                ways=self._convolution_ways,
+                placed=True,
+            )
         self.runs("fused_matmul", self._with_epilogue, scratch=self._room, ways=self._ways)
 
     # -- products ------------------------------------------------------------------------------
@@ -94,6 +107,49 @@ class Gpu(Device):
         if self._library is None:
             self._library = cublaslt.found(self.xp)
         return self._library
+
+    # -- convolutions --------------------------------------------------------------------------
+    @property
+    def convolving(self) -> cudnn.Convolver | str:
+        """cuDNN, or why it is not here; looked for when the first convolution is planned."""
+        if self._convolving is None:
+            self._convolving = cudnn.found(self.xp)
+        return self._convolving
+
+    def does(self, node: Node, specs: Sequence[Spec]) -> bool:
+        if node.op not in convolutions.CONVOLUTIONS:
+            return super().does(node, specs)
+        library = self.convolving
+        return not isinstance(library, str) and convolutions.does(
+            library, (*specs, *node.specs), node.kw
+        )
+
+    def convolves(self, ops: Collection[str]) -> str:
+        if {*convolutions.CONVOLUTIONS}.isdisjoint(ops):
+            return ""
+        library = self.convolving
+        if isinstance(library, str):
+            return f"by products and kernels: {library}"
+        refused = "; ".join(library.refused)
+        return f"by products and kernels where cuDNN has no plan: {refused}" if refused else ""
+
+    def _convolution(
+        self, arrays: Sequence[Any], threads: int, *, scratch: Sequence[Any], **how: Any
+    ) -> Function | None:
+        library = self.convolving
+        if isinstance(library, str):
+            return None
+        return convolutions.convolution(library, self.xp, arrays, scratch, **how)
+
+    def _convolution_room(
+        self, ins: Sequence[Shape], outs: Sequence[Shape], specs: Specs, **_: Any
+    ) -> Sequence[Scratch]:
+        return () if isinstance(self.convolving, str) else convolutions.scratch(ins, outs)
+
+    def _convolution_ways(self, ins: Specs, outs: Specs, p: Params, threads: int) -> Classes:
+        if isinstance(self.convolving, str):
+            return ()
+        return [(way,) for way in convolutions.WAYS]
 
     def widens(self, left: DType, right: DType, out: DType) -> bool:
         wide = left != out and cublaslt.multiplies(left, right, out)
@@ -116,7 +172,7 @@ class Gpu(Device):
         return is_one_call(self.library, body, arrays)
 
     def multiplies(self, ops: Collection[str]) -> str:
-        if self.natives.keys().isdisjoint(ops):
+        if {*products.PRODUCTS, "fused_matmul"}.isdisjoint(ops):
             return ""
         if isinstance(self.library, str):
             return f"by CuPy's calls of cuBLAS, which no graph repeats: {self.library}"
@@ -271,7 +327,11 @@ class Gpu(Device):
         which arrays lay.
         """
         native, body = self.natives.get(node.op), node.kw.get("body")
-        if native is None or not self._is_ours(specs if body is None else _of_product(body)):
+        if (
+            native is None
+            or native.placed
+            or not self._is_ours(specs if body is None else _of_product(body))
+        ):
             return None
         known: dict[tuple[Any, ...], Function] = {}
 
@@ -418,6 +478,8 @@ class Gpu(Device):
         name = self.model()
         library = self.library
         by = library if isinstance(library, str) else f"cuBLASLt {library.functions.get_version()}"
+        if not isinstance(convolving := self.convolving, str):
+            by += f", cuDNN {convolving.functions.backend_version()}"
         return name, f"CuPy {self.xp.__version__}", by
 
     # -- one of several ------------------------------------------------------------------------

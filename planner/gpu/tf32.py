@@ -26,7 +26,9 @@ def use_tf32(graph: Graph, target: Target) -> Graph:
 
     def marked(node: Node) -> Node:
         product = OPS[node.op].product
-        ours = product is not None and (product.gemm or product.folded is not None)
+        ours = product is not None and (
+            product.gemm or product.folded is not None or OPS[node.op].run.placed
+        )
         if ours and all(graph.specs[v].dtype == float32 for v in node.inputs):
             params = tuple(sorted({**node.kw, "tf32": True}.items()))
             return Node(node.op, node.inputs, params, node.specs, node.line)

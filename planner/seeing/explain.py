@@ -254,6 +254,8 @@ def _totals(plan: Plan, machine: Machine, measured: Measured | None) -> list[str
         )
     if who := described(plan.target.device).multiplies({s.node.op for s in work}):
         lines.append(f"products {who}")
+    if who := described(plan.target.device).convolves({n.op for n in plan.traced.nodes}):
+        lines.append(f"convolutions {who}")
     planning = sum(plan.seconds.values())
     if planning:
         slowest = max(plan.seconds, key=lambda name: plan.seconds[name])
