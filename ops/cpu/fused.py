@@ -19,12 +19,12 @@ from ostinato.ops.cpu.loops.schedule import BLOCKS, UNITS, analyse, analyse_in_o
 from ostinato.ops.jit.epilogues import begin_of
 from ostinato.ops.jit.foreach_parts import FOREACH
 from ostinato.ops.jit.labels import combines
+from ostinato.ops.jit.library_steps import done, steps_behind
 from ostinato.ops.jit.moves import has_moves, shapes_of
 from ostinato.ops.jit.stages import label
 
 from .jit.kept_text import kept_on_disk
 from .kernels.gemm_epilogue import shape_of
-from .library_steps import done, steps_behind
 from .loops.nest_kernels import crew_of, nest_kernel, nest_told
 from .loops.stages import facts
 from .threads import most_threads

@@ -18,6 +18,7 @@ from ostinato.ops.core.spec import Shape, Spec, bfloat16, int64, strided_like
 from ostinato.ops.cpu.limits import LIMITS
 from ostinato.ops.flow.control import ONE_KERNEL, WHOLE
 from ostinato.ops.jit.epilogues import begin_of
+from ostinato.ops.jit.library_steps import done, steps_behind
 from ostinato.ops.linalg.factorizations import SINGULAR
 
 from .fused import IN_STEPS, STEPS, WITH_PRODUCT, product_view, stages, stages_scratch, stages_ways
@@ -46,7 +47,6 @@ from .kernels.true_places import true_places
 from .libraries import lapack
 from .libraries.onednn import Unable, library
 from .libraries.onednn_conv import conv_room, does_steps, onednn_conv
-from .library_steps import done, steps_behind
 from .loops.loop_kernel import all_turns, turns_scratch
 from .loops.tiled_kernel import tiled_scratch, tiled_steps
 

@@ -20,7 +20,7 @@ from ostinato.ops.core.device import described
 from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.cpu.fused import STEPS
-from ostinato.ops.cpu.library_steps import LibraryStep, steps_behind
+from ostinato.ops.jit.library_steps import LibraryStep, steps_behind
 from ostinato.planner.fusion.convex import Unit
 from ostinato.planner.fusion.groups import node_of
 from ostinato.planner.plan import Target

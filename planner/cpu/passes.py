@@ -6,6 +6,7 @@ from ostinato.planner.fusion.fold_products import fold_products
 from ostinato.planner.fusion.horizontal import fuse_horizontally
 from ostinato.planner.fusion.narrow_operands import narrow
 from ostinato.planner.fusion.parted_stacks import part_stacks
+from ostinato.planner.fusion.sink_transposes import sink_transposes
 from ostinato.planner.fusion.whole_windows import close_windows
 from ostinato.planner.passes.order import order
 
@@ -13,7 +14,6 @@ from .behind_products import take_epilogues
 from .fuse import fuse
 from .loop_kernels import make_loop_kernels
 from .prepack import mark_prepacked
-from .sink_transposes import sink_transposes
 from .slices import slice_first
 from .symmetric import halve
 from .tiling import tile_in_cache

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+from ostinato.ops.core.graph import Graph
+from ostinato.ops.core.registry import OPS
 from ostinato.planner.fusion.fold_products import fold_products
 from ostinato.planner.fusion.horizontal import fuse_horizontally
 from ostinato.planner.fusion.narrow_operands import narrow
 from ostinato.planner.fusion.parted_stacks import part_stacks
+from ostinato.planner.fusion.sink_transposes import sink_transposes
 from ostinato.planner.fusion.whole_windows import close_windows
 from ostinato.planner.passes.order import order
+from ostinato.planner.plan import Target
 
 from .batch_products import batch_products
 from .fuse import fuse
 from .split_terms import split_terms
 from .tf32 import use_tf32
+
+
+def sink_behind_windows(graph: Graph, target: Target) -> Graph:
+    """Turn images at the ends of chains of convolutions, where channels are last inside; what else is turned is
+    read crosswise by kernels here, which costs no pass over memory."""
+    product = any(OPS[n.op].product is not None and OPS[n.op].run.placed for n in graph.nodes)
+    return sink_transposes(graph, target) if product else graph
+
 
 PASSES = (
     close_windows,
@@ -22,6 +34,7 @@ PASSES = (
     narrow,
     part_stacks,
     use_tf32,
+    sink_behind_windows,
     fuse,
     fuse_horizontally,
     order,

@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ostinato.planner.prediction import runs
 
 import ostinato as ost
-from tests.fake_device import KERNELS
+from tests.fake_device import CONVOLVING, KERNELS
 
 CASES = [  # images, filters, and how
     ((3, 8, 9, 10), (24, 8, 4, 5), {"padding": 2}),
@@ -74,3 +75,32 @@ def test_windows_are_not_copied_where_memory_is_short() -> None:
     x, w = ost.spec((32, 64, 56, 56), "float32"), ost.spec((64, 64, 3, 3), "float32")
     f = lambda x, w: ost.nn.conv(x, w, padding=1)  # noqa: E731
     assert "matmul" not in ops_of(f, x, w, machine="h200", memory_limit=1_000_000_000)
+
+
+@pytest.mark.parametrize("device", [KERNELS, CONVOLVING])
+def test_chains_turn_images_at_their_ends_only(device: str) -> None:
+    def chain(x: Any, ws: Any, b: Any) -> Any:
+        for w in ws:
+            x = ost.nn.relu(ost.nn.conv(x, w, b, padding=1))
+        return ost.sum(ost.nn.conv(ost.nn.max_pool(x, 2), ws[0]) ** 2)
+
+    draw = np.random.default_rng(0)
+    ws = [draw.standard_normal((16, 16, 3, 3)).astype(np.float32) / 12 for _ in range(5)]
+    x, b = draw.standard_normal((4, 16, 12, 12)).astype(np.float32), np.ones(16, np.float32)
+    slopes = ost.grad(chain, (0, 1))
+    gx, gws = ost.compile(slopes)(ost.asarray(x), [*map(ost.asarray, ws)], ost.asarray(b))
+    with ost.connect(1, device=device):
+        f = ost.compile(chain)
+        f(ost.asarray(x), [*map(ost.asarray, ws)], ost.asarray(b))
+        program = f.plan.program
+        copied = [
+            n
+            for k, n in enumerate(program.graph.nodes)
+            if n.op in ("copy", "reshape") and runs(program, k)
+            if n.specs[0].size == x.size and n.specs[0].shape[0] == len(x)
+        ]
+        assert len(copied) <= 1, program.graph
+        found = ost.compile(slopes)(ost.asarray(x), [*map(ost.asarray, ws)], ost.asarray(b))
+        for one, other in zip((found[0], *found[1]), (gx, *gws), strict=True):
+            near = 3e-5 * np.abs(other.numpy()).max()
+            np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=1e-4, atol=near)

@@ -10,7 +10,7 @@ import pytest
 from ostinato.ops.core.graph import canonical
 from ostinato.ops.core.show import parse
 from ostinato.ops.cpu.jit.llvm import why_not
-from ostinato.planner.cpu.sink_transposes import sink_transposes
+from ostinato.planner.fusion.sink_transposes import sink_transposes
 from ostinato.planner.plan import Target
 
 import ostinato as ost

@@ -3,7 +3,7 @@
 Which of the three an operation by windows is follows from its windows. Weights are brought to the form that
 the library likes best, in scratch memory, or once and for all where they stay; images are in parts, by
 samples and rows, which threads share. What follows may be done as results are written
-(ops/cpu/library_steps.py). Only algorithms that keep to the stack are taken (onednn.py)."""
+(ops/jit/library_steps.py). Only algorithms that keep to the stack are taken (onednn.py)."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from ostinato.ops.core.build import Builder
 from ostinato.ops.core.device import Prepackable
 from ostinato.ops.core.registry import Place, Scratch
 from ostinato.ops.core.spec import DType, Shape, Spec, float32, uint8
-from ostinato.ops.cpu.library_steps import LibraryStep
 from ostinato.ops.cpu.loops.flat import native_kernel
+from ostinato.ops.jit.library_steps import LibraryStep
 
 from .onednn import (
     _ANY,

@@ -26,7 +26,7 @@ from ostinato.ops.core.device import Device, described
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.registry import OPS, op_of
 from ostinato.ops.core.spec import Spec
-from ostinato.ops.cpu.library_steps import SCALARS
+from ostinato.ops.jit.library_steps import SCALARS
 from ostinato.planner.plan import Target
 from ostinato.planner.rewrite import replace
 
@@ -180,7 +180,11 @@ def _takes_steps(graph: Graph, v: int, device: Device) -> bool:
             break
         v = next(u for u in graph.nodes[k].inputs[::-1] if graph.specs[u].size == size)
     native = device.natives.get(graph.nodes[k].op) if k >= 0 else None
-    return native is not None and native.behind is not None
+    if native is None:
+        return False
+    return native.behind is not None or (
+        native.placed and OPS[graph.nodes[k].op].product is not None
+    )
 
 
 def _reads_elements(node: Node) -> bool:
