@@ -64,7 +64,7 @@ class Ostinato(Updates):
     def __getattr__(self, name: str) -> Any:
         return getattr(self.ost.nn if name == "softmax" else self.ost, name)
 
-    def bincount(self, x: Any, n: int) -> Any:
+    def counted(self, x: Any, n: int) -> Any:
         return self.ost.bincount(x, length=n)
 
     def turns(self, count: int, step: Function, state: Any) -> Any:
@@ -118,7 +118,7 @@ class Jax(Updates):
             return jax.lax.scan
         return getattr(self.jnp, name)
 
-    def bincount(self, x: Any, n: int) -> Any:
+    def counted(self, x: Any, n: int) -> Any:
         return self.jnp.bincount(x, length=n)
 
     def turns(self, count: int, step: Function, state: Any) -> Any:
@@ -164,7 +164,7 @@ class Torch:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.torch, name)
 
-    def bincount(self, x: Any, n: int) -> Any:
+    def counted(self, x: Any, n: int) -> Any:
         return self.torch.bincount(x, minlength=n)
 
     def grad(self, function: Any) -> Any:
@@ -244,7 +244,7 @@ class CuPy:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.cupy, name)
 
-    def bincount(self, x: Any, n: int) -> Any:
+    def counted(self, x: Any, n: int) -> Any:
         return self.cupy.bincount(x, minlength=n)
 
     def softmax(self, x: Any, axis: int) -> Any:
@@ -263,7 +263,7 @@ class NumPy:
     def __getattr__(self, name: str) -> Any:
         return getattr(np, name)
 
-    def bincount(self, x: Any, n: int) -> Any:
+    def counted(self, x: Any, n: int) -> Any:
         return np.bincount(x, minlength=n)
 
     def erf(self, x: Any) -> Any:

@@ -34,6 +34,7 @@ NAMESPACES = {
     "nn.initializers.": ost.nn.initializers,
     "random.": ost.random,
     "special.": ost.special,
+    "signal.": ost.signal,
     "solve.": ost.solve,
     "optim.": ost.optim,
     "debug.": ost.debug,

@@ -59,6 +59,7 @@ NOT_SAMPLED = {
     "barrier": "made by gradients of checkpoint",
     "fused_rows": "made by the planner; see test_native.py and planner/test_fuse.py",
     "fused_joins": "made by the planner; see planner/test_joins.py",
+    "fused_foreach": "made by the planner; see planner/test_horizontal.py",
     "fused_steps": "made by the planner; see planner/test_step_tiles.py",
     "joined": "made and taken away by the planner; see planner/test_joins.py",
     **dict.fromkeys(

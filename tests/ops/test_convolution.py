@@ -315,7 +315,9 @@ def test_by_onednn(case, algorithms):
                 for y, exactly in zip(found, exact, strict=True):
                     scale = np.abs(exactly).max()
                     np.testing.assert_allclose(np.asarray(y), exactly, 0, 2e-6 * scale)
-            assert {kind for kind, _ in algorithms} == {"forward", "data", "weights"}
+            kinds = {kind for kind, _ in algorithms}
+            if shape[1] > workers:  # or a worker may have one channel, which no library does better
+                assert kinds == {"forward", "data", "weights"}
             names = {name for _, name in algorithms}
             assert all(name.startswith(onednn_conv._GOOD) for name in names), names
 
