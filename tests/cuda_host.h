@@ -38,6 +38,11 @@ static inline void wait_(int state) {
 static inline void __syncthreads() { wait_(WAITS_FOR_BLOCK); }
 static inline void __threadfence() {}
 static inline unsigned atomicAdd(unsigned* at, unsigned more) { unsigned was = *at; *at += more; return was; }
+static inline unsigned long long atomicAdd(unsigned long long* at, unsigned long long more) {
+  unsigned long long was = *at; *at += more; return was;
+}
+static inline long long atomicMin(long long* at, long long x) { long long was = *at; if (x < was) *at = x; return was; }
+static inline long long atomicMax(long long* at, long long x) { long long was = *at; if (x > was) *at = x; return was; }
 static inline unsigned __float_as_uint(float x) { unsigned y; memcpy(&y, &x, 4); return y; }
 static inline float __uint_as_float(unsigned x) { float y; memcpy(&y, &x, 4); return y; }
 static inline long long __double_as_longlong(double x) { long long y; memcpy(&y, &x, 8); return y; }
@@ -58,6 +63,7 @@ template <typename T> static T of_lane_(T x, unsigned lane) {  // of the same wa
 template <typename T> static T from_lane(T x, int far) { return of_lane_(x, turn_ % 32 + far); }
 template <typename T> static T from_lane_before(T x, int far) { return of_lane_(x, turn_ % 32 - far); }
 template <typename T> static T from_first_lane(T x) { return of_lane_(x, 0); }
+template <typename T> static T from_lane_across(T x, int mask) { return of_lane_(x, turn_ % 32 ^ mask); }
 template <typename T> static T from_last_lane(T x) { return of_lane_(x, 31); }
 typedef void (*Run_)(void**);
 static Run_ run_;

@@ -46,5 +46,6 @@ WITH_KERNELS = _made(KERNELS, Library(LT, xp), DRIVER)
 WITHOUT_LIBRARY = _made(BARE, MISSING, NO_BINDINGS)
 DNN = FakeDnn()
 WITH_CUDNN = _made(CONVOLVING, Library(LT, xp), DRIVER, cudnn.Convolver(DNN, xp))
+FAKE.has_own_kernels = False
 for _name in (KERNELS, BARE, CONVOLVING):
     RULES[_name] = RULES[NAME]

@@ -334,6 +334,13 @@ class Device:
         """
         return None
 
+    def note(self, word: Any, places: Any) -> None:
+        """Let the least and the greatest place in `word` include these (ops/core/notes.py)."""
+        xp, low, high = self.xp, word[:1], word[1:]
+        places = places.astype(np.int64, copy=False)
+        xp.minimum(low, places.min(), out=low)
+        xp.maximum(high, places.max(), out=high)
+
     # -- memory ----------------------------------------------------------------------------
     def empty(self, shape: Sequence[int], dtype: DType) -> Any:
         """For one array, which may become a result."""

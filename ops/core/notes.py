@@ -82,12 +82,9 @@ class Site:
                 return False
             self.words.append(word)
         word = self.notes.words[self.words[self.next]]
-        low, high = word[:1], word[1:]
         self.next += 1
-        xp, places = self.notes.device.xp, places.astype(np.int64, copy=False)
         if places.size:
-            xp.minimum(low, places.min(), out=low)
-            xp.maximum(high, places.max(), out=high)
+            self.notes.device.note(word, places)
         return True
 
     def watching(self, kernel: Callable[..., None]) -> Callable[..., None]:

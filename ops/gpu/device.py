@@ -47,7 +47,7 @@ from ostinato.ops.jit.foreach_parts import FOREACH, parts_of
 from ostinato.ops.jit.loops import Loops, dense_loops, loops_of, space, strides_over
 from ostinato.ops.jit.moves import has_moves
 
-from . import conditions, convolutions, products
+from . import conditions, convolutions, products, whole_lines
 from .capture import Captures
 from .copies import Copies
 from .epilogue import epilogue_of, is_one_call, with_epilogue
@@ -57,6 +57,7 @@ from .loops import flat, stages, streams
 from .loops.foreach import Launch, foreach_kernel
 from .loops.moved import moved_kernel
 from .loops.schedule import THREADS, analyse, square_tiles
+from .loops.tallies import range_of
 from .loops.text import OPTIONS, Kernel
 from .messages import Nccl
 
@@ -76,6 +77,7 @@ FLAT, IN_STAGES = ("fused", "fused_joins", "fused_rows"), "fused_nest"
 class Gpu(Device):
     copies: Copies | None = None  # of batches
     index: int | None = None  # of this process's, among those that it sees; None: as CuPy says
+    has_own_kernels = True  # what it does along lines, and notes of places
 
     def __init__(
         self,
@@ -99,6 +101,8 @@ class Gpu(Device):
                 placed=True,
             )
         self.runs("fused_matmul", self._with_epilogue, scratch=self._room, ways=self._ways)
+        whole_lines.register(self)
+        self._ranges: dict[Any, Any] = {}  # kernels that note places, by their text
 
     # -- products ------------------------------------------------------------------------------
     @property
@@ -384,6 +388,17 @@ class Gpu(Device):
                 del self.folds[next(iter(self.folds))]
             self.folds[key] = self._flat(body, loops, 0)
         return self.folds[key]
+
+    def note(self, word: Any, places: Any) -> None:
+        """By one kernel, whose text is the same for all places of a dtype."""
+        kernel = range_of(places) if self.has_own_kernels else None
+        if kernel is None:
+            super().note(word, places)
+            return
+        if kernel.name not in self._ranges:
+            self._ranges[kernel.name] = self.xp.RawKernel(kernel.text, kernel.name, OPTIONS)
+        facts = map(np.int64, kernel.facts)
+        self._ranges[kernel.name](kernel.grid, (kernel.threads,), (places, word, *facts))
 
     def graph_capture(self) -> GraphCapture:
         if self._driver is None:

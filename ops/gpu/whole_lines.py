@@ -1,0 +1,115 @@
+"""What a GPU does along whole lines by kernels of its own: order, running sums, counts. What these do
+not take is left to the ops' own kernels, and so to CuPy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from ostinato.ops.core.device import Function
+from ostinato.ops.core.spec import is_inexact
+
+from .loops.scans import running
+from .loops.sorts import keys_of_lines, sorted_lines
+from .loops.tallies import step_of, tally
+
+_OTHER_NORM = {"backward": "forward", "forward": "backward", "ortho": "ortho"}
+_RUNNING = {
+    "cumulative_sum": "sum",
+    "cumulative_prod": "prod",
+    "cumulative_max": "max",
+    "cumulative_min": "min",
+}
+
+
+def register(gpu: Any) -> None:
+    """Let a GPU run operations along lines so."""
+
+    def runs(op: str, make: Callable[..., Function | None]) -> None:
+        def made(arrays: Any, threads: int, scratch: Any, **params: Any) -> Function | None:
+            return make(gpu, *arrays, **params) if gpu.has_own_kernels else None
+
+        gpu.runs(op, made)
+
+    runs("sort", _sorted)
+    runs("partition", _sorted)
+    runs("argsort", _places)
+    runs("argpartition", _places)
+    for op, kind in _RUNNING.items():
+        runs(op, partial(_running, kind=kind))
+    runs("tally", _counted)
+    runs("fft", _transformed)
+
+
+def _sorted(
+    gpu: Any, x: Any, out: Any, *, axis: int, descending: bool = False, **_: Any
+) -> Function | None:
+    kernel = sorted_lines(x, out, axis, descending)
+    if kernel is not None:
+        return gpu.launching(kernel)
+    if not is_inexact(x.dtype) or not x.size:
+        return None
+    there, back, dtype = keys_of_lines(x, out, axis, descending)
+    first, last = gpu.launching(there), gpu.launching(back)
+    n, xp = x.shape[axis], gpu.xp
+
+    def run(x: Any, out: Any) -> None:
+        keys = xp.empty((x.size // n, n), dtype)
+        first(x, keys)
+        keys.sort(axis=1)
+        last(keys, out)
+
+    return run
+
+
+def _places(
+    gpu: Any, x: Any, out: Any, *, axis: int, descending: bool = False, **_: Any
+) -> Function | None:
+    kernel = sorted_lines(x, out, axis, descending, places=True)
+    return None if kernel is None else gpu.launching(kernel)
+
+
+def _running(gpu: Any, x: Any, out: Any, *, axis: int, kind: str, **_: Any) -> Function | None:
+    kernel = running(x, out, axis, kind)
+    return None if kernel is None else gpu.launching(kernel)
+
+
+def _counted(gpu: Any, x: Any, out: Any, *, axes: tuple[int, ...], count: int) -> Function | None:
+    """Where the axes that are counted along are the last ones."""
+    left = x.ndim - len(axes)
+    if sorted(axes) != list(range(left, x.ndim)) or step_of(out) != 8:
+        return None
+    kernel = tally(x, out.size // count if count else 0, count)
+    if kernel is None:
+        return None
+    launch = gpu.launching(kernel)
+
+    def run(x: Any, out: Any) -> None:
+        out[...] = 0
+        launch(x, out)
+
+    return run
+
+
+def _transformed(
+    gpu: Any, x: Any, out: Any, *, axis: int, inverse: bool, norm: str
+) -> Function | None:
+    """Transform real numbers: one half is made; the other one mirrors it."""
+    if x.dtype.kind == "c":
+        return None
+    xp, n = gpu.xp, x.shape[axis]
+    before = (slice(None),) * axis
+    first, rest = (*before, slice(n // 2 + 1)), (*before, slice(n // 2 + 1, None))
+    mirrored = (*before, slice((n - 1) // 2, 0, -1))
+
+    def run(x: Any, out: Any) -> None:
+        half = xp.fft.rfft(x, axis=axis, norm=_OTHER_NORM[norm] if inverse else norm)
+        if inverse:
+            xp.conjugate(half, out=out[first])
+            xp.copyto(out[rest], half[mirrored])
+        else:
+            xp.copyto(out[first], half)
+            xp.conjugate(half[mirrored], out=out[rest])
+
+    return run
