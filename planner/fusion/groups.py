@@ -74,7 +74,7 @@ def groups_of(
         read = [v for v in node.inputs if not _is_constant(graph, v)]
         read = read if moves else [_behind_count(graph, v) for v in read]
         near = [home[v] for v in node.inputs if v in home and home[v].space == space and not moves]
-        near += [g for g in (latest.get(space),) if g and not _leads_past(graph, k, g, read, joins)]
+        near += [latest[space]] if space in latest else []
         near = [g for g in near if not rows or g.rows in (0, rows)]
         near = [g for g in near if (rows <= 1 or not g.product) and not product]
         near = [g for g in near if g.behind is None or k in g.behind]
@@ -222,17 +222,6 @@ def _is_numbered(graph: Graph, node: Node) -> bool:
     if node.op == JOINED:
         return False
     return OPS[node.op].element.draws or any(_behind_count(graph, v) != v for v in node.inputs)
-
-
-def _leads_past(
-    graph: Graph, k: int, group: Group, read: Sequence[int], joins: Callable[[int], bool]
-) -> bool:
-    """Whether a node has but its shape in common with a group, and one other that kernels do reads it, over as
-    many elements: it goes there."""
-    (v, *_), spec = graph.outs(k), graph.nodes[k].specs[0]
-    uses, last = {*graph.uses[v]}, v in graph.outputs or spec.shape != group.space[0]
-    alone = not last and len(uses) == 1 and group.operands.keys().isdisjoint(read)
-    return alone and all(joins(u) and graph.nodes[u].specs[0] is spec for u in uses)
 
 
 def _is_constant(graph: Graph, v: int) -> bool:
