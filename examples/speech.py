@@ -13,40 +13,10 @@ import ostinato as ost
 from ostinato import nn
 
 sys.path.append(str(Path(__file__).parent / "models"))
+from sounds import HOP, LETTERS, RATE, speech
 from tdnnf import TDNNF, constrained
 
-RATE, HOP, FFT, MELS = 8000, 80, 256, 24
-STRIDES = (1, 1, 0, 3)
-VOWELS = {"a": (730, 1090), "e": (530, 1840), "i": (270, 2290), "o": (570, 840), "u": (300, 870)}
-LETTERS = [*VOWELS, "s", " "]
-
-
-def sound(letter: str, count: int, rng: Any) -> Any:
-    """So many samples of a voice of some pitch that says a letter: its harmonics near two resonances."""
-    noise = rng.normal(size=count)
-    if letter == "s":
-        return 0.1 * np.diff(noise, prepend=0)
-    if letter == " ":
-        return 0.001 * noise
-    t, pitch = np.arange(count) / RATE, rng.uniform(90, 220)
-    harmonics = np.arange(1, int(3500 / pitch)) * pitch
-    loud = sum(1 / (1 + ((harmonics - f * rng.normal(1, 0.03)) / 80) ** 2) for f in VOWELS[letter])
-    phases = 2 * np.pi * harmonics[:, None] * t + rng.uniform(0, 6, (len(harmonics), 1))
-    return 0.2 * (loud[:, None] * np.sin(phases)).sum(0) + 0.005 * noise
-
-
-def speech(samples: int, frames: int, rng: Any) -> tuple[Any, Any]:
-    """Waves, and which letter each frame is."""
-    waves, labels = [], []
-    for _ in range(samples):
-        wave, said = np.zeros(0), np.zeros(0, int)
-        while len(said) < frames:
-            k, length = rng.integers(len(LETTERS)), rng.integers(8, 20)
-            wave = np.append(wave, sound(LETTERS[k], length * HOP, rng))
-            said = np.append(said, np.full(length, k))
-        waves.append(wave[: (frames - 1) * HOP + 1])
-        labels.append(said[:frames])
-    return np.stack(waves).astype(np.float32), np.stack(labels)
+FFT, MELS, STRIDES = 256, 24, (1, 1, 0, 3)
 
 
 def features(waves: Any) -> Any:
@@ -58,11 +28,9 @@ def features(waves: Any) -> Any:
 @ost.compile(donate=("model",))
 def tightened(model: Any) -> Any:
     """The model with bottlenecks that are nearer to semi-orthogonal ones."""
-    layers = [
-        x.replace(linear=x.linear.replace(weight=constrained(x.linear.weight)))
-        for x in model.layers.layers
-    ]
-    return model.replace(layers=model.layers.replace(layers=tuple(layers)))
+    inner = [(x, constrained(x.linear.weight)) for x in model.layers.layers]
+    layers = tuple([x.replace(linear=x.linear.replace(weight=w)) for x, w in inner])
+    return model.replace(layers=model.layers.replace(layers=layers))
 
 
 def main(steps: int = 60, samples: int = 16, frames: int = 90) -> tuple[list[float], float]:
@@ -92,8 +60,8 @@ def main(steps: int = 60, samples: int = 16, frames: int = 90) -> tuple[list[flo
     waves, labels = speech(8, frames, rng)
     found = np.asarray(model(features(waves))).argmax(-1)
     right = float((found == labels[:, inside]).mean())
-    print("said ", "".join(LETTERS[k] for k in labels[0, inside]))
-    print("heard", "".join(LETTERS[k] for k in found[0]))
+    for what, said in (("said ", labels[0, inside]), ("heard", found[0])):
+        print(what, "".join(LETTERS[k] for k in said))
     print(f"loss {losses[0]:.3f} -> {losses[-1]:.3f}, {right:.0%} of new frames are right; {step}")
     return losses, right
 
