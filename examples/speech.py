@@ -28,15 +28,14 @@ def features(waves: Any) -> Any:
 @ost.compile(donate=("model",))
 def tightened(model: Any) -> Any:
     """The model with bottlenecks that are nearer to semi-orthogonal ones."""
-    inner = [(x, constrained(x.linear.weight)) for x in model.layers.layers]
-    layers = tuple([x.replace(linear=x.linear.replace(weight=w)) for x, w in inner])
-    return model.replace(layers=model.layers.replace(layers=layers))
+    nearer = [(x, constrained(x.linear.weight)) for x in model.layers.layers]
+    layers = [x.replace(linear=x.linear.replace(weight=w)) for x, w in nearer]
+    return model.replace(layers=model.layers.replace(layers=tuple(layers)))
 
 
 def main(steps: int = 60, samples: int = 16, frames: int = 90) -> tuple[list[float], float]:
-    rng = np.random.default_rng(0)
+    rng, rule = np.random.default_rng(0), ost.optim.Adam(3e-3)
     model = TDNNF(MELS, len(LETTERS), 48, 16, 24, STRIDES, heads=1).init(seed=1)
-    rule = ost.optim.Adam(3e-3)
     inside = slice(sum(STRIDES), frames - sum(STRIDES), 3)  # what is no context
 
     @ost.compile(donate=("model", "state"))
