@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -28,10 +28,19 @@ from .core.apply import as_array
 from .core.array import Array
 from .core.array_methods import Operandish
 from .core.spec import DType, DTypeLike, complex64, complex128, float32, real_of
+from .core.spelling import missing
 from .core.user_line import misfit
 from .fft import irfft, rfft
 
 __all__ = ["dct", "get_window", "idct", "istft", "mel_filters", "mel_spectrogram", "stft"]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
+if not TYPE_CHECKING:
+    __getattr__ = missing("signal")
 
 WINDOWS: dict[str, Callable[[int], Array]] = {
     "hann": hanning,

@@ -477,7 +477,10 @@ def _put_near_kernel(
 
 def _near_batched(name: str, size: int, *xs: Mapped, axis: int, near: Near) -> Sequence[Mapped]:
     i, has_i = xs[1]
-    assert not has_i, "these places are known where the operation is made"
+    if has_i:  # as any places
+        if name == "take_near":
+            return _take_batched(size, *xs, axis=axis)
+        return _put_batched(size, *xs, axis=axis, mode="add")
     x, *v = [given_axis(y, size) for y in (xs[0], *xs[2:])]
     return [(apply(name, x, i, *v, axis=axis + 1, near=near), True)]
 

@@ -278,7 +278,7 @@ def _whole(graph: Graph, pieces: Sequence[Component]) -> Node:
         outputs += [known[v] for v in body.outputs]
         count += len(body.nodes)
     whole = Graph(tuple([graph.specs[v] for v in places]), tuple(nodes), tuple(outputs))
-    params = ("body", whole), ("parts", tuple(parts)), ("over", overs_of(whole, parts))
+    params = ("body", whole), ("over", overs_of(whole, parts)), ("parts", tuple(parts))
     return Node(FOREACH, tuple(places), params, tuple(specs), graph.nodes[pieces[-1].kernel].line)
 
 

@@ -274,11 +274,11 @@ def is_single(graph: Graph, group: Nested) -> bool:
     nodes = [graph.nodes[k] for k in group.members]
     one, last = sum(not _is_look(graph, k) for k in group.members) == 1, OPS[nodes[-1].op]
     known = last.moves.places or last.element.running or (last.reduce and last.product)
-    ours = _is_of_lines(graph, nodes[-1]) or _slides(graph, nodes[-1])
+    ours = _is_of_lines(graph, nodes[-1]) or slides(graph, nodes[-1])
     return bool(one and known) and not ours
 
 
-def _slides(graph: Graph, node: Node) -> bool:
+def slides(graph: Graph, node: Node) -> bool:
     """Whether it combines windows that overlap, or of what was joined, which libraries and flat kernels
     would have copied."""
     return OPS[node.op].reduce is not None and any(_overlaps(graph, v, 0) for v in node.inputs)
@@ -402,7 +402,7 @@ def _is_able(graph: Graph, node: Node, lowers: Lowers) -> bool:
             return bool(axes) and real and lowers(SQUARE, kinds, node.specs[1].dtype)
         if op.product:  # of others the sums are exact, and libraries convert what they read
             same = all(d == out for d in kinds) and len(kinds) == 2
-            ours = out.kind in "fc" or _slides(graph, node)
+            ours = out.kind in "fc" or slides(graph, node)
             return same and ours and lowers(CAST, kinds[:1], out) and can_combine(kind, out)
         known = can_combine(kind, out) and lowers(node.op, kinds, out)
         if turns_of(node, ins) is not None:
@@ -791,7 +791,7 @@ def _is_worthwhile(
     looped = _looped(node, fit)
     others = [extents[x] for x in looped if x != best]
     libraries = math.prod(others) > PRODUCT or max(others, default=0) > MAX_FIXED_EXTENT
-    if OPS[node.op].product and libraries and not _slides(graph, node):
+    if OPS[node.op].product and libraries and not slides(graph, node):
         return False
     parallel = [extents[x] for x in common - fit.reduced]
     if OPS[node.op].element.running and math.prod(parallel) < lines:

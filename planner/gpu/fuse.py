@@ -35,6 +35,7 @@ from ostinato.planner.fusion.stages import (
     fits_by,
     is_single,
     nest_of,
+    slides,
     worthy_nests,
 )
 from ostinato.planner.fusion.window_kernels import with_gpu_products, with_windows
@@ -102,7 +103,7 @@ def _by_library(graph: Graph, target: Target) -> set[int]:
     stages."""
     machine, found = machine_of(target), set[int]()
     for k, node in enumerate(graph.nodes):
-        if not is_gemm(graph, node, 0):
+        if not is_gemm(graph, node, 0) or slides(graph, node):  # windows would be copied
             continue
         ins, (made,) = tuple([graph.specs[v] for v in node.inputs]), node.specs
         flops = op_of(node.op).cost(ins, node.specs, node.kw)[0]

@@ -23,6 +23,7 @@ from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.monoid import MONOIDS
 from ostinato.ops.core.registry import OPS, op_of
 from ostinato.ops.core.spec import Spec
+from ostinato.planner.fusion.stages import slides
 from ostinato.planner.plan import Target
 from ostinato.planner.rewrite import replace
 
@@ -116,7 +117,7 @@ class _Side:
 def _is_long(graph: Graph, k: int) -> bool:
     node = graph.nodes[k]
     product = OPS[node.op].product if node.op in OPS else None
-    if product is None or not product.gemm or node.params:
+    if product is None or not product.gemm or node.params or slides(graph, node):
         return False
     specs = [*(graph.specs[v] for v in node.inputs), *node.specs]
     if any(s.ndim != 2 or s.layout is None or not s.layout.is_whole for s in specs):

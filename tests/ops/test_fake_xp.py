@@ -155,6 +155,7 @@ NOT_RUN = {
     **dict.fromkeys(("first_number", "numbers", "bits32", "bits64", "normal32"), MACHINE_CODE),
     "counted": MACHINE_CODE,
     "joined": "taken into kernels, or taken apart",
+    "fused_foreach": "parts of one kernel, by a table; see planner/test_horizontal.py",
     "fused_product": "made for the libraries of CPUs alone",
     "fused_steps": "made for the caches of CPUs alone",
     "normal64": MACHINE_CODE,

@@ -17,7 +17,7 @@ from ostinato.ops.core import disk_cache
 from ostinato.ops.core.tree import flatten
 from ostinato.ops.cpu import device, fused
 from ostinato.ops.cpu.jit import kept_text
-from ostinato.ops.cpu.loops import flat, squares
+from ostinato.ops.cpu.loops import flat, nest_kernels, squares
 from ostinato.planner import cache, file
 from ostinato.planner.plan import Plan
 
@@ -156,8 +156,8 @@ def texts(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
     for name in ("analyse", "analyse_in_order"):
         counted(fused, name)
-    for name in ("nest_text", "element"):
-        counted(flat, name)
+    counted(nest_kernels, "nest_text")
+    counted(flat, "element")
     yield made
     forget()
 
@@ -262,8 +262,10 @@ def test_no_kernel_has_squares_of_its_own(
     monkeypatch: pytest.MonkeyPatch, texts: list[str]
 ) -> None:
     found: list[str] = []
-    before = flat.nest_text
-    monkeypatch.setattr(flat, "nest_text", lambda *a: (found.append(before(*a)), found[-1])[1])
+    before = nest_kernels.nest_text
+    monkeypatch.setattr(
+        nest_kernels, "nest_text", lambda *a: (found.append(before(*a)), found[-1])[1]
+    )
     r = np.random.default_rng(2)
     with ost.connect():
         for shape, split in (((5000, 16), 8), ((5003, 3), 8), ((4007, 10), 5)):

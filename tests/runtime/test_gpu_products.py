@@ -143,8 +143,8 @@ def test_what_is_read_elsewhere_is_kept() -> None:
 def test_rounded_operands_are_multiplied_into_float32(policy: str, half: str) -> None:
     y, f = run(lambda x, w, b: x @ w + b, X, W, B, precision=policy)
     assert bodies(f) == [["wide_matmul", "add"]]
-    casts = [n for n in f.plan.program.graph.nodes if n.op == "fused"]
-    assert [n.specs[0].dtype.name for n in casts] == [half, half]
+    casts = [n for n in f.plan.program.graph.nodes if n.op in ("fused", "fused_foreach")]
+    assert [s.dtype.name for n in casts for s in n.specs] == [half, half]
     np.testing.assert_allclose(y, X @ W + B, 0.05, 0.3)
 
 

@@ -11,7 +11,7 @@ import dataclasses
 import hashlib
 import json
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import lru_cache, wraps
 from typing import Any, TypeVar, cast
 
@@ -33,7 +33,7 @@ def kept_on_disk(function: F) -> F:
 
     @lru_cache(512)
     @wraps(function)
-    def answer(*args: Any, **named: Any) -> Any:
+    def answer(*args: Hashable, **named: Hashable) -> Any:
         disk = disk_cache.open_cache(settings.cache)
         if disk.asked is None:
             return function(*args, **named)
