@@ -64,11 +64,9 @@ from .messages import Nccl
 NAME = "cuda"
 LAYOUTS = 32  # in which operands of one product lay, or addends, that are known at once
 FOLDED = 1 << 14  # elements from which what messages brought is combined by a kernel of its own
-SMALL_BYTES, PINNED_BYTES = (
-    1 << 16,
-    1 << 28,
-)  # between these a result's memory on the host is pinned: its
-# pages are there, and come back to the pool
+# Between these, in bytes, a result's memory on the host is pinned: its pages are there, and come back to the
+# pool.
+SMALL_BYTES, PINNED_BYTES = 1 << 16, 1 << 28
 BESIDE = 1 << 16  # bytes from which a batch is copied beside what is computed
 _here = threading.local()  # which of several this thread asks
 FLAT, IN_STAGES = ("fused", "fused_joins", "fused_rows"), "fused_nest"
@@ -493,9 +491,7 @@ class Gpu(Device):
         name = self.model()
         library = self.library
         by = library if isinstance(library, str) else f"cuBLASLt {library.functions.get_version()}"
-        if not isinstance(convolving := self.convolving, str):
-            by += f", cuDNN {convolving.functions.backend_version()}"
-        return name, f"CuPy {self.xp.__version__}", by
+        return name, f"CuPy {self.xp.__version__}", by, *cudnn.installed()
 
     # -- one of several ------------------------------------------------------------------------
     def use(self, place: int | None = None) -> None:

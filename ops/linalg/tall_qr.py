@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -52,28 +52,43 @@ def _blocks(x: Any, most: int = CACHE) -> Iterator[tuple[int, int]]:
 
 # -- by Gram matrices ------------------------------------------------------------------------
 def _by_gram(x: Any, q: Any) -> tuple[Any, Any] | None:
-    n = x.shape[1]
-    wide = np.dtype(np.complex128 if x.dtype.kind == "c" else np.float64)
-    gram = np.zeros((n, n), wide)
-    for a, b in _blocks(x):
-        gram += x[a:b].conj().T @ x[a:b]
-    whole = np.eye(n, dtype=wide)
+    def gram_of(uppers: Sequence[Any]) -> Any:
+        gram = np.zeros((x.shape[1],) * 2, _wide(x))
+        if uppers:
+            _turn(x, q, uppers, gram)
+        else:
+            for a, b in _blocks(x):
+                gram += x[a:b].conj().T @ x[a:b]
+        return gram
+
+    made = _in_turns(gram_of, len(x), x.dtype)
+    return None if made is None else (made[0].astype(x.dtype), made[1].astype(x.dtype))
+
+
+def _wide(x: Any) -> Any:
+    return np.dtype(np.complex128 if x.dtype.kind == "c" else np.float64)
+
+
+def _in_turns(
+    gram_of: Callable[[Sequence[Any]], Any], m: int, dtype: Any
+) -> tuple[Any, Any] | None:
+    """Find what is left to multiply with, and R, once turns made what is nearly orthonormal; None if they do
+    not. `gram_of`: the Gram matrix of what turns with these factors of this dtype make of m rows."""
     turns: list[Any] = []
+    gram = gram_of(turns)
     while len(turns) < TURNS:
-        upper = _cholesky(gram, len(x), x.dtype)
+        upper = _cholesky(gram, m, dtype)
         if upper is None:
             return None
-        if turns and np.abs(gram - np.eye(n)).sum(0).max() < MAX_DEVIATION:
-            return np.linalg.inv(upper).astype(x.dtype), (upper @ whole).astype(x.dtype)
-        turns.append(upper.astype(x.dtype))
-        whole = turns[-1] @ whole
-        _turn(x, q, turns, gram)
+        if turns and np.abs(gram - np.eye(len(gram))).sum(0).max() < MAX_DEVIATION:
+            return np.linalg.inv(upper), functools.reduce(lambda r, u: u @ r, [*turns, upper])
+        turns.append(upper.astype(dtype))
+        gram = gram_of(turns)
     return None
 
 
 def _turn(x: Any, q: Any, turns: Sequence[Any], gram: Any) -> None:
     """q = q R⁻¹ for the last R, and the Gram matrix of that. Without q, begin with x each time."""
-    gram[...] = 0
     lapack = device_of(x).lapack
     for a, b in _blocks(x):
         if q is None:
@@ -88,38 +103,29 @@ def _turn(x: Any, q: Any, turns: Sequence[Any], gram: Any) -> None:
 
 
 def _by_wide_gram(xp: Any, x: Any, q: Any) -> tuple[Any, Any] | None:
-    device, n = device_of(x), x.shape[1]
-    wide = np.dtype(np.complex128 if x.dtype.kind == "c" else np.float64)
-    uppers: list[Any] = []
+    device, n, wide = device_of(x), x.shape[1], _wide(x)
 
-    def gram_of(given: Any, uppers: Sequence[Any]) -> Any:
-        """The Gram matrix of what these make of x or q; q is written."""
-        total = np.zeros((n, n), wide)
+    def gram_of(turns: Sequence[Any]) -> Any:
+        """As `_turn`, by products with inverses."""
+        first = q is None or len(turns) < 2
+        given, total = x if first else q, np.zeros((n, n), wide)
         for a, b in _blocks(given, WIDE_BLOCK_BYTES):
             part = given[a:b].astype(wide)
-            for upper in uppers:
+            for upper in turns if first else turns[-1:]:
                 over, by = (device.from_host(y) for y in (np.linalg.inv(upper), upper))
                 made = part @ over
                 part = made if x.dtype != wide else made + (part - made @ by) @ over
-            if q is not None and uppers:
+            if q is not None and turns:
                 q[a:b] = part
                 part = q[a:b].astype(wide)
             total += device.to_host(_gram_in_parts(xp, part))
         return total
 
-    gram = gram_of(x, ())
-    while len(uppers) < TURNS:
-        upper = _cholesky(gram, len(x), wide)
-        if upper is None:
-            return None
-        if uppers and np.abs(gram - np.eye(n)).sum(0).max() < MAX_DEVIATION:
-            whole = functools.reduce(lambda r, u: u @ r, [*uppers, upper])
-            last = np.linalg.inv(upper)
-            return device.from_host(last.astype(x.dtype)), device.from_host(whole.astype(x.dtype))
-        uppers.append(upper)
-        first = q is None or len(uppers) == 1
-        gram = gram_of(x if first else q, uppers if first else uppers[-1:])
-    return None
+    made = _in_turns(gram_of, len(x), wide)
+    if made is None:
+        return None
+    last, whole = (device.from_host(y.astype(x.dtype)) for y in made)
+    return last, whole
 
 
 def _gram_in_parts(xp: Any, x: Any) -> Any:

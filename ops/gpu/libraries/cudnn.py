@@ -10,10 +10,12 @@ float32 none reads less than it is given, unless TF32 is asked for."""
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from ostinato.ops.core.spec import Shape
@@ -84,6 +86,15 @@ class Convolver:
                 self.refused[found] = None
             return None
         return found
+
+
+def installed() -> Sequence[str]:
+    """The versions of what is installed, which takes no library to be loaded."""
+    versions = []
+    for name in ("nvidia-cudnn-frontend", "nvidia-cudnn-cu13"):
+        with contextlib.suppress(PackageNotFoundError):
+            versions.append(f"{name} {version(name)}")
+    return versions
 
 
 def found(xp: Any) -> Convolver | str:

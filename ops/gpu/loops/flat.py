@@ -336,6 +336,18 @@ def blocks_of(terms: int, rows: int) -> int:
     return max(1, min(BLOCKS // rows, terms // (THREADS * EACH)))
 
 
+def adding(
+    writer: ElementWriter, lines: CudaLines
+) -> tuple[CudaLines, list[Total], list[Combination]]:
+    """Write how an element is made, and how it is added: the latter, totals, and what these are of."""
+    sums = writer.one(lines)
+    totals = [Total(s.kind, s.dtype, str(n)) for n, s in enumerate(sums)]
+    added = lines_after(lines)
+    for total, s in zip(totals, sums, strict=True):
+        total.add(added, Value(added, s.value.name, s.dtype))
+    return added, totals, sums
+
+
 def _reducing(writer: ElementWriter) -> Kernel:
     *outer, terms = writer.loops.extents
     rows = math.prod(outer)
@@ -343,11 +355,7 @@ def _reducing(writer: ElementWriter) -> Kernel:
     batches = team > 1 and not has_moves(writer.body)
     each = neighbours_of(writer, few=False) if batches else 1
     lines = CudaLines()
-    sums = writer.one(lines)
-    totals = [Total(s.kind, s.dtype, str(n)) for n, s in enumerate(sums)]
-    added = lines_after(lines)
-    for total, s in zip(totals, sums, strict=True):
-        total.add(added, Value(added, s.value.name, s.dtype))
+    added, totals, sums = adding(writer, lines)
     end, count = f"e{writer.last}", " * ".join(f"e{d}" for d in range(writer.last)) or "1"
     lane = f"threadIdx.x % {team}" if team < THREADS else "threadIdx.x"
     if team < THREADS:

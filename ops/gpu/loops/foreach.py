@@ -14,11 +14,11 @@ from ostinato.ops.core.graph import Graph
 from ostinato.ops.jit.foreach_parts import reduces
 from ostinato.ops.jit.loops import Loops
 from ostinato.ops.jit.scalar import numbers
-from ostinato.ops.jit.values import Value
 
 from ..jit.lines import CudaLines
 from .flat import (
     ElementWriter,
+    adding,
     blocks_of,
     finished,
     lines_after,
@@ -28,7 +28,7 @@ from .flat import (
 )
 from .schedule import THREADS
 from .text import Kernel, known_numbers, whole
-from .totals import Total, reduce_block, reduce_warp
+from .totals import reduce_block, reduce_warp
 
 
 class Launch(NamedTuple):
@@ -93,11 +93,7 @@ def _mapping(writer: ElementWriter, each: int) -> tuple[list[str], set[str]]:
 def _reducing(writer: ElementWriter) -> tuple[list[str], set[str], int]:
     """Sums of all elements of a part, which blocks share; and how many there are."""
     lines = CudaLines()
-    sums = writer.one(lines)
-    totals = [Total(s.kind, s.dtype, str(n)) for n, s in enumerate(sums)]
-    added = lines_after(lines)
-    for total, s in zip(totals, sums, strict=True):
-        total.add(added, Value(added, s.value.name, s.dtype))
+    added, totals, sums = adding(writer, lines)
     code = [*writer.rows(), *(line for total in totals for line in total.declared())]
     code += [
         "#pragma unroll 4",
