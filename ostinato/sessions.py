@@ -248,13 +248,14 @@ class Session:
         found = self.plans.get(kept)
         if found is None:
             settings.read()
-            found = self._tuned(make_plan(kept, names, called, quick)), "made"
-            self.plans.put(found[0])
+            made = make_plan(kept, names, called, quick)
+            found = self._tuned(made), "made"
+            self._put(found[0], made)
         elif found[1] == "memory":
             return found[0].for_trace(key, names, called), "memory"
         elif found[1] == "disk" and (tuned := self._tuned(found[0])) is not found[0]:
+            self._put(tuned, found[0])
             found = tuned, "disk"
-            self.plans.put(tuned)
         found[0].witness.append(_Witness(self.engine, found[0].id))
         return found if kept is key else (found[0].for_trace(key, names, called), found[1])
 
@@ -328,6 +329,11 @@ class Session:
         if has and not settings.tune_again:
             return plan
         return tune(plan, lambda found, room: self.tuner(found, room), self.engine.threads)
+
+    def _put(self, plan: Plan, before: Plan) -> None:
+        """Into the cache; what was timed on a busy machine, in memory only: on disk it is as it was before."""
+        sure = plan is before or plan.tuned is None or self.tuner.was_calm(plan.tuned)
+        self.plans.put(plan, None if sure else before)
 
     @cached_property
     def tuner(self) -> Tuner:

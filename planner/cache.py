@@ -60,9 +60,10 @@ class PlanCache:
         self._keep(plan)
         return plan, "disk"
 
-    def put(self, plan: Plan) -> None:
+    def put(self, plan: Plan, lasting: Plan | None = None) -> None:
+        """Keep a plan; on disk as another one of its key, if that is given."""
         self._keep(plan)
-        self._write(plan)
+        self._write(plan if lasting is None else lasting)
 
     def _keep(self, plan: Plan) -> None:
         with self.lock:

@@ -169,6 +169,10 @@ class Tuner:
         """`room`: bytes that operands for timing may take."""
         return Tuned(self.known.machine, tuple([self._decide(site, room) for site in found]))
 
+    def was_calm(self, tuned: Tuned) -> bool:
+        """Whether none of these choices was timed here while the machine was busy."""
+        return not any(c in tuned.choices for _, c, calm in self.report if not calm)
+
     def _decide(self, site: Site, room: int | None) -> Choice:
         choice = None if self.again and self._is_new(site) else self.known.get(site)
         if choice is not None:

@@ -509,3 +509,22 @@ def test_sessions_time_what_is_worth_it(monkeypatch: pytest.MonkeyPatch, tmp_pat
         file.unlink()
     off, spent = run("off")
     assert (off.tuned, spent) == (None, 0)
+
+
+def test_what_a_busy_machine_chose_is_on_no_disk(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The session has it; who comes later times it himself."""
+    monkeypatch.setattr(settings, "cache", tmp_path)
+    monkeypatch.setattr(settings, "tune", "on")
+    x, seen = np.ones((500, 500), np.float32), []
+    for busy in (True, True, False, False):
+        monkeypatch.setattr(tuner_of, "BUSY", 0.0 if busy else INF)  # none is calm, or all are
+        monkeypatch.setattr(ost.sessions, "budget", Budget(20.0, site=5.0))
+        with ost.connect(numerics="fast"):
+            f = ost.compile(lambda x: x @ x)
+            np.testing.assert_allclose(f(ost.asarray(x)), 500.0)
+            assert f.plan.tuned is not None
+            assert f.plan.tuned.choices[0].times
+            seen.append(ost.sessions.budget.spent > 0)
+    assert seen == [True, True, True, False]
