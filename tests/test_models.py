@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,19 +9,9 @@ import pytest
 
 import ostinato as ost
 from ostinato import nn
+from tests import example_models
 
-FOLDER = Path(__file__).resolve().parents[1] / "examples" / "models"
-
-
-@pytest.fixture(autouse=True)
-def models(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A module of the folder by name, found as a script there finds it."""
-    before = set(sys.modules)
-    monkeypatch.syspath_prepend(FOLDER)
-    yield importlib.import_module
-    for name in set(sys.modules) - before:
-        if (FOLDER / f"{name}.py").exists():
-            del sys.modules[name]
+models = pytest.fixture(autouse=True)(example_models.models)
 
 
 # (file, function, ...): parameters, multiply-adds in millions, options, a sample's shape

@@ -316,8 +316,10 @@ def test_by_onednn(case, algorithms):
                     scale = np.abs(exactly).max()
                     np.testing.assert_allclose(np.asarray(y), exactly, 0, 2e-6 * scale)
             kinds = {kind for kind, _ in algorithms}
-            if shape[1] > workers:  # or a worker may have one channel, which no library does better
+            if shape[1] > workers:
                 assert kinds == {"forward", "data", "weights"}
+            else:  # a worker may have one channel of slopes, which the library is not asked for
+                assert "forward" in kinds
             names = {name for _, name in algorithms}
             assert all(name.startswith(onednn_conv._GOOD) for name in names), names
 

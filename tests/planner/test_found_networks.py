@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,19 +13,12 @@ from ostinato.planner.seeing.explain import facts
 
 import ostinato as ost
 from ostinato import nn
+from tests import example_models
 
-MODELS = Path(__file__).resolve().parents[2] / "examples" / "models"
 WHOLE, ADDENDS, SAMPLES, DEPTH, CHANNELS = ".", "+", "0", "1", "5"  # of `n z y x groups channels`
 
 
-@pytest.fixture
-def models(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    before = set(sys.modules)
-    monkeypatch.syspath_prepend(MODELS)
-    yield importlib.import_module
-    for name in set(sys.modules) - before:
-        if (MODELS / f"{name}.py").exists():
-            del sys.modules[name]
+models = pytest.fixture(example_models.models)
 
 
 def planned(model: Any, loss: Any, x: Any, y: Any, limit: int = 10**13) -> Plan:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import random
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,11 +13,11 @@ from ostinato.ops.core.tree import flatten
 
 import ostinato as ost
 from ostinato import nn
+from tests import example_models
 from tests.forced import forced
 from tests.sessions import JOB, MESHES, use
 from tests.thorough import THOROUGH, few
 
-MODELS = Path(__file__).resolve().parents[2] / "examples" / "models"
 Layer = tuple[Callable[..., Any], list[Any]]  # of images and weights; the weights
 SEVERAL = [m for m in (*MESHES, (2, 2, 2)) if np.prod(m) > 1 and JOB in (1, np.prod(m))]
 ALONE = (1,) if JOB == 1 else (JOB,)
@@ -129,14 +126,7 @@ def test_layers_in_any_layout(seed: int) -> None:
 
 
 # -- networks --------------------------------------------------------------------------------------
-@pytest.fixture
-def models(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    before = set(sys.modules)
-    monkeypatch.syspath_prepend(MODELS)
-    yield importlib.import_module
-    for name in set(sys.modules) - before:
-        if (MODELS / f"{name}.py").exists():
-            del sys.modules[name]
+models = pytest.fixture(example_models.models)
 
 
 def network_of(models: Any, name: str) -> tuple[Any, Any, Any, Any]:
