@@ -302,6 +302,7 @@ def _walked(d: Window, here: Mapping[str, Value], count: int, n: int) -> tuple[V
 
 def _is_in(index: Value, part: range, n: int) -> list[Value]:
     """List tests that say whether an index below `n` is one of these."""
+    part = part[::-1] if part.step < 0 else part
     if part == range(n):
         return []
     first, last = (part[0], part[-1]) if part else (0, -1)

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-import numpy as np
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.device import plain
 from ostinato.ops.core.graph import Graph, Node
@@ -101,28 +100,48 @@ def edges(pieces: Sequence[Piece], shape: Shape) -> Iterator[tuple[int, int]]:
             yield from ((d, x) for x in (lo, hi) if 0 < x < shape[d])
 
 
+Known = tuple[int | None, ...]  # a shape, as far as operands say it
+
+
 def shapes_of(body: Graph, given: Sequence[Shape]) -> list[Shape]:
-    """The shape of each value, where operands have these."""
-    found = list(given)
+    """The shape of each value, where operands have these: parts of what the body was made for. Along what no
+    operand has, it is as there."""
+    found: list[Known] = [*given]
     for k, node in enumerate(body.nodes):
         found.append(_local(body, k, [found[v] for v in node.inputs]))
-    return found
+    return [
+        tuple([whole if n is None else n for n, whole in zip(own, spec.shape, strict=True)])
+        for own, spec in zip(found, body.specs, strict=True)
+    ]
 
 
-def _local(body: Graph, k: int, ins: Sequence[Shape]) -> Shape:
+def _local(body: Graph, k: int, ins: Sequence[Known]) -> Known:
     node, (spec,) = body.nodes[k], body.nodes[k].specs
-    if not is_move(node):
-        shape = np.broadcast_shapes(*ins) if ins else spec.shape
-        _, axes = combines(body, node)
-        return tuple(n for d, n in enumerate(shape) if d not in axes)
+    specs = [body.specs[v] for v in node.inputs]
     if OPS[node.op].moves.selects:  # along what it does not cut it has what is here
-        before, kw = body.specs[node.inputs[0]].shape, node.kw
-        cut = zip(ins[0], before, kw["starts"], kw["sizes"], kw["steps"], strict=True)
+        kw = node.kw
+        cut = zip(ins[0], specs[0].shape, kw["starts"], kw["sizes"], kw["steps"], strict=True)
         return tuple(here if (a, n, s) == (0, m, 1) else n for here, m, a, n, s in cut)
-    specs = [Spec(n, body.specs[v].dtype) for n, v in zip(ins, node.inputs, strict=True)]
-    made = OPS[node.op].infer(*specs, **node.kw)
-    assert isinstance(made, Spec)
-    return made.shape
+    if not is_move(node):
+        _, axes = combines(body, node)
+        ndim = max((s.ndim for s in specs), default=0)
+        kept = [d for d in range(ndim) if d not in axes]
+        lies = [tuple([Along(d + ndim - s.ndim, 0, 1) for d in range(s.ndim)]) for s in specs]
+    else:
+        kept, found = [*range(spec.ndim)], dims_of(node, specs, spec)
+        assert found is not None
+        lies = [*found]
+    made: list[int | None] = []
+    for d, n in zip(kept, spec.shape, strict=True) if specs else ((0, n) for n in spec.shape):
+        here = [
+            local
+            for own, dims, s in zip(ins, lies, specs, strict=True)
+            for local, at, m in zip(own, dims, s.shape, strict=True)
+            if at == (d, 0, 1) and m == n
+        ]
+        known = [m for m in here if m is not None]
+        made.append(known[0] if known else n if is_join(node) and not here else None)
+    return tuple(made)
 
 
 # -- what is done in a box -------------------------------------------------------------------

@@ -147,7 +147,7 @@ def label(
     """A body with labels: `dims` are its operands' (-1 for none), `shapes` and `strides` those of
     operands and results on this worker.
     """
-    labels = Labels([0] * (1 + max((x for own in dims for x in own), default=0)))
+    labels = Labels([0] * (1 + max((x for own in dims for x in own), default=-1)))
     for k, own in enumerate(dims):
         labels.dims[k] = tuple(None if x < 0 else x for x in own)
         for label, n in zip(labels.dims[k], body.inputs[k].shape, strict=True):

@@ -178,7 +178,10 @@ def _takes_steps(graph: Graph, v: int, device: Device) -> bool:
         op = OPS[graph.nodes[k].op]
         if not op.moves.keeps_order and op.scalar not in SCALARS:
             break
-        v = next(u for u in graph.nodes[k].inputs[::-1] if graph.specs[u].size == size)
+        equal = [u for u in graph.nodes[k].inputs if graph.specs[u].size == size]
+        if not equal:  # made of smaller ones, such as a row and a column
+            return False
+        v = equal[-1]
     native = device.natives.get(graph.nodes[k].op) if k >= 0 else None
     if native is None:
         return False

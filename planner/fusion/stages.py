@@ -344,8 +344,8 @@ def nest_of(graph: Graph, group: Nested, read: Container[int]) -> Made:
     dims = (*dims, *((),) * len(checks))
     facts: dict[str, Any] = {"dims": dims, "rows": group.rows()}
     known = sorted({x for own in dims for x in own if x >= 0})
-    if any(reads_elsewhere(graph.nodes[k]) or walks(graph, k) for k in group.members):
-        # which made more labels
+    more = any(reads_elsewhere(graph.nodes[k]) or walks(graph, k) for k in group.members)
+    if more or not {*facts["rows"]} <= {*known}:  # labels that no operand has are numbered anew
         place = {x: n for n, x in enumerate(known)}
         facts["dims"] = tuple([tuple([place.get(x, -1) for x in own]) for own in dims])
         facts["rows"] = _in_body(graph, group, read, checks, facts)

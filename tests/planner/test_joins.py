@@ -21,6 +21,7 @@ from ostinato.planner.cpu import fuse
 from ostinato.planner.fusion.joins import JOINED, gather_joins, spread_joins
 
 import ostinato as ost
+from tests import sessions
 from tests.cuda_host import COMPILER, HostKernel
 from tests.helpers import on
 from tests.thorough import some
@@ -320,3 +321,19 @@ def test_gradients(step: Callable[[Any, Any], Any]) -> None:
     h = 1e-6
     a, b = ((step(np, x + s * way) ** 2).sum() for s in (h, -h))
     np.testing.assert_allclose(found, (a - b) / (2 * h), rtol=1e-6)
+
+
+def test_numbers_as_arrays_among_parts() -> None:
+    """What an update goes into may be numbers: no operand then says how many rows a worker has of it."""
+    x = np.random.default_rng(2).standard_normal((8, 30, 30))
+
+    def step(x: Any) -> Any:
+        y = ost.exp(-abs(x))
+        return (ost.roll(y, 3, axis=1).max(2) * x.sum(2)).sum()
+
+    with sessions.use():
+        wanted = np.asarray(ost.compile(ost.grad(step))(x))
+    for workers in (3, 5):
+        with sessions.use((workers,)):
+            made = ost.compile(ost.grad(step))(ost.asarray(x, split=0))
+            np.testing.assert_allclose(made, wanted, 1e-12, 1e-12)

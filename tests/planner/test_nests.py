@@ -604,3 +604,44 @@ def test_sums_over_many_rows_keep_their_lanes_beside_each_other(chain: int) -> N
     assert {*re.findall(r"\b[xy]\d\[.*?(\w)\]", text)} == {lane}, text
     wanted = f(np, x.astype(float), g.astype(float))
     np.testing.assert_allclose(y, wanted, rtol=1e-3, atol=1e-2)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        np.s_[::-1],
+        np.s_[::2],
+        np.s_[::-2],
+        np.s_[20:3:-3],
+        np.s_[3:20],
+        np.s_[:, ::-1],
+        np.s_[:, 1::2],
+    ],
+    ids=str,
+)
+def test_updates_in_any_steps_are_made_in_kernels(part: Any) -> None:
+    """What a part in steps is set to, or not, is asked for each element."""
+    rng = np.random.default_rng(3)
+    x, y = rng.standard_normal((28, 28)), rng.standard_normal((28, 28))
+    new = y[: x[part].shape[0], : x[part].shape[1]]
+
+    def pairs(xp: Any, x: Any, new: Any) -> Any:
+        z = xp.zeros((28, 28))
+        z[part] = new * 1.5
+        all_ = (z[:, :, None] * 2) * (x[:, :, None] - x[:, None, :])
+        return all_.sum(2) - all_.sum(1)
+
+    made = ost.compile(lambda x, new: pairs(ost, x, new))
+    np.testing.assert_allclose(made(x, new), pairs(np, x, new), 1e-10, 1e-10)
+    assert "fused_nest" in {node.op for node in made.plan.program.graph.nodes}
+
+
+def test_a_sum_over_an_index_that_no_operand_has() -> None:
+    """Of one number as an array, as slopes of sums are: its indices are the kernel's own."""
+
+    def centred(xp: Any, c: Any) -> Any:
+        whole = xp.broadcast_to(c.reshape((1, 1, 1)), (2, 70, 90))
+        return whole + (-whole).sum(0) / 4
+
+    made = ost.compile(lambda c: centred(ost, c))
+    np.testing.assert_allclose(made(np.array(0.3)), centred(np, np.array(0.3)), 1e-12)

@@ -117,3 +117,17 @@ def test_kernels_write_rows_as_they_read_them() -> None:
         np.testing.assert_allclose(np.asarray(f(x)), np.cov(x.T), rtol=1e-4, atol=1e-5)
         kernels = [n for n in f.plan.program.graph.nodes if n.op.startswith("fused")]
     assert [n.specs[0].shape for n in kernels] == [(8,), (30_000, 8)]
+
+
+def test_what_is_made_of_a_row_and_a_column() -> None:
+    """An outer product has no operand of its own size that could be a library's product."""
+    rng = np.random.default_rng(5)
+    x, r = rng.standard_normal((500, 3)), rng.random((500, 4))
+    mean = x[:4]
+
+    def spread(xp: Any, x: Any, r: Any) -> Any:
+        apart = x[:, None] - mean[None]
+        return xp.einsum("nk,nki,nkj->kij", r, apart, apart) / r.sum(0)[:, None, None]
+
+    made = ost.compile(lambda x, r: spread(ost, x, r))(x, r)
+    np.testing.assert_allclose(made, spread(np, x, r), 1e-12)
