@@ -15,12 +15,13 @@ from ..core.array_methods import Operandish
 from ..core.spec import bool_, float32, float64, is_inexact, promote
 from ..core.user_line import misfit
 from .arithmetic import abs as absolute
-from .arithmetic import copysign, floor_divide, imag, maximum, remainder, trunc
+from .arithmetic import copysign, floor_divide, imag, remainder, trunc
 from .arithmetic import round as nearest
 from .casts import astype
-from .comparisons import equal, isinf
+from .comparisons import equal, greater_equal, isinf
 from .elementwise import alike, binary_function, floating, together, unary_function, where
-from .transcendental import exp2, log1p, pow
+from .shape import stop_gradient
+from .transcendental import exp2, expm1, log1p, pow
 
 __all__ = [
     "divmod",
@@ -122,8 +123,12 @@ def logaddexp2(x1: Operandish, x2: Operandish) -> Array:
     x, y = alike("logaddexp2", x1, x2)
     kind = x.dtype
     x, y = (astype(each, promote(kind, float32)) for each in (x, y))  # halves are rounded once
-    apart = where(equal(x, y), 0, absolute(x - y))
-    return astype(maximum(x, y) + log1p(exp2(-apart)) * (1 / math.log(2.0)), kind)
+    ahead = greater_equal(x, y)
+    more, less = where(ahead, x, y), where(ahead, y, x)
+    finite = absolute(more) < math.inf
+    top = stop_gradient(where(finite, more, 0))  # so that derivatives hold where x is y, too
+    rest = expm1((more - top) * math.log(2.0)) + exp2(less - top)
+    return astype(where(finite, top + log1p(rest) * (1 / math.log(2.0)), more), kind)
 
 
 @binary_function

@@ -16,7 +16,7 @@ from ..core.spec import Shape, Spec, bool_, float32, is_float, is_inexact, promo
 from ..core.user_line import misfit
 from . import like_numpy
 from .arithmetic import _reciprocal, sqrt, square
-from .comparisons import equal
+from .comparisons import equal, isinf, isnan, logical_and, logical_or
 from .elementwise import Binary, Unary, binary, binary_function, unary, where
 
 __all__ = [
@@ -400,7 +400,8 @@ erf: Unary = unary(
 
 
 def _pow_grad(g: Array, out: Array, x: Array, y: Array) -> Sequence[Array | None]:
-    by_x = where(equal(y, 0), 0, y * _pow(x, where(equal(y, 0), 1, y - 1)))
+    flat = logical_and(equal(y, 0), logical_or(equal(x, 0), isnan(x)))  # 0 times what is no number
+    by_x = where(flat, 0, y * _pow(where(flat, 1, x), y - 1))
     by_y = where(equal(x, 0), 0, log(where(equal(x, 0), 1, x)) * out)
     return g * by_x, (g * by_y if is_inexact(y.dtype) else None)
 
@@ -475,7 +476,9 @@ hypot: Binary = binary(
 
 
 def _logaddexp_grad(g: Array, out: Array, x: Array, y: Array) -> Sequence[Array | None]:
-    ahead = where(equal(x, y), 0, x - y)  # infinities, too
+    ahead = where(
+        logical_and(isinf(x), equal(x, y)), 0, x - y
+    )  # equal infinities have no difference
     return g * sigmoid(ahead), g * sigmoid(-ahead)
 
 

@@ -336,6 +336,14 @@ def repeat(x: Any, repeats: Any, /, state: Any = None, *, axis: int | None = Non
     >>> ost.repeat(ost.arange(3), 2)
     Array([0, 0, 1, 1, 2, 2], dtype=int64)
     """
+    if callable(x):
+        raise misfit(
+            ArgumentError,
+            "repeat",
+            got="a function in the place of the number of turns",
+            needed="the number, the function and the first state",
+            do="write repeat(n, function, state)",
+        )
     if not callable(repeats):
         return repeat_elements(x, repeats, axis if state is None else state)
     function, trips = repeats, whole_number(x, "repeat", 0)

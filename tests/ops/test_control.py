@@ -268,6 +268,11 @@ WRONG = [
         r"state\['a'\] of dtype int64 going in and float64 coming out.*astype\(ost.float64\)",
     ),
     (lambda: ost.repeat(2, lambda s: (s, s), A), ArgumentError, "the structure that goes in"),
+    (
+        lambda: ost.repeat(lambda s: s / 2, 2, A),
+        ArgumentError,
+        r"a function in the place of the number of turns.*write repeat\(n, function, state\)",
+    ),
     (lambda: ost.scan(lambda s, x: (s, x), A), ShapeError, "scan.*a common first axis, or length"),
     (
         lambda: ost.scan(lambda s, x: (s, x), A, (A, A[0])),

@@ -612,3 +612,33 @@ def test_no_gradient(run, text):
     with pytest.raises(GradientError, match=text) as caught:
         run()
     assert f"test_gradients.py:{run.__code__.co_firstlineno}" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "function", "at"),
+    [
+        ("logaddexp", lambda x: ost.logaddexp(x[0], x[1]), [0.0, 0.0]),
+        ("logaddexp2", lambda x: ost.logaddexp2(x[0], x[1]), [1.0, 1.0]),
+        ("logaddexp with a number", lambda x: ost.logaddexp(0, x).sum(), [0.0, 0.3]),
+        ("sinc", lambda x: ost.sinc(x).sum(), [0.0, 0.01, 0.3]),
+        ("pow by its exponent", lambda x: x[0] ** x[1], [2.0, 0.0]),
+        ("pow at 0", lambda x: (x**2).sum(), [0.0, 1.0]),
+        ("softplus", lambda x: ost.softplus(x).sum(), [0.0, 0.3]),
+        ("logsumexp", lambda x: ost.logsumexp(x), [1.0, 1.0, 1.0]),
+        ("prod", lambda x: ost.prod(x), [0.0, 0.0, 2.0]),
+        ("det", lambda x: ost.linalg.det(x.reshape((2, 2))), [1.0, 2.0, 2.0, 4.0]),
+        ("var", lambda x: ost.var(x), [1.0, 1.0, 1.0]),
+    ],
+)
+def test_second_derivatives_where_values_are_special(name: str, function: Any, at: Any) -> None:
+    """Ties and zeros are where a rule that was mended with `where` may lose what is behind it."""
+    at, step = np.array(at), 1e-5
+    slope = ost.grad(function)
+    differences = [
+        (np.asarray(slope(ost.asarray(at + d))) - np.asarray(slope(ost.asarray(at - d))))
+        / (2 * step)
+        for d in step * np.eye(at.size)
+    ]
+    np.testing.assert_allclose(
+        ost.hessian(function)(ost.asarray(at)), differences, 1e-4, 1e-5, err_msg=name
+    )
