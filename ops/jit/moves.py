@@ -56,8 +56,11 @@ def is_move(node: Node) -> bool:
     return len(node.specs) == 1 and ((op.is_view and looks) or is_join(node))
 
 
-def dims_of(node: Node, ins: Sequence[Spec], out: Spec) -> tuple[Dims, ...] | None:
-    """Dimensions of each operand; None if some dimension is not affine in one of the result."""
+def dims_of(
+    node: Node, ins: Sequence[Spec], out: Spec, spread: bool = True
+) -> tuple[Dims, ...] | None:
+    """Dimensions of each operand; None if some dimension is not affine in one of the result. `spread`: those
+    of one element go along with none."""
     try:
         indices = OPS[node.op].indices(tuple(ins), (out,), node.kw)
     except (IndexError, ValueError):
@@ -67,15 +70,15 @@ def dims_of(node: Node, ins: Sequence[Spec], out: Spec) -> tuple[Dims, ...] | No
     places = {label: d for d, label in enumerate(indices.outs[0]) if label is not None}
     found = []
     for spec, own in zip(ins, indices.ins, strict=True):
-        dims = [_along(dim, n, places) for dim, n in zip(own, spec.shape, strict=True)]
+        dims = [_along(dim, n, places, spread) for dim, n in zip(own, spec.shape, strict=True)]
         if any(d is None for d in dims):
             return None
         found.append(tuple(d for d in dims if d is not None))
     return tuple(found)
 
 
-def _along(dim: str | Window | None, n: int, places: dict[str, int]) -> Along | None:
-    if n == 1 and not isinstance(dim, Window):
+def _along(dim: str | Window | None, n: int, places: dict[str, int], spread: bool) -> Along | None:
+    if n == 1 and not isinstance(dim, Window) and (spread or dim not in places):
         return Along(-1, 0, 0)
     if isinstance(dim, Window):
         simple = dim.size == 1 and dim.over is None and dim.every == 1 and dim.label in places
@@ -128,7 +131,7 @@ def _local(body: Graph, k: int, ins: Sequence[Known]) -> Known:
         kept = [d for d in range(ndim) if d not in axes]
         lies = [tuple([Along(d + ndim - s.ndim, 0, 1) for d in range(s.ndim)]) for s in specs]
     else:
-        kept, found = [*range(spec.ndim)], dims_of(node, specs, spec)
+        kept, found = [*range(spec.ndim)], dims_of(node, specs, spec, spread=False)
         assert found is not None
         lies = [*found]
     made: list[int | None] = []
@@ -140,7 +143,8 @@ def _local(body: Graph, k: int, ins: Sequence[Known]) -> Known:
             if at == (d, 0, 1) and m == n
         ]
         known = [m for m in here if m is not None]
-        made.append(known[0] if known else n if is_join(node) and not here else None)
+        # of one row, which is here or elsewhere, or everywhere, too, none may be here
+        made.append(min(known) if known else n if is_join(node) and not here else None)
     return tuple(made)
 
 
