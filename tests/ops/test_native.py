@@ -10,6 +10,7 @@ import mmap
 import os
 import subprocess
 import sys
+import textwrap
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -811,3 +812,30 @@ def test_rows_that_are_no_single_loop_are_refused() -> None:
         (8, 0, 0),
     ]
     assert native_kernel(body, x.shape, looks, 1, 2) is None
+
+
+def test_backward_rows_beside_numbers_of_rows_compile() -> None:
+    """LLVM with assertions ended the process where it had two opinions on the best vectors for such a loop."""
+    program = """
+        import numpy as np
+        import ostinato as ost
+
+        for n in (15, 30, 31, 33):
+            x, y = np.random.default_rng(n).standard_normal((2, 60, n))
+
+            def step(xp, x, y):
+                m = xp.max(x, axis=1, keepdims=True)
+                return m + xp.where(x[:, ::-1] > m * 0.5, y, 0)
+
+            for dtype in ("float64", "float32", "int32"):
+                a, b = (x * 9).astype(dtype), (y * 9).astype(dtype)
+                made = ost.compile(lambda a, b: step(ost, a, b))(a, b)
+                np.testing.assert_allclose(made, step(np, a, b), 1e-6)
+        """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr

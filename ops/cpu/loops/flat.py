@@ -18,7 +18,7 @@ from ostinato.ops.core.spec import DType, Shape, bool_, real_of
 from ostinato.ops.cpu.jit.emitter import memory_type
 from ostinato.ops.cpu.jit.kept_text import kept_on_disk
 from ostinato.ops.cpu.jit.lines import LlvmLines, literal, llvm_type, number_at
-from ostinato.ops.cpu.jit.llvm import function_of, processor
+from ostinato.ops.cpu.jit.llvm import function_of, processor, vector_bits
 from ostinato.ops.cpu.jit.parallel import around
 from ostinato.ops.cpu.limits import LIMITS, ZEN_4
 from ostinato.ops.jit.combining import (
@@ -221,7 +221,16 @@ def kernel_parts(body: Graph, loops: Loops, past: bool) -> tuple[set[str], str]:
     )  # stores past the caches are in no order with others
     code += ["end:", *fence, "  ret void", "}"]
     code += _finish(lines, sums if blocks else [], data, room)
-    return lines.declared, "\n".join(code)
+    text = "\n".join(code)
+    sizes = [real_of(t).itemsize for t in dtypes]
+    if any(loops.strides[k][-1] == -dtypes[k].itemsize for k in range(many)):
+        # of such loads LLVM has two prices, and where these choose two widths it ends the process
+        lines.declared.add(
+            "!10 = distinct !{!10, !2, !11}\n"
+            f'!11 = !{{!"llvm.loop.vectorize.width", i32 {vector_bits() // 8 // max(sizes)}}}'
+        )
+        text = text.replace("!llvm.loop !0", "!llvm.loop !10")
+    return lines.declared, text
 
 
 def _places(loops: Loops, many: int) -> tuple[list[str], list[str], list[str]]:
