@@ -821,16 +821,15 @@ def test_backward_rows_beside_numbers_of_rows_compile() -> None:
         import ostinato as ost
 
         for n in (15, 30, 31, 33):
-            x, y = np.random.default_rng(n).standard_normal((2, 60, n))
+            x, y = np.random.default_rng(n).standard_normal((2, 900, n))
 
-            def step(xp, x, y):
-                m = xp.max(x, axis=1, keepdims=True)
-                return m + xp.where(x[:, ::-1] > m * 0.5, y, 0)
+            def step(xp, x, y, least, more):
+                return more + xp.where(x[:, ::-1] > least, y, 0)
 
             for dtype in ("float64", "float32", "int32"):
-                a, b = (x * 9).astype(dtype), (y * 9).astype(dtype)
-                made = ost.compile(lambda a, b: step(ost, a, b))(a, b)
-                np.testing.assert_allclose(made, step(np, a, b), 1e-6)
+                given = [(v * 9).astype(dtype) for v in (x, y, x[:, :1], y[:, 1:2])]
+                made = ost.compile(lambda *given: step(ost, *given))(*given)
+                np.testing.assert_allclose(made, step(np, *given), 1e-6)
         """
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(program)],
