@@ -485,6 +485,8 @@ class Search:
             """A value, but not before the kernels ahead of this one have run."""
             p = graph.producers[u]
             if p >= 0 and graph.nodes[p].op == "constant":
+                if first[u] < 0:  # it stands behind what is made again
+                    (first[u],) = do(p, ())
                 return first[u]
             after = latest[time]
             ready = [first[after]] if after >= 0 and first[after] >= 0 else []

@@ -221,7 +221,7 @@ def kernel_parts(body: Graph, loops: Loops, past: bool) -> tuple[set[str], str]:
     )  # stores past the caches are in no order with others
     code += ["end:", *fence, "  ret void", "}"]
     code += _finish(lines, sums if blocks else [], data, room)
-    text = "\n".join(code)
+    body_text = "\n".join(code)
     sizes = [real_of(t).itemsize for t in dtypes]
     if any(loops.strides[k][-1] == -dtypes[k].itemsize for k in range(many)):
         # of such loads LLVM has two prices, and where these choose two widths it ends the process
@@ -229,8 +229,8 @@ def kernel_parts(body: Graph, loops: Loops, past: bool) -> tuple[set[str], str]:
             "!10 = distinct !{!10, !2, !11}\n"
             f'!11 = !{{!"llvm.loop.vectorize.width", i32 {vector_bits() // 8 // max(sizes)}}}'
         )
-        text = text.replace("!llvm.loop !0", "!llvm.loop !10")
-    return lines.declared, text
+        body_text = body_text.replace("!llvm.loop !0", "!llvm.loop !10")
+    return lines.declared, body_text
 
 
 def _places(loops: Loops, many: int) -> tuple[list[str], list[str], list[str]]:
