@@ -292,7 +292,8 @@ class CompiledFunction(Entries, Generic[P, R]):
                 call.leaves[k] = Operand(x.spec.bare) if k in free else session.hold_array(x)
         found, _ = traced(self, call)
         places = [n for n, k in enumerate(found.inputs) if k in free]
-        layouts = place_operands(found.graph, self._target(session.target), places)
+        with seldom_collected():
+            layouts = place_operands(found.graph, self._target(session.target), places)
         for n, layout in zip(places, layouts, strict=True):
             host = free[found.inputs[n]]._operand
             if isinstance(host, Host):

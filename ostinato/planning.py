@@ -21,6 +21,7 @@ import numpy as np
 from ostinato.errors import ArgumentError
 from ostinato.ops.array.shape import split_of
 from ostinato.ops.core.array import Array, Term
+from ostinato.ops.core.garbage import seldom_collected
 from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.layout import Mesh
 from ostinato.ops.core.operand import FREE, Operand, Split, Wish
@@ -151,7 +152,8 @@ def plan(
         precision=check_precision("plan", precision or _precision(compiled)),
         named=model,
     )
-    return _planned(compiled, args, kwargs, target, target.mesh, False)
+    with seldom_collected():
+        return _planned(compiled, args, kwargs, target, target.mesh, False)
 
 
 def _precision(function: CompiledFunction[Any, Any]) -> str:

@@ -29,7 +29,7 @@ from .passes.blocking import READ_BYTES, roughly, split_time
 from .passes.buckets import fill_buckets
 from .passes.cache_blocking import stay_in_cache
 from .passes.communicate import communicate
-from .passes.fitting import fit_memory
+from .passes.fitting import anyway, fit_memory
 from .passes.layouts import MUCH_SOONER, choose_layouts, places
 from .passes.memory import assign_memory
 from .passes.narrow_messages import send_narrow
@@ -98,7 +98,8 @@ def _made(
     took = time.perf_counter() - start
     seconds["assign_memory"] = took - (sum(seconds.values()) - before)
     _dump(len(seconds), "program", program.graph)
-    gap, ladder = told.get("gap"), told.get("ladder", ())
+    ladder = told.get("ladder", anyway(program) if target.memory_limit is not None else ())
+    gap = told.get("gap")
     plan = Plan(key, graph, program, results, names, seconds, called=called, gap=gap, ladder=ladder)
     return plan, told.get("least")
 

@@ -394,6 +394,7 @@ class _Unmade:
         self.bytes = [0 if s.pending else local_bytes(s) for s in graph.specs]
         self.last: dict[int, int] = {}  # of each value, the bytes that were looked at before
         self.now = 0
+        self.work: dict[Any, tuple[float, float]] = {}  # of nodes that are alike
         for k, node in enumerate(graph.nodes):
             if node.op == "wait" or OPS[node.op].view is not None:
                 for v, seen in zip(graph.outs(k), node.inputs, strict=False):
@@ -410,9 +411,12 @@ class _Unmade:
         node = self.graph.nodes[k]
         if OPS[node.op].view is not None:
             return np.zeros(1), False
-        ins = [largest_part(self.graph.specs[v]) for v in node.inputs]
-        outs = [largest_part(s) for s in node.specs]
-        computing, touched = kernel_work(self.machine, node, ins, outs)
+        read = tuple([self.graph.specs[v] for v in node.inputs])
+        alike = node.op, node.key, read, node.specs
+        if alike not in self.work:
+            ins, outs = ([largest_part(s) for s in some] for some in (read, node.specs))
+            self.work[alike] = kernel_work(self.machine, node, ins, outs)
+        computing, touched = self.work[alike]
         moving = touched * self.looked_at(k)
         return np.array([self.machine.call_seconds + max(computing, moving)]), False
 

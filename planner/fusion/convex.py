@@ -61,6 +61,10 @@ class Units:
         self.graph = graph
         self.of: list[Unit] = []
         self._first = 0  # the node of the first bit
+        uses = graph.uses
+        self._behind = [
+            {u for v in graph.outs(k) for u in uses[v]} for k in range(len(graph.nodes))
+        ]
         met = meetings(graph, workers)
         self._met = sum(1 << k for k in met)
         self._next = dict(pairwise(met))  # which has to follow
@@ -196,7 +200,8 @@ class Units:
             if before & ~unit.before or place > unit.place:
                 unit.before |= before
                 unit.place = max(unit.place, place)
-                own = [k for k in unit.members if self.of[k] is unit]
-                readers = [u for k in own for v in self.graph.outs(k) for u in self.graph.uses[v]]
-                readers += [self._next[k] for k in own if k in self._next]
-                waiting += [self.of[u] for u in readers if u < seen]
+                for k in unit.members:
+                    if self.of[k] is unit:
+                        waiting += [self.of[u] for u in self._behind[k] if u < seen]
+                        if (after := self._next.get(k, seen)) < seen:
+                            waiting.append(self.of[after])

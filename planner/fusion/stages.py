@@ -12,7 +12,7 @@ waits for the kernel (`convex.py`)."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Container, Iterator, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -20,7 +20,7 @@ from typing import Any
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.device import plain
 from ostinato.ops.core.graph import Graph, Node
-from ostinato.ops.core.index import Window
+from ostinato.ops.core.index import Indices, Window
 from ostinato.ops.core.layout import Layout
 from ostinato.ops.core.registry import OPS, op_of
 from ostinato.ops.core.spec import Spec, bool_
@@ -757,8 +757,14 @@ def _fit(
             and _is_split(graph.nodes[p])
         ):
             return None
-    rule, turns = indices_of(node, specs), turns_of(node, specs)
+    rule, turns = _rules(node, tuple(specs))
     return labels.fit(rule, node.inputs, specs, node.specs, fixed, turns)
+
+
+@lru_cache(1 << 12)
+def _rules(node: Node, specs: tuple[Spec, ...]) -> tuple[Indices, Mapping[str, int] | None]:
+    """A node's indices and the extents of its windows, for all groups that it may join."""
+    return indices_of(node, specs), turns_of(node, specs)
 
 
 def _is_split(iota: Node) -> bool:

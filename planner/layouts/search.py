@@ -23,16 +23,21 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 Table = np.ndarray[Any, Any]
+least = np.minimum.reduce  # sooner than `min`, which asks more
 LIMIT = 1 << 20  # entries of a table
-SWEEPS = 60  # over all variables that are left; of many, fewer:
+SWEEPS = 64  # over all variables that are left; of many, fewer:
 MOVES = 150_000  # of costs to and from a table
+GAPS = (
+    2e-3,
+    5e-3,
+)  # of the cost, above a bound, as no price is known so well; where sweeps are fewer
 TRIES = (1, 3, 7, 15, 31)  # sweeps behind which
 PROMISING = (0.2, 0.05, 0.01, 0.0)  # values are tried that raise the bound by so much of the gap
 AT_ONCE = 1 << 18  # differences, which are sooner made than equal columns are found
@@ -46,10 +51,19 @@ class Problem:
     costs: list[Table] = field(default_factory=list)
     pairs: dict[tuple[int, int], list[Table]] = field(default_factory=dict)  # the lower first
     turns: dict[int, tuple[Table, Table]] = field(default_factory=dict)  # of shared tables, by id
+    added: dict[tuple[int, int], tuple[Table, Table, Table]] = field(default_factory=dict)
 
     def variable(self, costs: Table) -> int:
         self.costs.append(costs)
         return len(self.costs) - 1
+
+    def more(self, i: int, costs: Table) -> None:
+        """Cost of values of i besides; variables that are alike still share theirs."""
+        before = self.costs[i]
+        key = id(before), id(costs)
+        if key not in self.added:
+            self.added[key] = before, costs, before + costs
+        self.costs[i] = self.added[key][2]
 
     def pair(self, i: int, j: int, table: Table) -> None:
         """Cost of values of i (rows) and of j (columns) together."""
@@ -96,6 +110,7 @@ class _Solver:
     parts: dict[tuple[int, bytes, bytes], Table] = field(default_factory=dict)
     worst: dict[int, Table] = field(default_factory=dict)
     hold: list[Any] = field(default_factory=list)  # objects whose ids are keys
+    once: _Once = field(default_factory=lambda: _Once())
 
     def answer(self) -> Answer:
         costs = list(self.problem.costs)
@@ -107,8 +122,8 @@ class _Solver:
         costs, pairs = self._without_constants(costs, pairs)
         near: list[dict[int, Table]] = [{} for _ in costs]
         for (i, j), table in pairs.items():
-            near[i][j], near[j][i] = table, table.T
-        order = _contract(costs, near)
+            near[i][j], near[j][i] = table, self.once.turned(table)
+        order = _contract(costs, near, self.once)
         gone = {i for i, _, _ in order}
         names = [i for i in range(len(costs)) if i not in gone]
         core = _Core.from_costs(names, costs, near)
@@ -205,19 +220,54 @@ class _Solver:
         left = {}
         for (i, j), table in pairs.items():
             if table.shape[0] == 1:
-                costs[j] = costs[j] + table[0]
+                costs[j] = self.once.made(_with_row, costs[j], table)
             elif table.shape[1] == 1:
-                costs[i] = costs[i] + table[:, 0]
+                costs[i] = self.once.made(_with_row, costs[i], self.once.turned(table))
             else:
                 left[i, j] = table
         return costs, left
+
+
+@dataclass(slots=True)
+class _Once:
+    """What is made of the same tables is made once: so equal layers stay the same tables."""
+
+    found: dict[tuple[Any, ...], Table] = field(default_factory=dict)
+    hold: list[Any] = field(default_factory=list)  # objects whose ids are keys
+
+    def made(self, rule: Callable[..., Table], *tables: Table) -> Table:
+        key = (rule, *map(id, tables))
+        table = self.found.get(key)
+        if table is None:
+            self.hold.append(tables)
+            table = self.found[key] = rule(*tables)
+        return table
+
+    def turned(self, table: Table) -> Table:
+        made = self.made(np.transpose, table)
+        self.found.setdefault((np.transpose, id(made)), table)
+        return made
+
+
+def _with_row(costs: Table, table: Table) -> Table:
+    return costs + table[0]
+
+
+def _with_least(costs: Table, own: Table, table: Table) -> Table:
+    """Costs, and those of a neighbour's best value."""
+    return costs + (own[:, None] + table).min(0)
+
+
+def _least_between(own: Table, one: Table, other: Table) -> Table:
+    """Costs of the best value of a variable between two."""
+    return (one[:, :, None] + (own[:, None] + other)[:, None, :]).min(0)
 
 
 # -- elimination -----------------------------------------------------------------------------------
 Gone = list[tuple[int, Table, list[tuple[int, Table]]]]  # variables, their costs and pairs
 
 
-def _contract(costs: list[Table], near: list[dict[int, Table]]) -> Gone:
+def _contract(costs: list[Table], near: list[dict[int, Table]], once: _Once) -> Gone:
     """Eliminates variables that have one neighbour or two, again and again."""
     order: Gone = []
     queue = [i for i, others in enumerate(near) if len(others) < 3]
@@ -233,12 +283,12 @@ def _contract(costs: list[Table], near: list[dict[int, Table]]) -> Gone:
             del near[j][i]
         if len(others) == 1:
             ((j, table),) = others
-            costs[j] = costs[j] + (costs[i][:, None] + table).min(0)
+            costs[j] = once.made(_with_least, costs[j], costs[i], table)
         elif others:
             (j, one), (k, other) = others
-            made = (one[:, :, None] + (costs[i][:, None] + other)[:, None, :]).min(0)
-            made = near[j][k] + made if k in near[j] else made
-            near[j][k], near[k][j] = made, made.T
+            made = once.made(_least_between, costs[i], one, other)
+            made = once.made(np.add, near[j][k], made) if k in near[j] else made
+            near[j][k], near[k][j] = made, once.turned(made)
         queue.extend([j for j, _ in others if len(near[j]) < 3])
     return order
 
@@ -261,12 +311,18 @@ def _colours(
     """Numbers of variables that are equal where those around them look alike a few steps far; and of
     tables that are equal."""
     numbers: dict[Any, int] = {}
+    known: dict[int, int] = {}  # by a table's id
 
     def number(key: Any) -> int:
         return numbers.setdefault(key, len(numbers))
 
-    tables = {ij: number((t.shape, t.tobytes())) for ij, t in pairs.items()}
-    found = [number(c.tobytes()) for c in costs]
+    def kind(table: Table) -> int:
+        if id(table) not in known:
+            known[id(table)] = number((table.shape, table.tobytes()))
+        return known[id(table)]
+
+    tables = {ij: kind(t) for ij, t in pairs.items()}
+    found = list(map(kind, costs))
     for _ in range(3):
         around = [
             [(tables[(i, j) if i < j else (j, i)], i < j, found[j]) for j in others]
@@ -279,7 +335,8 @@ def _colours(
 @dataclass(slots=True)
 class _Core:
     """Variables of which each has three neighbours or more, numbered in the order of the problem's.
-    `base`, the costs and the pairs add up to the cost of a choice, however they are moved."""
+    `base`, the costs and the pairs add up to the cost of a choice, however they are moved; tables may
+    be the problem's until the first are moved."""
 
     costs: list[Table]
     pairs: dict[tuple[int, int], Table]  # the lower first
@@ -295,11 +352,9 @@ class _Core:
         cls, names: Sequence[int], costs: list[Table], near: list[dict[int, Table]]
     ) -> _Core:
         at = {i: k for k, i in enumerate(names)}
-        pairs = {
-            (at[i], at[j]): t.astype(float) for i in names for j, t in near[i].items() if i < j
-        }
+        pairs = {(at[i], at[j]): t for i in names for j, t in near[i].items() if i < j}
         return cls(
-            [costs[i].astype(float) for i in names],
+            [costs[i] for i in names],
             pairs,
             [sorted([at[j] for j in near[i]]) for i in names],
             [np.arange(len(costs[i])) for i in names],
@@ -308,21 +363,22 @@ class _Core:
     def solved(self, limit: int) -> tuple[list[int], float]:
         """The best values, and by how much they may be above the optimum."""
         sweeps = min(SWEEPS, max(8, MOVES // max(1, len(self.pairs))))
+        near = GAPS[sweeps < SWEEPS]
         for turn in range(sweeps if self.costs else 0):
             gap = self.least - self.bound
-            if turn and gap <= 2e-3 * abs(self.least):  # no price is known so well
+            if turn and gap <= near * abs(self.least):
                 return self.best, gap if gap > 1e-12 * abs(self.least) else 0.0
-            if turn % 4 == 0 and _fits(self.costs, self.pairs, limit):
+            if turn % 4 == 0 and _fits(list(map(len, self.costs)), self.pairs, limit):
                 break
-            if turn == 0:
-                self._spread_alike()
+            if turn == 0 and not self._spread_alike(limit):
+                self._own()
             self._sweep(back=turn % 2 == 1)
             if turn % 2 == 1:
                 more = self._more()
                 if turn in TRIES:
                     self._try_promising(more, limit)
                 self._drop(more)
-        fits = _fits(self.costs, self.pairs, limit)
+        fits = _fits(list(map(len, self.costs)), self.pairs, limit)
         small = limit if fits else limit // CUT_SMALLER  # a better bound takes long
         values, bound = _eliminate(list(self.costs), self.pairs, small)
         self._try(values)
@@ -330,21 +386,25 @@ class _Core:
             return self.best, 0.0
         return self.best, max(0.0, self.least - max(self.bound, self.base + bound))
 
-    def _spread_alike(self) -> None:
+    def _own(self) -> None:
+        """Copies the problem's tables."""
+        self.pairs = {ij: t.astype(float) for ij, t in self.pairs.items()}
+
+    def _spread_alike(self, limit: int) -> bool:
         """Moves costs once for all variables that look alike, such as those of the layers of a
         network, if there are such; those at its ends are told apart later. Whatever is moved, the
-        costs of choices stay what they are."""
+        costs of choices stay what they are. Then a choice is tried that is the same for all of them."""
         alike, tables = _colours(self.costs, self.pairs, self.near)
         members: dict[int, list[int]] = {}
         for i, colour in enumerate(alike):
             members.setdefault(colour, []).append(i)
         if 3 * len(members) > len(alike):
-            return
+            return False
         shared: dict[tuple[int, int, int], _Shared] = {}
         for (i, j), table in self.pairs.items():
             key = tables[i, j], alike[i], alike[j]
             if key not in shared:
-                shared[key] = _Shared(table.copy(), [np.zeros(n) for n in table.shape])
+                shared[key] = _Shared(table.astype(float), [np.zeros(n) for n in table.shape])
         of = {(i, j): shared[tables[i, j], alike[i], alike[j]] for i, j in self.pairs}
 
         def sides(i: int) -> list[tuple[_Shared, int]]:
@@ -352,24 +412,53 @@ class _Core:
 
         order = sorted([each[len(each) // 2] for each in members.values()])
         around = {i: sides(i) for i in order}
-        for turn in range(SWEEPS):
-            back = turn % 2 == 1
+        distinct = {i: {(id(p), side): (p, side) for p, side in around[i]} for i in order}
+        for turn in range(SWEEPS // 2):
+            back = turn % 4 > 1  # twice each way, so that what is moved comes to the next layer
             for i in reversed(order) if back else order:
-                own = {(id(pair), side): (pair, side) for pair, side in around[i]}.values()
+                own = distinct[i].values()
                 for pair, side in own:
-                    pair.move(pair.left.min(1 - side), side)
+                    pair.move(least(pair.left, 1 - side), side)
                 cost = sum([pair.moved[side] for pair, side in around[i]], self.costs[i])
                 many = sum([side == back for _, side in around[i]])
                 if many:
-                    share = (cost.min() - cost) / max(many, len(around[i]) - many)
+                    share = (least(cost) - cost) / max(many, len(around[i]) - many)
                     for pair, side in own:
                         if side == back:
                             pair.move(share, side)
         for i, cost in enumerate(self.costs):
             self.costs[i] = sum([pair.moved[side] for pair, side in sides(i)], cost)
-        for ij, table in self.pairs.items():
-            rows, columns = of[ij].moved
-            table -= rows[:, None] + columns
+        both = {id(pair): pair.moved[0][:, None] + pair.moved[1] for pair in shared.values()}
+        self.pairs = {ij: table - both[id(of[ij])] for ij, table in self.pairs.items()}
+        self._try_alike(alike, limit)
+        return True
+
+    def _try_alike(self, alike: Sequence[int], limit: int) -> None:
+        """Tries the best choice that is the same for all variables that look alike."""
+        names = {colour: n for n, colour in enumerate(dict.fromkeys(alike))}
+        which = [names[colour] for colour in alike]
+        costs: list[Table] = [np.zeros(0)] * len(names)
+        pairs: dict[tuple[int, int], Table] = {}
+        for i, cost in zip(which, self.costs, strict=True):
+            costs[i] = costs[i] + cost if costs[i].size else cost
+        for (i, j), table in self.pairs.items():
+            a, b = which[i], which[j]
+            if a == b:
+                costs[a] = costs[a] + table.diagonal()
+                continue
+            a, b, table = (a, b, table) if a < b else (b, a, table.T)
+            pairs[a, b] = pairs[a, b] + table if (a, b) in pairs else table.copy()
+        near = [set[int]() for _ in costs]
+        for a, b in pairs:
+            near[a].add(b)
+            near[b].add(a)
+        kept = [np.arange(len(c)) for c in costs]
+        one = _Core(costs, pairs, list(map(sorted, near)), kept)
+        for turn in range(TRIES[1] + 1):
+            one._sweep(back=turn % 2 == 1)
+            if turn in TRIES:
+                one._try_promising(one._more(), limit // CUT_SMALLER)
+        self._try([one.best[n] for n in which])
 
     def _try(self, values: list[int]) -> None:
         values = _improved(self.costs, self.pairs, values)
@@ -388,14 +477,14 @@ class _Core:
             for j in self.near[i]:
                 first = i < j
                 table = self.pairs[(i, j) if first else (j, i)]
-                much = table.min(1 if first else 0)
+                much = least(table, 1 if first else 0)
                 table -= much[:, None] if first else much
                 cost = cost + much
                 if first is back:
                     behind += 1
                 else:
                     ahead.append((first, table))
-            low = float(cost.min())
+            low = float(least(cost))
             self.base += low
             cost = cost - low
             guess = cost
@@ -433,7 +522,7 @@ class _Core:
         for i, cost in enumerate(self.costs):
             more = cost - cost.min()
             for j in self.near[i]:
-                much = self.pairs[(i, j) if i < j else (j, i)].min(1 if i < j else 0)
+                much = least(self.pairs[(i, j) if i < j else (j, i)], 1 if i < j else 0)
                 more = more + (much - much.min())
             found.append(more)
         return found
@@ -456,16 +545,15 @@ class _Core:
         room = self.least - self._minima()
         for share in PROMISING:
             keeps = [np.flatnonzero(m <= max(share * room, m.min())) for m in more]
-            costs, pairs = self._only(keeps)
-            if _fits(costs, pairs, limit):
+            if _fits(list(map(len, keeps)), self.pairs, limit):
+                costs, pairs = self._only(keeps)
                 values, _ = _eliminate(costs, pairs, limit)
                 self._try([int(k[v]) for k, v in zip(keeps, values, strict=True)])
                 return
 
 
-def _fits(costs: Sequence[Table], pairs: Iterable[tuple[int, int]], limit: int) -> bool:
-    """Whether their elimination makes no table that is larger."""
-    sizes = [len(c) for c in costs]
+def _fits(sizes: Sequence[int], pairs: Iterable[tuple[int, int]], limit: int) -> bool:
+    """Whether elimination of variables of so many values makes no table that is larger."""
     near = [set[int]() for _ in sizes]
     for i, j in pairs:
         if sizes[i] > 1 and sizes[j] > 1:

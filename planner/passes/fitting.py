@@ -18,7 +18,7 @@ from ostinato.ops.core.graph import Graph
 from ostinato.planner.plan import Program, Rung, Target, local_bytes, peak_bytes
 from ostinato.planner.simulation import simulate
 
-from .blocking import PARTS, cut_fixed_blocks, cut_further
+from .blocking import PARTS, cut_fixed_blocks, cut_further, roughly
 from .recompute import followed, recomputed
 
 REUSED, WRITTEN_OVER = "places used again", "operands written over"
@@ -39,6 +39,8 @@ def fit_memory(
     least that it could do with is told."""
     limit = target.memory_limit
     if limit is None:
+        return graph
+    if 2 * roughly(graph, target, donated) <= limit:  # kernels need less than nodes
         return graph
     start = _Candidate(graph, target, followed(graph, target, donated))
     if told is not None:

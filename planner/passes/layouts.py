@@ -329,6 +329,8 @@ class _Search:
     problem: Problem = field(default_factory=Problem)
     counted: dict[tuple[int, int], Table] = field(default_factory=dict)  # options' costs, by id
     scaled: dict[tuple[int, float], tuple[Table, Table]] = field(default_factory=dict)
+    lines: dict[tuple[int, int, float], tuple[Table, Table]] = field(default_factory=dict)
+    alone: dict[tuple[float, ...], Table] = field(default_factory=dict)  # costs, by what they are
 
     @property
     def blocks(self) -> bool:
@@ -373,7 +375,8 @@ class _Search:
         """An operand that lies where it is best, at so many seconds per byte."""
         kinds = candidates(spec, self.target.mesh, self.blocks)
         costs = [CUT * cuts(w) + dearer * local_bytes(spec.at(w)) for w in kinds]
-        return _Ref(self.problem.variable(np.array(costs)), tuple(kinds))
+        key = tuple(costs)
+        return _Ref(self.problem.variable(self.alone.setdefault(key, np.array(key))), tuple(kinds))
 
     def read(self, node: Node, given: Layout, weight: int) -> _Ref:
         """Lay out what is read of a file: in parts if nothing else was said, as files are slow."""
@@ -386,7 +389,8 @@ class _Search:
 
     def placed(self, spec: Spec, ref: _Ref, layouts: Sequence[Layout], weight: float) -> _Ref:
         """A value that is brought to one of these layouts."""
-        variable = self.problem.variable(np.array([CUT * cuts(w) for w in layouts]))
+        key = tuple([CUT * cuts(w) for w in layouts])
+        variable = self.problem.variable(self.alone.setdefault(key, np.array(key)))
         self.needs(ref, spec, layouts, variable, weight)
         return _Ref(variable, tuple(layouts))
 
@@ -406,13 +410,20 @@ class _Search:
         limit, sizes = self.target.memory_limit, _sizes(wire, spec.dtype)
         table = _table(self.machine, spec.shape, sizes, ref.layouts, tuple(layouts), limit)
         table = self.times(table, weight * self.share)
-        costs = self.problem.costs
         if variable < 0:
-            costs[ref.variable] = costs[ref.variable] + table[:, 0] * share
+            self.problem.more(ref.variable, self.line(table, 1, share))
         elif ref.variable < 0:
-            costs[variable] = costs[variable] + table[0]
+            self.problem.more(variable, self.line(table, 0))
         else:
             self.problem.pair(ref.variable, variable, table)
+
+    def line(self, table: Table, axis: int, share: float = 1.0) -> Table:
+        """The first row of a table, or the first column: one array for all who share the table."""
+        key = id(table), axis, share
+        if key not in self.lines:
+            first = table[0] if axis == 0 else table[:, 0]
+            self.lines[key] = table, first * share
+        return self.lines[key][1]
 
     def times(self, table: Table, factor: float) -> Table:
         """A table so many times as large: one for all who share it, as the search does its work once."""
@@ -517,7 +528,8 @@ class _Search:
             took = relayout_seconds(machine, spec.shape, spec.dtype.itemsize, end, whole)
             costs[c] = LATER * self.share * took
         if costs.any():
-            self.problem.costs[ref.variable] = self.problem.costs[ref.variable] + costs
+            key = tuple(costs.tolist())
+            self.problem.more(ref.variable, self.alone.setdefault(key, costs))
 
     def sums(self, laid: _Laid, v: int, spec: Spec) -> list[tuple[int, ...]]:
         """List for each choice the axes along which small sums are made."""

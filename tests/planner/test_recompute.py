@@ -19,7 +19,7 @@ from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.layout import Layout
 from ostinato.ops.core.spec import Spec, float32
 from ostinato.planner.file import _prove
-from ostinato.planner.passes import recompute
+from ostinato.planner.passes import fitting, recompute
 from ostinato.planner.passes.recompute import followed, recomputed
 from ostinato.planner.plan import Plan, Program, Target, peak_bytes
 from ostinato.planner.seeing.explain import amount
@@ -277,6 +277,25 @@ def test_no_graph_is_planned_twice(monkeypatch: pytest.MonkeyPatch) -> None:
         assert seen
         assert len(set(seen)) == len(seen)
         seen.clear()
+
+
+def test_with_room_for_twice_as_much_nobody_looks_at_kernels(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[Graph] = []
+
+    def asking(graph: Graph, *rest: Any) -> Program:
+        asked.append(graph)
+        return followed(graph, *rest)
+
+    monkeypatch.setattr(fitting, "followed", asking)
+    for times, looks in ((8, 0), (1, 1)):
+        limit = times * 3 * 64 * 64 * 4
+        x = ost.spec((64, 64))
+        plan = ost.plan(lambda x: ost.exp(x @ x).sum(0), x, memory_limit=limit)
+        assert len(asked) == looks
+        assert plan.peak_bytes <= limit
+        assert [r.seconds for r in plan.ladder] == [0] * len(plan.ladder)
 
 
 # -- saying so -----------------------------------------------------------------------------------

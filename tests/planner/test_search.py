@@ -83,7 +83,9 @@ def core_of(problem: Problem) -> search._Core:
     near: list[dict[int, Any]] = [{} for _ in problem.costs]
     for (i, j), (table,) in problem.pairs.items():
         near[i][j], near[j][i] = table, table.T
-    return search._Core.from_costs(range(len(near)), problem.costs, near)
+    made = search._Core.from_costs(range(len(near)), problem.costs, near)
+    made._own()
+    return made
 
 
 def test_equal_layers_are_worked_on_once() -> None:
@@ -92,7 +94,7 @@ def test_equal_layers_are_worked_on_once() -> None:
     for _ in range(6):
         problem = layers_problem(r, 40, 4, 3)
         start, alike, apart = (core_of(problem) for _ in range(3))
-        alike._spread_alike()
+        assert alike._spread_alike(search.LIMIT)
         for turn in range(search.SWEEPS):
             apart._sweep(back=turn % 2 == 1)
         gained = alike._minima() - start._minima()
@@ -112,6 +114,34 @@ def test_where_layers_repeat_the_answer_is_as_good_and_has_a_bound() -> None:
         assert near.bound <= exact.cost + 1e-9
         assert exact.cost - 1e-9 <= near.cost <= exact.cost * 1.002
         assert problem.cost(near.values) == near.cost
+
+
+def test_equal_layers_are_eliminated_once() -> None:
+    """What is between two variables of a layer makes the same table in all layers."""
+
+    def eliminated(layers: int) -> int:
+        r = np.random.default_rng(6)
+        problem = layers_problem(r, layers, 4, 3)
+        costs, tables = r.random(3), list(r.random((2, 3, 3)))
+        for layer in range(layers):
+            k = problem.variable(costs)
+            for i in range(2):
+                problem.pair(4 * layer + i, k, tables[i])
+        solver = search._Solver(problem, search.LIMIT)
+        solver.answer()
+        return len(solver.once.found)
+
+    assert eliminated(30) == eliminated(20)
+
+
+def test_a_choice_that_is_the_same_in_all_layers_is_tried() -> None:
+    r = np.random.default_rng(7)
+    for _ in range(5):
+        problem = layers_problem(r, 40, 4, 3)
+        core = core_of(problem)
+        assert core._spread_alike(search.LIMIT)
+        assert core.least == pytest.approx(problem.cost(core.best))
+        assert core.least <= 1.05 * solve(problem).cost
 
 
 def test_a_ladder_of_any_length_is_exact() -> None:
