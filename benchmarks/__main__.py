@@ -34,9 +34,10 @@ SUITES = (
     "planner",
     "overlap",
     "layouts",
+    "scaling",
     "gpu",
 )
-ALONE = ("predict", "planner", "overlap", "layouts")  # which compare with nobody
+ALONE = ("predict", "planner", "overlap", "layouts", "scaling")  # which compare with nobody
 RESULTS = Path(__file__).resolve().parent / "results"
 
 
