@@ -427,7 +427,7 @@ class _Binder(ControlFlow):
             if op.run.scratch is not None:
                 params["scratch"] = scratch[:own]
             kernel_ = self.bind_kernel(graph, node)
-            if self.notes is not None and op.run.bounds_checked:
+            if self.notes is not None and (op.run.bounds_checked or op.run.may_be_singular):
                 kernel_ = self.notes.site(node).watching(kernel_)
             f = self.name("k", kernel_)
             out = outs[0] if len(outs) == 1 else f"({', '.join(outs)})"

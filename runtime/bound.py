@@ -145,9 +145,12 @@ def blamed(node: Node, kind: type[OstinatoError], got: str) -> OstinatoError:
 
 
 def may_fail_later(program: Program) -> bool:
-    """Tell whether kernels of a device may find places outside, known when somebody looks."""
+    """Tell whether kernels of a device may find places outside or a matrix without such factors, known when
+    somebody looks.
+    """
     bodies = [body for found in program.bodies.values() for body in found]
-    return any(OPS[n.op].run.bounds_checked for n in program.graph.nodes) or any(
+    runs = [OPS[n.op].run for n in program.graph.nodes]
+    return any(run.bounds_checked or run.may_be_singular for run in runs) or any(
         map(may_fail_later, bodies)
     )
 

@@ -30,7 +30,7 @@ from ostinato.ops.cpu.threads import follow, most_threads
 from ostinato.planner.plan import Plan
 from ostinato.planner.title import title
 
-from ostinato.errors import BoundsError, OstinatoError, SessionError
+from ostinato.errors import BoundsError, LinAlgError, OstinatoError, SessionError
 
 from .bind import bind
 from .bound import Bound, Row, blamed
@@ -384,7 +384,9 @@ class Worker:
         """An error if a run found something wrong of which nobody knows yet."""
         found = self.notes.look() if self.notes is not None else None
         if found is not None:
-            node, place, size = found
+            node, place, size, otherwise = found
+            if otherwise:
+                raise blamed(node, LinAlgError, otherwise)
             raise blamed(node, BoundsError, outside(place, size))
 
     def _no_result(self, loaded: Loaded, k: int) -> BaseException:

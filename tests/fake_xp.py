@@ -17,8 +17,8 @@ Where CuPy does another thing than NumPy, so do these arrays:
     - `matmul` takes `out` by its name only, and `min` takes it for a dtype
     - of ufuncs' methods there are add's and multiply's `reduce` and `accumulate`, and `at` where CUDA has
       atomic operations: for some functions, and some dtypes
-    - `linalg` takes float32, float64 and their complex numbers; it looks at a status word (a wait) and
-      raises, which is what CuPy does under `cupyx.errstate(linalg="raise")`
+    - `linalg` takes float32, float64 and their complex numbers; matrices without the factors that are asked for
+      give NaN, and a word that nobody looks at but functions of `linalg._util`, unless told to raise
 
 It says nothing of speed or rounding: all is computed by NumPy. Streams and graphs are fake_cuda.py's."""
 
@@ -789,6 +789,31 @@ def _linalg(name: str) -> Callable[..., Any]:
     return call
 
 
+def _factored(name: str) -> Callable[..., Any]:
+    """A function that leaves in a word of the device whether there were such factors."""
+    library = "cublas" if name == "inv" else "cusolver"
+
+    def call(a: Any, *args: Any) -> Any:
+        refuse_library("cuSOLVER")
+        if _host(a).dtype.char not in "fdFD":
+            raise TypeError(f"cupy.linalg.{name} takes no {a.dtype}")
+        words = xp.empty(1, np.int32)
+
+        def work(*xs: Any) -> Any:
+            try:
+                found, word = getattr(np.linalg, name)(*xs), 0
+            except np.linalg.LinAlgError:
+                found, word = np.full_like(xs[-1], np.nan), 1
+            _host(words)[...] = word
+            return found
+
+        found = _checked(f"linalg.{name}", work, _LINALG[name])(a, *args)
+        getattr(_util, {"cublas": _CHECKS[0], "cusolver": _CHECKS[1]}[library])(name, words)
+        return found
+
+    return call
+
+
 def _fft(name: str) -> Callable[..., Any]:
     checked = _checked(f"fft.{name}", getattr(np.fft, name), ("a", "n", "axis", "norm"))
 
@@ -850,6 +875,12 @@ class Namespace:
         raise NotImplementedError(f"{self.__name__}.{name} does not exist, or is not known here")
 
 
+_CHECKS = (
+    "_check_cublas_info_array_if_synchronization_allowed",
+    "_check_cusolver_dev_info_if_synchronization_allowed",
+)
+_util = Namespace("cupy.linalg._util", **{name: lambda routine, words: None for name in _CHECKS})
+_FACTORED = ("cholesky", "inv", "solve")
 CALL = fake_cuda.CALL
 _cuda = Namespace(
     "cupy.cuda",
@@ -912,5 +943,9 @@ xp = Namespace(
         "cupy.lib", stride_tricks=Namespace("cupy.lib.stride_tricks", as_strided=_strided)
     ),
     fft=Namespace("cupy.fft", **{n: _fft(n) for n in ("fft", "ifft", "rfft", "irfft")}),
-    linalg=Namespace("cupy.linalg", **{n: _linalg(n) for n in _LINALG}),
+    linalg=Namespace(
+        "cupy.linalg",
+        _util=_util,
+        **{n: (_factored if n in _FACTORED else _linalg)(n) for n in _LINALG},
+    ),
 )

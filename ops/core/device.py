@@ -341,6 +341,10 @@ class Device:
         xp.minimum(low, places.min(), out=low)
         xp.maximum(high, places.max(), out=high)
 
+    def factoring(self, otherwise: str) -> AbstractContextManager[None]:
+        """While a kernel calls `xp.linalg`: what is `otherwise` said of a matrix is raised, or noted."""
+        return contextlib.nullcontext()
+
     # -- memory ----------------------------------------------------------------------------
     def empty(self, shape: Sequence[int], dtype: DType) -> Any:
         """For one array, which may become a result."""

@@ -1,6 +1,7 @@
-"""What kernels of a device note instead of raising it: whether all places that they were given are inside. The
-host would have to wait for them to know; so each kernel goes on, with places that are anywhere inside,
-and whoever reads a value looks at the notes.
+"""What kernels of a device note instead of raising it: whether all places that they were given are inside, and
+whether matrices have the factors that were asked for. The host would have to wait for them to know; so each
+kernel goes on, with places that are anywhere inside, or with what is no factor, and whoever reads a value looks
+at the notes.
 
     word     the least and the greatest place that one kernel has seen since somebody looked
     site     the words of an operation of a plan, in the order in which its kernel asks for them"""
@@ -18,10 +19,19 @@ NOTHING = (0, -1)  # which is inside of whatever there is
 _now = threading.local()  # the site of the kernel that this thread calls
 
 
-def noted(places: Any, size: int) -> bool:
+def noted(places: Any, size: int, otherwise: str = "") -> bool:
     """Whether a device notes that places are inside, so that nobody has to look now."""
+    note = noting(size, otherwise)
+    if note is not None:
+        note(places)
+    return note is not None
+
+
+def noting(size: int, otherwise: str = "") -> Callable[[Any], None] | None:
+    """A function that notes places in one word, if a device does that here; `otherwise`: said of a matrix if
+    some are outside."""
     site: Site | None = getattr(_now, "site", None)
-    return site is not None and site.note(places, size)
+    return None if site is None else site.noting(size, otherwise)
 
 
 class Notes:
@@ -32,32 +42,34 @@ class Notes:
         self.words: Any = None
         self.free = list(range(ROOM))
         self.left: list[int] = []  # words of plans that are gone, which nobody looked at yet
-        self.about: dict[int, tuple[Any, int]] = {}  # what is kept there: a node, an extent
+        # what is kept there: a node, an extent, what is said of a matrix
+        self.about: dict[int, tuple[Any, int, str]] = {}
 
     def site(self, node: Any) -> Site:
         return Site(self, node)
 
-    def word(self, node: Any, size: int) -> int | None:
+    def word(self, node: Any, size: int, otherwise: str) -> int | None:
         if self.words is None:
             self.words = self.device.from_host(np.tile(np.array(NOTHING), (ROOM, 1)))
         if not self.free:
             return None
         found = self.free.pop()
-        self.about[found] = node, size
+        self.about[found] = node, size, otherwise
         return found
 
     def leave(self, words: Sequence[int]) -> None:
         self.left += words
 
-    def look(self) -> tuple[Any, int, int] | None:
-        """A node, a place that is not inside and the extent there; None if all were. All is forgotten then."""
+    def look(self) -> tuple[Any, int, int, str] | None:
+        """A node, a place that is not inside and the extent there, or what is said of a matrix; None if all
+        were. All is forgotten then."""
         if not self.about:
             return None
         found, wrong = self.device.to_host(self.words), None
-        for word, (node, size) in self.about.items():
+        for word, (node, size, otherwise) in self.about.items():
             low, high = map(int, found[word])
             if wrong is None and (low < -size or high >= size):
-                wrong = node, low if low < -size else high, size
+                wrong = node, low if low < -size else high, size, otherwise
         left, self.left = self.left, []
         for word in left:
             del self.about[word]
@@ -75,17 +87,20 @@ class Site:
         self.words: list[int] = []
         self.next = 0
 
-    def note(self, places: Any, size: int) -> bool:
+    def noting(self, size: int, otherwise: str) -> Callable[[Any], None] | None:
         if self.next == len(self.words):
-            word = self.notes.word(self.node, size)
-            if word is None:
-                return False
-            self.words.append(word)
+            found = self.notes.word(self.node, size, otherwise)
+            if found is None:
+                return None
+            self.words.append(found)
         word = self.notes.words[self.words[self.next]]
         self.next += 1
-        if places.size:
-            self.notes.device.note(word, places)
-        return True
+
+        def note(places: Any) -> None:
+            if places.size:
+                self.notes.device.note(word, places)
+
+        return note
 
     def watching(self, kernel: Callable[..., None]) -> Callable[..., None]:
         """The kernel, which notes here."""

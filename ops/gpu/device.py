@@ -47,7 +47,7 @@ from ostinato.ops.jit.foreach_parts import FOREACH, parts_of
 from ostinato.ops.jit.loops import Loops, dense_loops, loops_of, space, strides_over
 from ostinato.ops.jit.moves import has_moves
 
-from . import conditions, convolutions, products, whole_lines
+from . import conditions, convolutions, factor_notes, products, whole_lines
 from .capture import Captures
 from .copies import Copies
 from .epilogue import epilogue_of, is_one_call, with_epilogue
@@ -397,6 +397,9 @@ class Gpu(Device):
             self._ranges[kernel.name] = self.xp.RawKernel(kernel.text, kernel.name, OPTIONS)
         facts = map(np.int64, kernel.facts)
         self._ranges[kernel.name](kernel.grid, (kernel.threads,), (places, word, *facts))
+
+    def factoring(self, otherwise: str) -> contextlib.AbstractContextManager[None]:
+        return factor_notes.factoring(self.xp, otherwise)
 
     def graph_capture(self) -> GraphCapture:
         if self._driver is None:

@@ -38,6 +38,7 @@ from ostinato.ops.array.sorting import argsort
 from ostinato.ops.autodiff.batching import Mapped, aligned
 from ostinato.ops.core.device import device_of
 from ostinato.ops.core.index import LETTERS, Indices
+from ostinato.ops.core.notes import noted
 from ostinato.ops.core.parameters import FLAG, one_of
 from ostinato.ops.core.registry import Params, Scratch, Specs, op
 from ostinato.ops.core.spec import Shape, Spec, int64, real_of
@@ -55,6 +56,7 @@ from .matrices import (
     cubic,
     diagonal_of,
     each,
+    factoring,
     is_one_call,
     is_tall,
     matrix,
@@ -73,10 +75,8 @@ def _cholesky_kernel(xp: Any, out: Any, x: Any, *, upper: bool) -> None:
     """Factor the lower triangle; the upper factor is the adjoint of the lower."""
     lapack = device_of(x).lapack
     if is_one_call(x) or lapack is None:
-        try:
+        with factoring(x, INDEFINITE):
             lower = xp.linalg.cholesky(x)
-        except np.linalg.LinAlgError:
-            raise np.linalg.LinAlgError(INDEFINITE) from None
         put(xp, out, turned(lower) if upper else lower)
         return
     xp.copyto(out, x)
@@ -171,7 +171,8 @@ def _triangular_kernel(xp: Any, out: Any, a: Any, b: Any, *, upper: bool, unit: 
     xp.copyto(out, b)
     if not out.size:
         return
-    if not unit and not xp.all(xp.diagonal(a, 0, -2, -1)):
+    zeros = xp.diagonal(a, 0, -2, -1) == 0
+    if not unit and not noted(zeros, 1, SINGULAR) and zeros.any():
         raise np.linalg.LinAlgError(SINGULAR)
     if max(a.shape[-2:]) <= HALVED and a.ndim > 2:
         put(xp, out, xp.linalg.solve(_one_triangle(xp, a, upper, unit), b))
@@ -245,6 +246,7 @@ op(
     dense=True,
     overwrite=(1,),
     algorithms=blocked.solve_triangular,
+    may_be_singular=True,
 )
 
 
@@ -363,10 +365,8 @@ def _solve_kernel(xp: Any, out: Any, a: Any, b: Any, *, scratch: Sequence[Any]) 
     if not out.size:
         return
     if is_one_call(a) or device_of(a).lapack is None:
-        try:
+        with factoring(a, SINGULAR):
             put(xp, out, xp.linalg.solve(a, b))
-        except np.linalg.LinAlgError:
-            raise np.linalg.LinAlgError(SINGULAR) from None
         return
     before = 0
     for y, one, side in each(out, a, b):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 from ostinato.ops.array.arithmetic import conj
 from ostinato.ops.array.creation import eye
 from ostinato.ops.array.shape import expand_dims, matrix_transpose
+from ostinato.ops.core.device import device_of
 from ostinato.ops.core.index import LETTERS, Indices, along
 from ostinato.ops.core.registry import Params, Specs
 from ostinato.ops.core.spec import Spec
@@ -89,6 +91,16 @@ MAX_NUMPY_ROWS = 256  # rows and columns of matrices that NumPy's own functions 
 def is_one_call(x: Any) -> bool:
     """Whether to leave a stack of matrices to one call of xp.linalg."""
     return max(x.shape[-2:]) <= MAX_NUMPY_ROWS
+
+
+@contextlib.contextmanager
+def factoring(x: Any, otherwise: str) -> Iterator[None]:
+    """Say this of matrices that `xp.linalg` finds to have no such factors."""
+    try:
+        with device_of(x).factoring(otherwise):
+            yield
+    except np.linalg.LinAlgError:
+        raise np.linalg.LinAlgError(otherwise) from None
 
 
 def turned(x: Any) -> Any:

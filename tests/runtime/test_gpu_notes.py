@@ -10,7 +10,7 @@ import pytest
 from ostinato.ops.core import notes
 
 import ostinato as ost
-from ostinato.errors import BoundsError
+from ostinato.errors import BoundsError, LinAlgError
 from tests.cuda_host import COMPILER
 from tests.fake_device import KERNELS
 from tests.fake_xp import counted, xp
@@ -124,3 +124,52 @@ def test_notes_of_plans_that_are_gone_are_read_and_then_used_again(
             np.asarray(kept[-1](x, bad))
         assert len(worker.notes.about) <= 3
     assert xp is not np
+
+
+# -- matrices without factors ------------------------------------------------------------------
+RIGHT = np.random.default_rng(1).normal(size=(4, 2))
+GOOD = np.stack([np.eye(4) * (k + 2) + 0.25 for k in range(3)])
+BAD = np.stack([GOOD[0], np.zeros((4, 4)), GOOD[2]])
+FACTORED = {
+    "cholesky": lambda a: ost.linalg.cholesky(a),
+    "solve": lambda a: ost.linalg.solve(a, RIGHT),
+    "inv": lambda a: ost.linalg.inv(a),
+    "solve_triangular": lambda a: ost.linalg.solve_triangular(a, RIGHT),
+    "loop": lambda a: ost.repeat(3, ost.linalg.inv, a),
+}
+
+
+@pytest.mark.parametrize("device", ["fake", KERNELS] if COMPILER else ["fake"])
+@pytest.mark.parametrize("stack", [False, True])
+@pytest.mark.parametrize("name", FACTORED)
+def test_a_matrix_without_factors_is_told_by_who_reads_as_on_a_cpu(
+    name: str, stack: bool, device: str
+) -> None:
+    """Nothing is waited for in a run."""
+    good, bad = (a if stack else a[1] for a in (GOOD, BAD))
+    f = ost.compile(lambda a: FACTORED[name](a) * 2.0)
+    with pytest.raises(LinAlgError) as there:
+        np.asarray(f(bad))
+    wanted = np.asarray(f(good))
+    with ost.connect(device=device):
+        g = ost.compile(lambda a: FACTORED[name](a) * 2.0)
+        given, wrong = ost.asarray(good), ost.asarray(bad)
+        for _ in range(3):
+            g(given)
+        before = vars(counted).copy()
+        made = g(given)
+        did = {key: n - before[key] for key, n in vars(counted).items()}
+        assert (did["waits"], did["to_host"], did["from_host"]) == (0, 0, 0)
+        np.testing.assert_allclose(np.asarray(made), wanted, rtol=1e-12)
+        lost = g(wrong)
+        with pytest.raises(LinAlgError) as here:
+            np.asarray(lost)
+        assert str(here.value) == str(there.value)
+        np.testing.assert_allclose(np.asarray(g(given)), wanted, rtol=1e-12)
+
+
+def test_where_no_word_is_free_factors_are_looked_at(monkeypatch: Any) -> None:
+    monkeypatch.setattr(notes, "ROOM", 0)
+    said = pytest.raises(LinAlgError, match=r"inv \(tests/runtime/test_gpu_notes")
+    with ost.connect(device="fake"), said:
+        np.asarray(ost.linalg.inv(ost.asarray(BAD[1])))
