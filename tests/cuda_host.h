@@ -11,7 +11,7 @@
 using std::fabs;
 #define __global__
 #define __device__
-#define __shared__ static
+#define __shared__ static __attribute__((section("shared_")))
 #define __launch_bounds__(...)
 #define OSTINATO_HOST
 #define __cudart_builtin__
@@ -20,6 +20,7 @@ typedef unsigned long long cudaGraphConditionalHandle;
 extern "C" void cudaGraphSetConditional(cudaGraphConditionalHandle handle, unsigned value) {
   *(unsigned*)handle = value;
 }
+extern "C" char __start_shared_[] __attribute__((weak)), __stop_shared_[] __attribute__((weak));
 struct dim3_ { unsigned x, y, z; };
 static dim3_ threadIdx, blockIdx, blockDim, gridDim;
 static ucontext_t fiber_of_[1024];
@@ -87,17 +88,35 @@ static bool released_(unsigned begin, unsigned end, int state) {
   for (unsigned t = begin; t < end; ++t) state_[t] = RUNS;
   return true;
 }
+// some numbers in an order that depends on `seed`; 0 keeps theirs
+static void mix_(unsigned* all, unsigned count, unsigned seed) {
+  for (unsigned n = 0; n < count; ++n) all[n] = n;
+  for (unsigned n = count; seed && n > 1; --n) {
+    seed = seed * 1664525u + 1013904223u;
+    const unsigned other = (unsigned)((unsigned long long)seed * n >> 32), was = all[n - 1];
+    all[n - 1] = all[other]; all[other] = was;
+  }
+}
 // 0; 1 if some threads wait for others that have ended, or that wait elsewhere; 2 where a GPU would find a
-// misaligned address
-static int launch_(Run_ run, void** given, const unsigned* grid, const unsigned* block) {
+// misaligned address; 3 if there is less shared memory. Blocks run in an order that `seed` gives, and so do the
+// warps of a block and the lanes of a warp between two places where they wait; shared memory begins as rubbish.
+static int launch_(Run_ run, void** given, const unsigned* grid, const unsigned* block, unsigned seed) {
   const unsigned gx = grid[0], gy = grid[1], threads = block[0];
+  const long shared = __start_shared_ ? __stop_shared_ - __start_shared_ : 0;
+  if (shared > 48 << 10) return 3;
+  static unsigned order[1024];
+  std::vector<unsigned> blocks(gx * gy);
+  mix_(blocks.data(), gx * gy, seed);
+  mix_(order, threads, seed);
   run_ = run; given_ = given; misaligned_ = false;
   blockDim = {threads, 1, 1}; gridDim = {gx, gy, 1};
-  for (unsigned b = 0; b < gx * gy; ++b) {
+  for (const unsigned b : blocks) {
+    if (shared) memset(__start_shared_, 0x5a, shared);
     blockIdx = {b % gx, b / gx, 0};
     for (unsigned t = 0; t < threads; ++t) state_[t] = RUNS;
     for (bool goes_on = true; goes_on;) {
-      for (unsigned t = 0; t < threads; ++t) {
+      for (unsigned n = 0; n < threads; ++n) {
+        const unsigned t = order[n];
         if (state_[t] != RUNS) continue;
         turn_ = t; threadIdx = {t, 0, 0};
         go_on_(t);

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
+import math
 import shutil
 import subprocess
 import tempfile
@@ -27,6 +29,10 @@ FLAGS = (
     "-fsanitize=alignment",
 )  # which calls a function of the header
 HEADER = Path(__file__).with_suffix(".h")
+MOST_BLOCKS = (2**31 - 1, 65535, 65535)
+MOST_THREADS = 1024
+MOST_BYTES = 4096  # of what a launch is given, where the driver is older than CUDA 12.1
+_seeds = itertools.count()
 _one_at_a_time = threading.Lock()  # a block's threads have static memory
 _folder = tempfile.TemporaryDirectory(prefix="cuda-host-")
 
@@ -46,11 +52,18 @@ class HostKernel:
         return _library(
             f'#include "{HEADER.name}"\n{code}\n'
             f"static void one_(void** given) {{ {name}({places}); }}\n"
-            'extern "C" int run(void** given, const unsigned* grid, const unsigned* block) '
-            "{ return launch_(one_, given, grid, block); }\n"
+            'extern "C" int run(void** given, const unsigned* grid, const unsigned* block, unsigned seed)'
+            " { return launch_(one_, given, grid, block, seed); }\n"
         ).run
 
-    def __call__(self, grid: Sequence[int], block: Sequence[int], args: Sequence[Any]) -> None:
+    def __call__(
+        self,
+        grid: Sequence[int],
+        block: Sequence[int],
+        args: Sequence[Any],
+        seed: int | None = None,
+    ) -> None:
+        """`seed`: of the order in which blocks and threads run; another one each time."""
         held: list[Any] = []
         for kind, x in zip(self.kinds, args, strict=True):
             if isinstance(x, np.ndarray) and x.dtype.names:  # by value
@@ -63,10 +76,14 @@ class HostKernel:
                 held.append(ctypes.c_longlong(int(x)))
         given = (ctypes.c_void_p * len(held))(*(ctypes.addressof(x) for x in held))
         three = [(ctypes.c_uint * 3)(*n, *(1,) * (3 - len(n))) for n in (grid, block)]
+        assert all(1 <= n <= most for n, most in zip(three[0], MOST_BLOCKS, strict=True)), grid
+        assert 1 <= math.prod(three[1]) <= MOST_THREADS, block
+        assert sum(map(ctypes.sizeof, held)) <= MOST_BYTES, "more than a launch is given"
         with _one_at_a_time:
-            wrong = self.run(given, *three)
+            wrong = self.run(given, *three, next(_seeds) if seed is None else seed)
         assert wrong != 1, "some threads of a block wait for others that have ended"
         assert wrong != 2, "a misaligned address"
+        assert wrong != 3, "more than 48 KiB of shared memory"
 
 
 @functools.lru_cache(4096)

@@ -253,7 +253,9 @@ class DeviceArray:
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in ("real", "imag"):
             raise NotImplementedError(f"{name} of an array of the device is not to be set")
-        setattr(self._memory, name, _host(value))
+        memory, given = self._memory, _host(value)
+        reads = [given] if isinstance(given, np.ndarray) else []
+        ask(lambda: setattr(memory, name, given), reads, [memory])
 
     def __len__(self) -> int:
         return len(self._memory)

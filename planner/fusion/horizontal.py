@@ -33,6 +33,7 @@ from ostinato.ops.core.registry import OPS, op_of
 from ostinato.ops.core.spec import Spec
 from ostinato.ops.jit.foreach_parts import FOREACH, extracted, kernel_of, overs_of
 from ostinato.ops.jit.labels import combines, reads_elsewhere
+from ostinato.ops.jit.scalar import numbers
 from ostinato.planner.passes.order import meetings, schedule
 from ostinato.planner.plan import Target, local_bytes
 from ostinato.planner.rewrite import reading, reorder, rewrite_bodies
@@ -82,7 +83,8 @@ def _alike(graph: Graph, target: Target) -> list[list[Component]]:
             found.setdefault((levels[k], between[k], form.key, where), []).append(piece)
     wholes = []
     for pieces in found.values():
-        most = _most(len(pieces[0].operands) + len(pieces[0].results))
+        body = graph.nodes[pieces[0].kernel].kw["body"]
+        most = _most(len(pieces[0].operands) + len(pieces[0].results), len(numbers(body)))
         parts = [pieces[n : n + most] for n in range(0, len(pieces), most)]
         wholes += [p for p in parts if len({piece.kernel for piece in p}) > 1]
     return wholes
@@ -92,9 +94,10 @@ def _is_flat(node: Node) -> bool:
     return node.op.removesuffix("_rows") == "fused"
 
 
-def _most(arrays: int) -> int:
-    """How many parts a kernel may have: CUDA gives it 4 KiB of addresses, extents and blocks."""
-    return 4000 // (8 * (arrays + 2))
+def _most(arrays: int, constants: int) -> int:
+    """How many parts a kernel may have: CUDA gives it 4 KiB of addresses, extents and blocks, numbers and where
+    there is room."""
+    return (4096 - 8 * (constants + 2)) // (8 * (arrays + 2))
 
 
 def _levels(graph: Graph, met: Sequence[int]) -> list[int]:

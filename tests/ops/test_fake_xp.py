@@ -435,6 +435,12 @@ def test_what_is_done_as_cupy_does_it():
     x += x
     x[1, 2][...] = 1  # one element is a view, too
     assert to_host(x).tolist() == [[12, 16, 20], [4, 6, 1]]
+    z, stream = x + 0j, fake_cuda.Stream(non_blocking=True)
+    with stream:
+        stream.begin_capture(fake_cuda.Runtime.streamCaptureModeThreadLocal)
+        z.imag = x
+        stream.end_capture().launch()
+    assert to_host(z)[0].tolist() == [12 + 12j, 16 + 16j, 20 + 20j]  # not before
     view = x[:, ::-1].T
     view[0] = 0
     assert to_host(x)[:, 2].tolist() == [0, 0]

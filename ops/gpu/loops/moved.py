@@ -167,7 +167,7 @@ class MovedWriter(ElementWriter):
         inside = [f"threadIdx.x / {wide[1] * wide[2]}", f"threadIdx.x / {wide[2]} % {wide[1]}"]
         inside = [*("0",) * (len(outer) - 2), *inside[-len(outer) :]]
         ends = [f"({place})e{d}" for d in range(len(self.shape))]
-        lane = f"({place})(blockIdx.x * {wide[2]} + threadIdx.x % {wide[2]})"
+        lane = f"(({place})blockIdx.x * {wide[2]} + threadIdx.x % {wide[2]})"
         code = [f"const {place} first = {lane} * {each};", f"if (first >= {ends[-1]}) return;"]
         tiles = [-(-n // t) for n, t in zip(outer, tile, strict=True)]
         code += [

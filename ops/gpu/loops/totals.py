@@ -229,13 +229,14 @@ def merge_warps(
 ) -> list[str]:
     """The first `columns` lanes of each warp have its totals, all of one kind; 8 threads put those of all warps
     together. `leave`: what is done with the result, which is in the first total's registers, of the column that
-    it is told, counted with the totals of each lane side by side."""
-    warps, each, code = THREADS // WARP, len(totals), list[str]()
+    it is told, counted with the totals of each lane side by side. Others that have as many use the same shared
+    memory."""
+    warps, each, code = THREADS // WARP, len(totals), ["__syncthreads();"]
     entries = columns * each * warps
-    first = totals[0]
-    names = [f"warps_{name}" for name, *_ in first.registers]
-    for name, (_, dtype, _) in zip(names, first.registers, strict=True):
-        code.append(f"__shared__ {c_type(dtype)} {name}[{entries}];")
+    first, names = totals[0], list[str]()
+    for k, (_, dtype, _) in enumerate(first.registers):
+        names.append(f"warps{k}_{c_type(dtype)}_{entries}")
+        lines.declared.add(f"__shared__ {c_type(dtype)} {names[-1]}[{entries}];")
     code.append(f"if (threadIdx.x % {WARP} < {columns}) {{")
     for j, total in enumerate(totals):
         at = f"({each} * (threadIdx.x % {WARP}) + {j}) * {warps} + threadIdx.x / {WARP}"
