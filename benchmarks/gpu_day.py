@@ -1,13 +1,14 @@
 """All that is to be learnt of a GPU in ten minutes, as one command: `python -m benchmarks.gpu day`.
 
+    rows       of `benchmarks gpu`, ours, in one process; with the kernels that PyTorch's profiler saw
     tests      those that ask a GPU, then all of tests/ops, tests/planner and tests/front there, in 16
-               processes; a test has 60 seconds, all of them have less than half of the time
-    rows       of `benchmarks gpu`: ours, then JAX, then what needs no compiler, then PyTorch, each in one
-               process, so that nobody's search for the fastest takes the time of others; with the kernels
-               that PyTorch's profiler saw
+               processes; a test has 60 seconds
+    rows       of JAX, then of what needs no compiler, then of PyTorch, so that nobody's search for the fastest
+               takes the time of others; JAX does not time its products unless `--autotune` says so
 
 Each result is in a file of the output folder as soon as it is there: tests.txt, *.xml, rows.json (a line a
-row), rows.txt, plans.txt. What there is no time for is left out, and said so."""
+row; what follows with the same names is newer), rows.txt, plans.txt. What there is no time for is left out,
+and said so."""
 
 from __future__ import annotations
 
@@ -28,10 +29,11 @@ from pathlib import Path
 from typing import IO, Any
 
 from . import machine, runner, table
-from .workload import System, Workload, agree, summary, workloads
+from .workload import OURS, System, Workload, agree, summary, workloads
 
 ORDER = ("ostinato", "jax", "cupy", "torch/eager", "torch")
 LIMIT = 45.0  # seconds without a word, after which a row is given up
+OWN_ROWS, TESTS = 0.3, 0.6  # shares of the time after which these have ended
 SUITES = (
     ("gpu", ("-m", "gpu", "tests/runtime/test_on_gpu.py")),
     ("ops", ("tests/ops",)),
@@ -47,11 +49,17 @@ def main(args: Sequence[str]) -> int:
     parser.add_argument("--no-tests", action="store_true", help="rows only")
     parser.add_argument("--workload", default="", help="rows, by their names")
     parser.add_argument("--systems", default=",".join(ORDER), help="in this order")
+    parser.add_argument(
+        "--autotune", type=int, default=0, help="XLA's level: 0 none, 4 its own choice"
+    )
     given = parser.parse_args(args)
     begin, folder = time.monotonic(), Path(given.out)
     end = begin + 60 * given.minutes
     folder.mkdir(parents=True, exist_ok=True)
     os.environ["BENCHMARK_PLANS"] = str((folder / "plans.txt").resolve())
+    flag = f"--xla_gpu_autotune_level={given.autotune}"
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
+    print(f"XLA_FLAGS={os.environ['XLA_FLAGS']}", flush=True)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what it started ends, too
     which = [w for w in given.workload.split(",") if w]
     with tempfile.TemporaryDirectory() as wanted:
@@ -59,13 +67,31 @@ def main(args: Sequence[str]) -> int:
             target=answers, args=(Path(wanted), which), daemon=True
         )
         numpy.start()
-        good = given.no_tests or tested(folder, begin + 0.45 * (end - begin))
-        for row in rows(folder, which, given.systems.split(","), Path(wanted), end):
-            good = good and row.get("problem") in (None, "absent", "skipped")
-            took = f"{1e6 * row['median_s']:.1f} us" if row["median_s"] else row.get("note", "")
-            print(row["workload"], row["system"], row.get("problem", ""), took, flush=True)
+        good = all_of_it(given, Record(folder, which), Path(wanted), begin, end)
         numpy.kill()
     return 0 if good else 1
+
+
+def all_of_it(
+    given: argparse.Namespace, record: Record, wanted: Path, begin: float, end: float
+) -> bool:
+    """Whether tests and rows were right."""
+    systems = given.systems.split(",")
+    own = [system for system in systems if system == OURS]
+    bad = list[runner.Row]()
+
+    def say(some: Iterator[runner.Row]) -> None:
+        for row in some:
+            if row.get("problem") not in (None, "absent", "skipped"):
+                bad.append(row)
+            took = f"{1e6 * row['median_s']:.1f} us" if row["median_s"] else row.get("note", "")
+            print(row["workload"], row["system"], row.get("problem", ""), took, flush=True)
+
+    say(rows(record, own, wanted, begin + OWN_ROWS * (end - begin)))
+    good = given.no_tests or tested(record.folder, begin + TESTS * (end - begin))
+    say(rows(record, [system for system in systems if system not in own], wanted, end))
+    say(compared(record, wanted))
+    return good and not bad
 
 
 # -- tests -----------------------------------------------------------------------------------
@@ -126,36 +152,65 @@ def asked(which: Sequence[str]) -> list[Workload]:
     return [w for w in suite if not which or w.name in which]
 
 
-def rows(
-    folder: Path, which: Sequence[str], systems: Sequence[str], wanted: Path, end: float
-) -> Iterator[runner.Row]:
-    """System by system, each row in the files before the next one begins."""
-    found = runner.probe() | {"gpus": machine.gpus()}
-    suite = asked(which)
-    done: dict[str, list[runner.Row]] = {w.name: [] for w in suite}
-    with (folder / "rows.json").open("w") as file:
-        file.write(json.dumps({"machine": found}) + "\n")
-        for k, system in enumerate(systems):
-            left = end - time.monotonic()
-            until = time.monotonic() + left / (len(systems) - k) * (
-                1 if k + 1 == len(systems) else 1.5
-            )
-            for row in measured(
-                [w for w in suite if system in w.cases], system, wanted, min(end, until)
-            ):
-                file.write(json.dumps(row) + "\n")
-                file.flush()
-                if "kernels" in row:
-                    continue
-                done[row["workload"]].append(row)
+class Record:
+    """Rows in files, each as soon as it is there."""
+
+    def __init__(self, folder: Path, which: Sequence[str]) -> None:
+        self.folder, self.suite = folder, asked(which)
+        self.machine = runner.probe() | {"gpus": machine.gpus()}
+        self.done: dict[str, list[runner.Row]] = {w.name: [] for w in self.suite}
+        self.answers: list[tuple[runner.Row, Any]] = []  # rows that NumPy has not computed yet
+        self.lines = folder / "rows.json"
+        self.lines.write_text("")
+        flags = os.environ.get("XLA_FLAGS", "")
+        self.head = f"{machine.in_words(self.machine)}\nXLA_FLAGS={flags}"
+        self.add({"machine": self.machine, "XLA_FLAGS": flags})
+
+    def add(self, row: runner.Row) -> None:
+        with self.lines.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+        if "median_s" not in row:
+            return
+        done = self.done[row["workload"]]
+        if not any(row is one for one in done):
+            done.append(row)
+        texts = [
+            f"{w.name}: {w.about}\n{table.table(self.done[w.name])}"
+            for w in self.suite
+            if self.done[w.name]
+        ]
+        (self.folder / "rows.txt").write_text("\n\n".join([self.head, *texts]) + "\n")
+
+
+def rows(record: Record, systems: Sequence[str], wanted: Path, end: float) -> Iterator[runner.Row]:
+    """System by system, each row in the files before the next one begins. All have equal shares of the time,
+    and half as much again of what others may need less."""
+    for k, system in enumerate(systems):
+        left = end - time.monotonic()
+        share = left / (len(systems) - k) * (1 if k + 1 == len(systems) else 1.5)
+        until = min(end, time.monotonic() + share)
+        suite = [w for w in record.suite if system in w.cases]
+        for row in measured(suite, system, wanted, until):
+            if "answer" in row:
+                record.answers.append((row, row.pop("answer")))
+            record.add(row)
+            if "kernels" not in row:
                 yield row
-                texts = [
-                    f"{w.name}: {w.about}\n{table.table(done[w.name])}"
-                    for w in suite
-                    if done[w.name]
-                ]
-                text = "\n\n".join([machine.in_words(found), *texts])
-                (folder / "rows.txt").write_text(text + "\n")
+
+
+def compared(record: Record, wanted: Path) -> Iterator[runner.Row]:
+    """The rows whose answers were wrong, of those that were there before NumPy's."""
+    for row, answer in record.answers:
+        (workload,) = [w for w in record.suite if w.name == row["workload"]]
+        expected = wanted / f"{workload.name}.json"
+        if not expected.exists():
+            row["note"] = "not compared: NumPy's answer was not there in time"
+        elif note := agree(answer, json.loads(expected.read_text()), workload.tolerance):
+            row |= {"problem": "wrong", "note": note}
+        else:
+            continue
+        record.add(row)
+        yield row
 
 
 def measured(
@@ -186,12 +241,12 @@ def measured(
 def judged(workload: Workload, system: str, line: dict[str, Any], wanted: Path) -> runner.Row:
     if "failed" in line:
         return runner.row(workload.name, system, (), ("failed", line["failed"]))
-    expected = wanted / f"{workload.name}.json"
-    while not expected.exists():  # still being computed, as it was begun first
-        time.sleep(0.1)
-    note = agree(line["answer"], json.loads(expected.read_text()), workload.tolerance)
+    expected, note = wanted / f"{workload.name}.json", None
+    later = {} if expected.exists() else {"answer": line["answer"]}
+    if not later:
+        note = agree(line["answer"], json.loads(expected.read_text()), workload.tolerance)
     row = runner.row(workload.name, system, line["samples"], ("wrong", note) if note else None)
-    return row | {"first_s": line["first"]}
+    return row | {"first_s": line["first"], **later}
 
 
 class Process:
