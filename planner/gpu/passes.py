@@ -13,6 +13,7 @@ from ostinato.planner.fusion.whole_windows import close_windows
 from ostinato.planner.passes.order import order
 from ostinato.planner.plan import Target
 
+from .align_sums import align_sums
 from .batch_products import batch_products
 from .fuse import fuse
 from .split_terms import split_terms
@@ -31,6 +32,7 @@ PASSES = (
     fold_products,
     batch_products,
     split_terms,
+    align_sums,
     narrow,
     part_stacks,
     use_tf32,
