@@ -27,6 +27,10 @@ from .passes.loop_casts import LOOPS
 from .passes.memory import carried_in_place, is_joined, is_update, replaced
 from .plan import Program, Target, largest_part, peak_bytes
 
+# Times of sums and products of elements, as measured: each operand of a product or a short sum in stages is
+# read from shared memory.
+STAGED, STAGED_TERM = 30.0, 20.0
+SHORT_SUM = 32  # terms up to which a thread adds them
 Part = Callable[[Spec], Spec]  # what a worker has of an array, as an array of its own
 
 
@@ -67,6 +71,9 @@ class Work:
     moved: float = 0.0  # bytes read and written
     elements: float = math.inf  # of the largest array
     by_elements: float = 0.0  # operations of products that a kernel of elements does
+    gathered: float = (
+        0.0  # terms of short sums within a kernel, which a GPU reads from shared memory
+    )
 
     @property
     def operations(self) -> float:
@@ -77,6 +84,7 @@ class Work:
         dense, simple = self.dense, self.simple
         if machine.units:  # whose library multiplies by other means, and by tiles of its own
             dense, simple = dense - self.by_elements, simple + self.by_elements / 2
+            simple += STAGED_TERM * self.gathered
         work = dense, self.factors, simple, self.functions
         taken = machine.work_seconds(self.dtype, *work, moving)
         return taken if dense else taken / machine.busy(self.elements)
@@ -100,14 +108,20 @@ def work_of(graph: Graph, node: Node, part: Part = largest_part) -> Work:
 
 def _count_all(found: Work, node: Node, body: Graph, part: Part) -> None:
     """Adds the operations of a kernel's body, as often as they are done."""
-    inside = Work(found.dtype)
+    inside = Work(found.dtype, elements=0.0)
     for n in body.nodes:
-        inner = n.kw.get("body")
+        inner, ins = n.kw.get("body"), tuple([part(body.specs[v]) for v in n.inputs])
         if isinstance(inner, Graph):
             _count_all(inside, n, inner, part)
         elif n.inputs or OPS[n.op].element.draws:
-            _count(inside, n, tuple([part(body.specs[v]) for v in n.inputs]), part)
+            _count(inside, n, ins, part)
+        terms, made = (max((s.size for s in some), default=0) for some in (ins, map(part, n.specs)))
+        inside.elements = max(inside.elements, terms, made)
+        if OPS[n.op].reduce is not None and made < terms <= SHORT_SUM * made:
+            inside.gathered += terms
     times = repeats(node)
+    found.elements = max(found.elements, inside.elements)
+    found.gathered += times * inside.gathered
     found.dense += times * inside.dense
     found.factors += times * inside.factors
     found.simple += times * inside.simple

@@ -40,14 +40,10 @@ from ostinato.planner.fusion.stages import (
 )
 from ostinato.planner.fusion.window_kernels import with_gpu_products, with_windows
 from ostinato.planner.plan import Target
-from ostinato.planner.prediction import machine_of
+from ostinato.planner.prediction import STAGED, machine_of
 from ostinato.planner.rewrite import is_kernel, map_bodies, with_nodes
 
 from .bits import keep_bits
-
-# Times of sums and products of elements, as measured: each operand of a product in stages is read from
-# shared memory.
-STAGED = 30.0
 
 
 def fuse(graph: Graph, target: Target, larger: bool = True) -> Graph:
