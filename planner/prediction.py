@@ -30,7 +30,6 @@ from .plan import Program, Target, largest_part, peak_bytes
 # Times of sums and products of elements, as measured: each operand of a product or a short sum in stages is
 # read from shared memory.
 STAGED, STAGED_TERM = 30.0, 20.0
-SHORT_SUM = 32  # terms up to which a thread adds them
 Part = Callable[[Spec], Spec]  # what a worker has of an array, as an array of its own
 
 
@@ -117,7 +116,7 @@ def _count_all(found: Work, node: Node, body: Graph, part: Part) -> None:
             _count(inside, n, ins, part)
         terms, made = (max((s.size for s in some), default=0) for some in (ins, map(part, n.specs)))
         inside.elements = max(inside.elements, terms, made)
-        if OPS[n.op].reduce is not None and made < terms <= SHORT_SUM * made:
+        if OPS[n.op].reduce is not None and made < terms <= 32 * made:
             inside.gathered += terms
     times = repeats(node)
     found.elements = max(found.elements, inside.elements)

@@ -154,6 +154,13 @@ def sliced(builder: Builder, v: int, starts: Sequence[int], spec: Spec, line: st
     return builder.add("slice", (v,), params, (spec,), line)[0]
 
 
+def padded(builder: Builder, v: int, behind: int, spec: Spec, line: str = "") -> int:
+    """So many zeros behind what has one axis, and this spec."""
+    whole = Spec((spec.shape[0] + behind,), spec.dtype, spec.layout)
+    value = 0.0 if spec.dtype.kind == "f" else 0
+    return builder.add("pad", (v,), {"value": value, "widths": ((0, behind),)}, (whole,), line)[0]
+
+
 def plane(builder: Builder, v: int, axis: int, n: int) -> int:
     """The nth along an axis that is counted from the end; all of what has no such axis, or is repeated
     along it."""

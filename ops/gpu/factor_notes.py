@@ -27,7 +27,7 @@ _first = threading.Lock()
 def factoring(xp: Any, otherwise: str) -> Iterator[None]:
     """While CuPy factors matrices."""
     if not _is_watched(xp):
-        import cupyx
+        import cupyx  # type: ignore[import-not-found, unused-ignore]
 
         with cupyx.errstate(linalg="raise"):
             yield

@@ -16,15 +16,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from ostinato.ops.array.expressions import padded
 from ostinato.ops.core.build import Builder
-from ostinato.ops.core.graph import Graph
+from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.registry import OPS
-from ostinato.ops.core.spec import Spec
 from ostinato.planner.plan import Target
 from ostinato.planner.rewrite import replace
 
 MIN_SUMS = 3  # of one series
-LACKING = 8  # the part of the series that a window may lack
 
 
 def align_sums(graph: Graph, target: Target) -> Graph:
@@ -43,17 +42,15 @@ def align_sums(graph: Graph, target: Target) -> Graph:
 
     def make(builder: Builder, k: int, values: Sequence[int]) -> Sequence[int]:
         node = graph.nodes[k]
-        spec = graph.specs[node.inputs[0]]
-        whole = Spec((spec.shape[0] + longer[k],), spec.dtype, spec.layout)
-        params = {"value": 0.0 if spec.dtype.kind == "f" else 0, "widths": ((0, longer[k]),)}
-        terms = builder.add("pad", [values[node.inputs[0]]], params, (whole,), node.line)
-        return builder.add(node.op, terms, node.params, node.specs, node.line)
+        (v,) = node.inputs
+        terms = padded(builder, values[v], longer[k], graph.specs[v], node.line)
+        return builder.add(node.op, [terms], node.params, node.specs, node.line)
 
     return replace(graph, [*longer], make, lambda g: align_sums(g, target))
 
 
 def _series_of(graph: Graph, k: int, windowed: Collection[int]) -> tuple[int, ...]:
-    """What a sum's terms are windows of, if that has one axis and nearly as many elements."""
+    """Find what a sum's terms are windows of, if that has one axis and nearly as many elements."""
     node, op = graph.nodes[k], OPS[graph.nodes[k].op]
     if op.reduce is None or len(node.inputs) != 1 or len(node.specs) != 1 or node.specs[0].ndim:
         return ()
@@ -67,7 +64,8 @@ def _series_of(graph: Graph, k: int, windowed: Collection[int]) -> tuple[int, ..
     shapes = {graph.specs[u].shape for u in series}
     if len(shapes) != 1 or len(shape := shapes.pop()) != 1:
         return ()
-    return series if 0 <= LACKING * (shape[0] - spec.shape[0]) <= shape[0] else ()
+    lacking = shape[0] - spec.shape[0]
+    return series if 0 <= lacking <= shape[0] // 8 else ()
 
 
 def _windows(graph: Graph, v: int, windowed: Collection[int]) -> tuple[int, ...]:
@@ -80,19 +78,23 @@ def _windows(graph: Graph, v: int, windowed: Collection[int]) -> tuple[int, ...]
         seen.add(u)
         if u not in windowed:
             found.add(u)
-        elif (node := graph.nodes[graph.producers[u]]).op == "slice":
+        elif _is_slice(node := graph.nodes[graph.producers[u]]):
             found.add(node.inputs[0])
         else:
             todo += node.inputs
     return tuple(sorted(found))
 
 
+def _is_slice(node: Node) -> bool:
+    return OPS[node.op].moves.selects == "slices" and len(node.kw.get("steps", ())) == 1
+
+
 def _windowed(graph: Graph) -> set[int]:
     """Windows of arrays of one axis, and what is made of some, element by element."""
     found = set[int]()
     for k, node in enumerate(graph.nodes):
-        if node.op == "slice":
-            is_one = node.specs[0].ndim == 1 and node.kw["steps"] == (1,)
+        if _is_slice(node):
+            is_one = node.kw["steps"] == (1,)
         else:
             is_one = bool(OPS[node.op].scalar) and not found.isdisjoint(node.inputs)
         if is_one:

@@ -43,7 +43,6 @@ ACROSS = 32  # an index of at most so many turns is short, even if its elements 
 LEAST_ACROSS, MOST_ACROSS = 32, 4096  # rows of a unit where threads are neighbours along them ...
 MOST_ALONG = 64  # ... and where they are not
 SIDE, LEAST_SIDE = 32, 8  # of a square; of an index that is cut for it
-MAX_INSIDE = 1 << 31  # elements of a row, which are counted in 32 bits
 BLOCKS = 512  # units that keep a GPU busy, all of which run at once
 WAITING = 24  # registers of what a thread has asked for and not yet used
 WRITTEN = 1024  # operations that are written one by one for what a thread has at once
@@ -245,8 +244,8 @@ def _can_be(tiles: Tiles) -> bool:
     rows = {*tiles.rows}
     if 0 in tiles.extents or any(step(tiles, x) is None for x in rows):
         return False
-    if math.prod(n for x, n in enumerate(tiles.extents) if x not in rows) >= MAX_INSIDE:
-        return False
+    if math.prod(n for x, n in enumerate(tiles.extents) if x not in rows) >= 1 << 31:
+        return False  # as elements of a row are counted in 32 bits
     if any(rows & {*tiles.labels(v)} for v in tiles.gathered) or rows & {*tiles.running.values()}:
         return False
     return not any(
