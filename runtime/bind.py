@@ -514,7 +514,8 @@ class _Binder(ControlFlow):
             source = outs[slot.at]
         else:
             source = self.stored(base + slot.at, self.shape(spec), spec.dtype)
-        return self.seen(source, part_getter(graph, v, self.shape))
+        place_of = partial(self.place_of, graph)
+        return self.seen(source, part_getter(graph, v, self.shape, place_of))
 
     # -- generated kernels -----------------------------------------------------------------
     def native(

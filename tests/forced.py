@@ -11,6 +11,7 @@ from typing import Any
 from unittest import mock
 
 from ostinato.planner.layouts import options
+from ostinato.planner.passes import interior
 
 from tests.sessions import forget_plans
 
@@ -29,6 +30,17 @@ def forced(seed: int, ways: int = 3) -> Iterator[None]:
         with mock.patch.multiple(
             options, shardings=some, _direct=options._direct.__wrapped__
         ):  # without what was found before
+            yield
+    finally:
+        forget_plans()
+
+
+@contextmanager
+def interiors_cut() -> Iterator[None]:
+    """Within it, all that reads halos is done in pieces, however small these are."""
+    forget_plans()
+    try:
+        with mock.patch.multiple(interior, WORTH=-1.0, THIN=0.0):
             yield
     finally:
         forget_plans()

@@ -23,6 +23,7 @@ import math
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from functools import lru_cache
 from typing import Any
 
@@ -46,11 +47,21 @@ class Partial:
         return f"partial {self.monoid}"
 
 
+class Region(IntEnum):
+    """A piece of a part: the interior, and so much at its ends."""
+
+    ALL = 0
+    INNER = 1
+    LOW = 2
+    HIGH = 3
+
+
 @dataclass(frozen=True, slots=True)
 class Overlap:
     """The parts of `count` outputs, seen from their input: `[a, b)` needs `[offset + stride*a, ...
     + reach)`, of which every so many are an element. What the windows of an operation's index
-    (`index.Window`) make of a layout.
+    (`index.Window`) make of a layout. Of each part of outputs a `piece` may be looked at: so many at
+    its ends, or what is left without these.
     """
 
     count: int
@@ -58,9 +69,22 @@ class Overlap:
     stride: int
     reach: int
     every: int = 1
+    low: int = 0
+    high: int = 0
+    piece: int = Region.ALL
+
+    def piece_of(self, lo: Any, hi: Any) -> tuple[Any, Any]:
+        """The outputs of the part `[lo, hi)` that are looked at; of many parts, as arrays, too."""
+        if not self.piece:
+            return lo, hi
+        begin = np.minimum(lo + self.low, hi)
+        end = np.maximum(begin, hi - self.high)
+        return ((lo, hi), (begin, end), (lo, begin), (end, hi))[self.piece]
 
     def image(self, lo: int, hi: int, size: int) -> tuple[int, int]:
         """The inputs that the outputs `[lo, hi)` need, out of `size`."""
+        if self.piece:
+            lo, hi = map(int, self.piece_of(lo, hi))
         if lo >= hi:
             return 0, 0
         first, last = self.offset + self.stride * lo, self.offset + self.stride * (hi - 1)
@@ -91,8 +115,10 @@ class Overlap:
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """The fields, of which the last is left out where it says nothing."""
+        """The fields, without the last ones that say nothing."""
         found = self.count, self.offset, self.stride, self.reach
+        if self.piece:
+            return (*found, self.every, self.low, self.high, int(self.piece))
         return (*found, self.every) if self.every > 1 else found
 
     def around(self, other: Overlap) -> Overlap:
@@ -331,6 +357,7 @@ def bounds_of_many(
     if grid is not None:
         lo, hi = grid[lo], grid[hi]
     if axes and window is not None:
+        lo, hi = window.piece_of(lo, hi)
         first, last = window.offset + window.stride * lo, window.offset + window.stride * (hi - 1)
         start = np.maximum(0, -(-np.minimum(first, last) // window.every))
         end = (np.maximum(first, last) + window.reach - 1) // window.every + 1
@@ -403,7 +430,7 @@ def parts_over_edges(layout: Layout, size: int, dim: int) -> list[tuple[int, int
     they are not few."""
     window = layout.window(dim)
     assert window is not None
-    if layout.blocks or not window.stride or window.every > 1:
+    if layout.blocks or not window.stride or window.every > 1 or window.piece:
         return None
     first, end = window.inside(size)  # outputs that need nothing from beyond the edges
     if first + window.count - end > MAX_EDGE_WINDOWS:

@@ -7,6 +7,7 @@ several arrays at once. Halves are added in float32, and rounded once; reduce_sc
 a wider `dtype`.
 
     narrow            a part of what is here already: a view
+    join_pieces       pieces of a worker's part -> the part
     addend            a replica -> addends: the first worker's, and zeros
     round_addends     addends as they are sent: each rounded to a narrower dtype
     widen_sum         what was summed of such, in the dtype that the addends had
@@ -47,6 +48,7 @@ from ..core.user_line import misfit
 REDUCING = ("all_reduce", "reduce_scatter")
 MOVING = ("all_gather", "all_to_all", "halo", "broadcast")
 COLLECTIVES = (*REDUCING, *MOVING)
+PIECES = "join_pieces"
 
 
 def _alike(*xs: Spec) -> Specs:
@@ -107,6 +109,27 @@ op(
     view=_narrow_view,
     cost=lambda ins, outs, p: (0.0, 0.0),
     made_by="passes",
+)
+
+
+def _joined_rule(*xs: Spec) -> Spec:
+    if len({x.bare for x in xs}) != 1:
+        raise unfit(PIECES, xs, "pieces of one array")
+    return xs[0].bare
+
+
+def _joined_kernel(xp: Any, out: Any, *xs: Any, at: Place) -> None:
+    for x, box in zip(xs, at.ins, strict=True):
+        xp.copyto(out[slices(box, at.outs[0])], x)
+
+
+op(
+    PIECES,
+    infer=_joined_rule,
+    indices=_nowhere,
+    kernel=_joined_kernel,
+    placed=True,
+    made_by="machine",
 )
 
 

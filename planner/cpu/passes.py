@@ -8,6 +8,7 @@ from ostinato.planner.fusion.narrow_operands import narrow
 from ostinato.planner.fusion.parted_stacks import part_stacks
 from ostinato.planner.fusion.sink_transposes import sink_transposes
 from ostinato.planner.fusion.whole_windows import close_windows
+from ostinato.planner.passes.interior import split_interiors
 from ostinato.planner.passes.order import order
 
 from .behind_products import take_epilogues
@@ -25,6 +26,7 @@ PASSES = (
     part_stacks,
     slice_first,
     sink_transposes,
+    split_interiors,
     make_loop_kernels,
     take_epilogues,
     fuse,
@@ -35,5 +37,5 @@ PASSES = (
     mark_prepacked,
 )
 FUSE = fuse  # makes kernels that have several ways, of which timing takes one
-NEED_ROOM = (halve,)  # what is left out where memory is short
+NEED_ROOM = (halve, split_interiors)  # what is left out where memory is short
 CACHE = 1 << 22  # bytes of a turn that stay in cache until they are read

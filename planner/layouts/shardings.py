@@ -262,7 +262,8 @@ def composed(seen: Overlap, window: Overlap) -> Overlap:
     last = first + seen.every * (window.reach - 1) + abs(window.stride) * far
     common = math.gcd(step, every)
     first, last = -(-first // common), last // common
-    return Overlap(seen.count, first, step // common, last - first + 1, every // common)
+    affine = first, step // common, last - first + 1, every // common
+    return Overlap(seen.count, *affine, seen.low, seen.high, seen.piece)
 
 
 def is_rigid(indices: Indices, node: Node, label: str) -> bool:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from ostinato.ops.core.build import Builder
@@ -21,7 +22,8 @@ from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.layout import Layout, Partial
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Spec
-from ostinato.ops.core.traffic import legs, moved, scatters
+from ostinato.ops.core.traffic import legs, scatters
+from ostinato.planner.layouts.costs import relayout_seconds
 from ostinato.planner.machine import Machine
 from ostinato.planner.plan import Target, largest_part
 from ostinato.planner.rewrite import Values, rebuild
@@ -31,7 +33,7 @@ def communicate(graph: Graph, target: Target) -> Graph:
     """The pass. A graph without relayouts stays as it is."""
     if target.workers == 1:
         return graph
-    merged = _merged_halos(graph)
+    merged = _merged_halos(graph, target.machine)
     fetched: dict[tuple[int, Layout], tuple[int, tuple[int, ...]]] = {}
 
     def rule(builder: Builder, node: Node, inputs: Values) -> Sequence[int] | None:
@@ -205,8 +207,8 @@ def _halo(graph: Graph, value: int, end: Layout) -> _Halo:
     return _Halo(value, order, steps, _turned(end, order))
 
 
-def _merged_halos(graph: Graph) -> dict[tuple[int, Layout], tuple[_Halo, bool]]:
-    """For windows on one value that may be fetched together, in whatever orders its axes are read, the
+def _merged_halos(graph: Graph, machine: Machine) -> dict[tuple[int, Layout], tuple[_Halo, bool]]:
+    """For windows on one value that are sooner fetched together, in whatever orders its axes are read, the
     window around them; and whether the value is read in its own order, too."""
     groups: dict[Any, dict[tuple[int, Layout], _Halo]] = {}
     for node in graph.nodes:
@@ -228,8 +230,8 @@ def _merged_halos(graph: Graph) -> dict[tuple[int, Layout], tuple[_Halo, bool]]:
         for end in ends[1:]:
             around = _around(around, end)
         if len(asked) > 1 and not here.partial_axes:
-            apart = sum(moved(here, h.end, spec.shape) for h in asked.values())
-            if moved(here, around, spec.shape) <= apart:
+            took = partial(relayout_seconds, machine, spec.shape, spec.dtype.itemsize, here)
+            if took(around) <= sum(took(h.end) for h in asked.values()):
                 own = any(not h.steps for h in asked.values())
                 found.update({k: (replace(h, end=around), own) for k, h in asked.items()})
     return found

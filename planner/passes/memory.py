@@ -20,11 +20,12 @@ from typing import Any
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.device import Device
 from ostinato.ops.core.graph import Graph, Node
-from ostinato.ops.core.layout import Partial, different_shapes
-from ostinato.ops.core.registry import ANY, OPS
+from ostinato.ops.core.layout import Partial, different_shapes, slices
+from ostinato.ops.core.registry import ANY, OPS, Place
 from ostinato.ops.core.spec import Shape, Spec
 from ostinato.ops.flow.control import CONTROL, ONE_KERNEL, begun_as
 from ostinato.ops.jit.foreach_parts import FOREACH, written_over
+from ostinato.ops.planned.collective import PIECES
 from ostinato.planner.plan import Program, Slot, local_bytes
 from ostinato.planner.rewrite import replace
 
@@ -147,9 +148,12 @@ def joined(graph: Graph) -> dict[int, int]:
             found[node.inputs[1]] = graph.starts[k]
         if node.op == "copy" and (v := _before_copy(graph, k)) >= 0:
             found[v] = graph.starts[k]
-        if not OPS[node.op].moves.concatenates:
+        if node.op == PIECES:
+            parts = [w if _is_piece(graph, k, w) else -1 for w in node.inputs]
+        elif OPS[node.op].moves.concatenates:
+            parts = [_before_join(graph, k, w) for w in node.inputs]
+        else:
             continue
-        parts = [_before_join(graph, k, w) for w in node.inputs]
         if all(v >= 0 for v in parts):
             found |= dict.fromkeys(parts, graph.starts[k])
     return found
@@ -211,6 +215,15 @@ def _before_join(graph: Graph, k: int, w: int) -> int:
     return -1
 
 
+def _is_piece(graph: Graph, k: int, w: int) -> bool:
+    """Whether a kernel makes it for this node alone."""
+    made = graph.nodes[graph.producers[w]]
+    op = OPS[made.op]
+    able = op.view is None and bool(op.kernel or op.run.ufunc)
+    able &= len(made.specs) == 1 or op.run.writes_parts
+    return able and graph.uses[w] == (k,) and w not in graph.outputs
+
+
 def _before_copy(graph: Graph, k: int) -> int:
     """The value that a node makes for this copy and for nobody else, which has another shape; -1 if it is
     something else."""
@@ -231,7 +244,7 @@ def _before_copy(graph: Graph, k: int) -> int:
 
 def _joins(node: Node) -> bool:
     """Whether a node's operands can be made in their place in its result."""
-    return OPS[node.op].moves.concatenates or node.op == "copy"
+    return OPS[node.op].moves.concatenates or node.op == "copy" or node.op == PIECES
 
 
 def is_joined(program: Program, k: int) -> bool:
@@ -256,9 +269,15 @@ def is_update(program: Program, k: int) -> bool:
     return before == after and after.kind in ("arena", "output")
 
 
-def part_getter(graph: Graph, v: int, shape_of: Callable[[Spec], Shape]) -> Callable[[Any], Any]:
+def part_getter(
+    graph: Graph, v: int, shape_of: Callable[[Spec], Shape], place_of: Callable[[Node], Place]
+) -> Callable[[Any], Any]:
     """Make a function from a joined array to the part in which a value is made."""
     (k,) = graph.uses[v]
+    if graph.nodes[k].op == PIECES:
+        boxes = place_of(graph.nodes[k])
+        own = slices(boxes.ins[graph.nodes[k].inputs.index(v)], boxes.outs[0])
+        return lambda whole: whole[own]
     if (at := replaced(graph, k)) is not None:
         return lambda whole: whole[at]
     looks = list[Node]()
@@ -418,10 +437,8 @@ class _Assigner:
         if v in self.joined:
             whole = self.joined[v]
             if whole not in self.early:
-                if (
-                    whole in self.result
-                ):  # written before it is known which operands are read no more
-                    self.begun.add(self.result[whole])
+                if whole in self.result:
+                    self._over_donated(k, node, whole)
                 join = graph.producers[whole]
                 self.early[whole] = self._place(join, graph.nodes[join], whole)
             return Slot("part", whole)
@@ -454,7 +471,8 @@ class _Assigner:
             mine = self.graph.inputs[j]
             if (mine.shape, mine.dtype, mine.layout) != (spec.shape, spec.dtype, spec.layout):
                 continue
-            here = j in node.inputs and all(self.root[w] != j or w == j for w in node.inputs)
+            here = v in self.graph.outs(k) and j in node.inputs
+            here = here and all(self.root[w] != j or w == j for w in node.inputs)
             overwrite = self._overwrite(k, node, v)
             over = here and (
                 overwrite == ANY or any(node.inputs[n : n + 1] == (j,) for n in overwrite)

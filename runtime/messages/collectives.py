@@ -14,7 +14,7 @@ import numpy as np
 from ostinato.ops.core.device import Device
 from ostinato.ops.core.exchange import largest_piece, pieces_from, pieces_to
 from ostinato.ops.core.graph import Graph, Node
-from ostinato.ops.core.layout import Layout, part_ranks, slices, volume
+from ostinato.ops.core.layout import Layout, intersect, part_ranks, slices, volume
 from ostinato.ops.core.monoid import MONOIDS
 from ostinato.ops.core.spec import Spec
 from ostinato.ops.planned.collective import REDUCING
@@ -49,7 +49,7 @@ def starter(
         everybody = tuple(range(here.workers))
         root = next(r for r in everybody if volume(here.box(spec.shape, r)))
         return lambda xs, outs: comm.start_broadcast(xs[0], outs[0], root, everybody)
-    return _exchange(comm, spec, made, ins[0], outs[0])
+    return _exchange(comm, spec, made, ins[0], outs[0], node.kw.get("edges"))
 
 
 def staged(start: Start, ins: Arrays, outs: Arrays, device: Device) -> Start:
@@ -122,7 +122,10 @@ def _together(comm: Communicator, specs: Sequence[Spec], monoid: str, group: Gro
     return begin
 
 
-def _exchange(comm: Communicator, spec: Spec, made: Spec, x: Any, out: Any) -> Start:
+def _exchange(
+    comm: Communicator, spec: Spec, made: Spec, x: Any, out: Any, edges: Sequence[Layout] | None
+) -> Start:
+    """`edges`: all that is read of what is made, of which only that stays here and is copied."""
     here, there, rank = spec.layout, made.layout, comm.rank
     assert here is not None
     assert there is not None
@@ -131,7 +134,11 @@ def _exchange(comm: Communicator, spec: Spec, made: Spec, x: Any, out: Any) -> S
     goes = pieces_from(here, there, spec.shape, rank)
     sends = [(p.target, slices(p.box, own)) for p in goes if p.target != rank]
     receives = [(p.source, slices(p.box, wanted)) for p in comes if p.source != rank]
-    stays = [(slices(p.box, wanted), slices(p.box, own)) for p in comes if p.source == rank]
+    kept = [p.box for p in comes if p.source == rank]
+    if edges is not None:
+        read = [e.box(spec.shape, rank) for e in edges]
+        kept = [b for box in kept for e in read if volume(b := intersect(box, e))]
+    stays = [(slices(box, wanted), slices(box, own)) for box in kept]
     if comm.on_device:  # which puts what stays there in order with what comes
         return lambda xs, outs: comm.start_exchange(
             [(r, xs[0][s]) for r, s in (*sends, *((rank, s) for _, s in stays))],

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ostinato.ops.core.layout import Partial
-from ostinato.ops.core.registry import ANY, OPS
+from ostinato.ops.core.registry import ANY, OPS, Place
 from ostinato.ops.core.spec import Spec
 from ostinato.ops.cpu.device import CPU
 from ostinato.ops.cpu.jit.llvm import why_not
@@ -74,9 +74,14 @@ def check_memory(program: Program, base: int = 0) -> None:
         whole = graph.specs[slots[v].at]
         size = whole.dtype.itemsize
         numbers = np.arange(math.prod(largest(whole))).reshape(largest(whole))
-        mine = np.sort(memory.part_getter(graph, v, largest)(numbers), axis=None)
+        mine = np.sort(memory.part_getter(graph, v, largest, boxes)(numbers), axis=None)
         cuts = np.split(mine, np.flatnonzero(np.diff(mine) != 1) + 1) if mine.size else []
         return [(buffer, begin + size * c[0], begin + size * (c[-1] + 1)) for c in cuts]
+
+    def boxes(node: Any) -> Place:  # of the first worker, who has the largest parts
+        ins, outs = [graph.specs[v] for v in node.inputs], node.specs
+        held = [tuple([s.layout.box(s.shape, 0) for s in of]) for of in (ins, outs)]
+        return Place(*held, tuple([s.shape for s in ins]), tuple([s.shape for s in outs]))
 
     def owner(v: int) -> int:
         while slots[v].kind == "alias":
