@@ -72,6 +72,9 @@ def _kernel(
     outs, ins = (box[-k - 2 : -2] for box in (at.outs[0], at.ins[0]))
     made = out if wide == out.dtype else xp.zeros(out.shape, wide)
     made[...] = 0
+    if not in_order and math.prod(hi - lo for lo, hi in ranges) > math.prod(out.shape[-k - 2 : -2]):
+        _by_results(xp, made, x, w, at, steps, wide)
+        ranges = ((0, 0),) * k
     for rs in itertools.product(*(range(*own) for own in ranges)):
         ours, theirs = taps(windows, outs, ins, rs)
         part = made[(..., *ours, slice(None), slice(None))]
@@ -94,6 +97,27 @@ def _kernel(
         xp.add(turned, found.reshape(*found.shape[:-2], *inner, -1), out=turned)
     if made is not out:
         xp.copyto(out, made, casting="unsafe")
+
+
+def _by_results(
+    xp: Any, made: Any, x: Any, w: Any, at: Place, steps: dict[str, Pair], wide: Any
+) -> None:
+    """A product of matrices for each result of a window that is larger than all of these, as slopes of
+    filters are."""
+    k = len(steps["every"])
+    turned = {**steps, "strides": steps["dilation"], "dilation": steps["strides"]}
+    ranges, ins, outs = at.ins[1][-k - 3 : -3], at.ins[0][-k - 2 : -2], at.outs[0][-k - 2 : -2]
+    windows = windows_of(at.out_shapes[0][-k - 2 : -2], **turned)
+    for ys in itertools.product(*(range(*own) for own in outs)):
+        ours, theirs = taps(windows, ranges, ins, ys)
+        seen = x[(..., *theirs, slice(None), slice(None))].astype(wide, copy=False)
+        factor = w[(..., *ours, *[slice(None)] * 3)].astype(wide, copy=False)
+        rows, columns = xp.moveaxis(seen, -2, -k - 3), xp.moveaxis(factor, -2, -k - 3)  # g first
+        count = math.prod(rows.shape[-k - 1 :])
+        rows = rows.reshape(*rows.shape[: -k - 1], count)
+        columns = columns.reshape(*columns.shape[: -k - 2], count, columns.shape[-1])
+        at_y = [y - lo for y, (lo, _) in zip(ys, outs, strict=True)]
+        made[(..., *at_y, slice(None), slice(None))] = xp.swapaxes(xp.matmul(rows, columns), -3, -2)
 
 
 def _by_products(xp: Any, out: Any, x: Any, w: Any, **p: Any) -> None:

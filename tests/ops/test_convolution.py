@@ -399,3 +399,30 @@ def test_pools_and_convolutions_are_built_without_a_value(monkeypatch: pytest.Mo
         pool(x, 2, padding=1)
     for over in (ost.nn.adaptive_max_pool, ost.nn.adaptive_avg_pool):
         over(x, 3)
+
+
+def test_slopes_of_filters_are_a_product_for_each_of_their_places(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As the filters are small, and the images that they are multiplied by are windows of hundreds."""
+    from ostinato.ops.nn import convolution
+
+    seen: list[tuple[int, ...]] = []
+    before = convolution._by_results
+
+    def counted(xp: Any, made: Any, *more: Any) -> None:
+        seen.append(made.shape)
+        before(xp, made, *more)
+
+    monkeypatch.setattr(convolution, "_by_results", counted)
+    rng = np.random.default_rng(0)
+    x, w = rng.normal(size=(2, 3, 5, 4)), rng.normal(size=(3, 2, 2, 2))
+
+    def loss(w: Any) -> Any:
+        return (ost.nn.conv_transpose(x, w, stride=2) ** 2).sum()
+
+    slope = np.asarray(ost.grad(loss)(w))
+    assert [s[1:3] for s in seen] == [(2, 2)]
+    step = 1e-6 * rng.normal(size=w.shape)
+    wanted = float(loss(w + step)) - float(loss(w - step))
+    assert float((slope * step).sum()) == pytest.approx(wanted / 2, rel=1e-5)
