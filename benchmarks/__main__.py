@@ -35,9 +35,10 @@ SUITES = (
     "overlap",
     "layouts",
     "scaling",
+    "space",
     "gpu",
 )
-ALONE = ("predict", "planner", "overlap", "layouts", "scaling")  # which compare with nobody
+ALONE = ("predict", "planner", "overlap", "layouts", "scaling", "space")  # which compare with nobody
 RESULTS = Path(__file__).resolve().parent / "results"
 
 

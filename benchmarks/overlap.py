@@ -20,13 +20,15 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 from unittest import mock
 
+import numpy as np
 from ostinato.ops.core.device import Device
 from ostinato.ops.core.graph import Graph
-from ostinato.planner import pipeline
+from ostinato.planner import lowering, pipeline
+from ostinato.planner.passes.interior import split_interiors
 from ostinato.planner.passes.overlap import overlap
 from ostinato.runtime.messages import communicator
 from ostinato.runtime.messages.communicator import Request, ThreadCommunicator
@@ -152,10 +154,39 @@ def sharded(layers: int = 8, wide: int = 512, rows: int = 1024) -> Made:
     return run, ([some(wide, wide, seed=k) * 0.05 for k in range(layers)], some(rows, wide))
 
 
+def volumes(cube: int = 64, channels: int = 16, layers: int = 4) -> Made:
+    """Convolutions of a volume of which workers have slabs."""
+
+    def run(ws: Any, x: Any) -> Any:
+        for w in ws:
+            x = ost.nn.relu(ost.nn.conv(x, w, padding=1))
+        return x
+
+    x = ost.asarray(
+        np.random.default_rng(0).random((1, channels, *[cube] * 3), np.float32), split=2
+    )
+    shape = channels, channels, 3, 3, 3
+    return run, ([some(*shape, seed=k, split=None) * 0.05 for k in range(layers)], x)
+
+
+def plate(rows: int = 2048, turns: int = 4) -> Made:
+    """Steps of a stencil."""
+
+    def run(u: Any) -> Any:
+        for _ in range(turns):
+            around = u[2:, 1:-1] + u[:-2, 1:-1] + u[1:-1, 2:] + u[1:-1, :-2]
+            u = ost.tanh(ost.pad(around, 1))
+        return u
+
+    return run, (some(rows, rows),)
+
+
 PROGRAMS: dict[str, Callable[[], Made]] = {
     "network": network,
     "transformer": transformer,
     "sharded": sharded,
+    "volumes": volumes,
+    "plate": plate,
 }
 
 
@@ -177,7 +208,10 @@ class Row:
 @contextlib.contextmanager
 def linked(workers: int, apart: bool = False) -> Iterator[Any]:
     passes = tuple(p for p in pipeline.PASSES if not (apart and p is overlap))
+    rules = lowering.RULES["cpu"]
+    mine = tuple(p for p in rules.passes if not (apart and p is split_interiors))
     with (
+        mock.patch.dict(lowering.RULES, cpu=replace(rules, passes=mine)),
         mock.patch.object(communicator, "ThreadCommunicator", Throttled),
         mock.patch.object(pipeline, "PASSES", passes),
         mock.patch.object(settings, "cache", None),  # whose plans have all passes

@@ -31,6 +31,7 @@ from benchmarks import (
     planning,
     predict,
     runner,
+    space,
     table,
 )
 from benchmarks.dispatch import numpy_case, ostinato_case
@@ -302,6 +303,23 @@ def test_messages_are_slowed_down(capsys, monkeypatch):
     assert row["messages"] >= 1
     assert row["compute"] <= row["least"] <= row["apart"]
     assert row["apart"] > 0.003 * row["messages"]
+
+
+def test_networks_are_cut_in_space(capsys, monkeypatch):
+    monkeypatch.setattr(space, "by_ranks", lambda *_: None)
+    monkeypatch.setattr(overlap, "PROGRAMS", {"volumes": lambda: overlap.volumes(8, 2, 2)})
+    asked = ["space", "--json", "--workload", "cosmoflow,volumes", "--cube", "8", "--width", "1"]
+    assert command.main([*asked, "--seconds", "0.01"]) == 0
+    steps, hidden = map(json.loads, capsys.readouterr().out.splitlines())
+    assert steps["ratio"] > 0
+    assert steps["of work"] > 0
+    assert hidden["messages"] == 2
+
+
+@pytest.mark.parametrize("kind", space.READ)
+def test_workers_read_no_more_than_their_slabs_and_halos(kind):
+    pytest.importorskip("h5py" if kind == "hdf5" else "zarr")
+    assert 0.9 < space.reads(kind, 96, 2) <= 1.05
 
 
 def test_plans_are_measured_beside_layouts_by_hand(capsys, monkeypatch):
