@@ -105,6 +105,16 @@ def test_plan_cosmoflow(capsys: pytest.CaptureFixture[str]) -> None:
     assert said.count("conv ") >= 4
 
 
+def test_unet3d(capsys: pytest.CaptureFixture[str]) -> None:
+    losses = example("unet3d").main(cube=8, width=2, epochs=2, workers=2)
+    assert len(losses) == 16
+    assert statistics.mean(losses[8:]) < statistics.mean(losses[:8])
+    said = capsys.readouterr().out
+    assert "volumes of (1, 8, 8, 8): split 1 of 2" in said
+    assert "float32[1,8,8,8,1,2] @ split 1 of 2" in said
+    assert "in each step" in said
+
+
 @pytest.mark.parametrize("workers", some([1, 3], 2, 1))
 def test_logistic_regression(workers: int) -> None:
     losses, right = example("logistic_regression").main(5_000, 6, workers)
