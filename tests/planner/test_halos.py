@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ostinato.ops.core.registry import OPS
 from ostinato.planner.seeing.explain import facts
 
 import ostinato as ost
@@ -125,3 +126,39 @@ def test_windows_of_what_is_made_of_nothing_are_made() -> None:
             a, b = ost.compile(lambda x: function(x))(ost.asarray(x, split=0))
             np.testing.assert_allclose(np.asarray(a), x[1:] + ramp[:-1], 1e-12)
             np.testing.assert_allclose(np.asarray(b), x + ramp[::-1], 1e-12)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "split", "channels"),
+    [((4,), 2, 8), ((2, 2), (2, 3), 8), ((2, 2), (0, 2), 8), ((4,), 2, 256)],
+)
+def test_slopes_of_weights_are_summed_once_as_soon_as_they_are_there(
+    mesh: Any, split: Any, channels: int
+) -> None:
+    """Over all splits at once, small ones together, and large ones while slopes of layers before are made."""
+    layers = 4
+
+    def loss(x: Any, weights: Any) -> Any:
+        for w in weights:
+            x = ost.nn.relu(ost.nn.conv(x, w, padding=1))
+        return (x**2).sum()
+
+    x = spec(2, channels, 64, 64, 64, split=split)
+    weights = [spec(channels, channels, 3, 3, 3)] * layers
+    plan = ost.plan(
+        ost.grad(loss, 1), x, weights, mesh=mesh, machine="h200-ib", memory_limit=10**13
+    )
+    graph, summed = plan.program.graph, list[int]()
+    convs = [k for k, n in enumerate(graph.nodes) if n.op == "conv" and n.specs[0].ndim == 6]
+    for k, node in enumerate(graph.nodes):
+        if "all_reduce" not in (node.op, node.kw.get("collective")):
+            continue
+        assert {*node.kw["axes"]} == {*range(len(mesh))}
+        summed += [graph.specs[v].size for v in node.inputs]
+        last = max(graph.producers[v] for v in node.inputs)
+        while OPS[graph.nodes[last].op].view is not None:
+            last = graph.producers[graph.nodes[last].inputs[0]]
+        assert not any(last < c < k for c in convs), "a sum that waits for others"
+    assert summed == [27 * channels**2] * layers
+    first = next(k for k, n in enumerate(graph.nodes) if n.kw.get("monoid") == "sum")
+    assert (channels == 256) == any(c > first for c in convs), "large ones go while others are made"
