@@ -38,7 +38,14 @@ SUITES = (
     "space",
     "gpu",
 )
-ALONE = ("predict", "planner", "overlap", "layouts", "scaling", "space")  # which compare with nobody
+ALONE = (
+    "predict",
+    "planner",
+    "overlap",
+    "layouts",
+    "scaling",
+    "space",
+)  # which compare with nobody
 RESULTS = Path(__file__).resolve().parent / "results"
 
 
