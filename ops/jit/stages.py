@@ -93,6 +93,14 @@ class Stages:
         far = sum(abs(step) * (self.extents[x] - 1) for x, step in lies.items())
         return far < (math.prod(self.extents[x] for x in lies) - 1) * size
 
+    def slid_with(self, a: int, row: int) -> list[int]:
+        """The labels along which windows of an operand slide as they do from row to row: what one row reads,
+        the next one reads, too."""
+        lies = {x: n for x, n in self.strides[a].items() if n}
+        return [
+            x for x, n in lies.items() if x not in self.rows and x != row and n == lies.get(row)
+        ]
+
     def value_of(self, a: int) -> int:
         """The value of an operand or a result, by its place among them."""
         return a if a < self.operands else self.body.outputs[a - self.operands]
@@ -113,14 +121,16 @@ def stages_of(
     rows: Sequence[int],
     shapes: Sequence[Shape],
     strides: Sequence[Sequence[int]],
+    apart: int = 0,
 ) -> Stages | None:
     """The stages of a body for operands and results that lie so; None if no kernel can do it. Moments that are
-    not over rows are spelled out, and indices that always follow each other are one."""
+    not over rows are spelled out, and indices that always follow each other are one; but rows of at least so
+    many elements stay `apart`, of which the next one reads what windows of one read."""
     found = label(body, dims, rows, shapes, strides)
     if found is not None and any(r.kind == "moments" for r in found.reductions.values()):
         found = label(_spelled(found), dims, rows, shapes, strides)
     if found is not None:
-        join_neighbours(found)
+        join_neighbours(found, apart)
     return found
 
 
@@ -205,14 +215,17 @@ def label(
     return Stages(body, every, extents, tuple(rows), reductions, steps, len(body.inputs), running)
 
 
-def join_neighbours(nest: Stages) -> None:
+def join_neighbours(nest: Stages, apart: int = 0) -> None:
     """Indices that always follow each other, in memory too, become one."""
     whole = {x for v, own in enumerate(nest.dims) if _counts(nest.body, v) for x in own}
     whole |= {*nest.running.values()}
+    apart = 0 if nest.gathered else apart
     for outer, inner in _neighbours(nest):
         if outer in whole or inner in whole or not _are_one(nest, outer, inner):
             continue
         n = nest.extents[inner]
+        if apart and n >= apart and any(nest.slid_with(a, outer) for a in range(nest.operands)):
+            continue
         nest.extents[outer] *= n
         nest.extents[inner] = 1
         nest.dims = [tuple(None if x == inner else x for x in own) for own in nest.dims]

@@ -12,6 +12,7 @@ import pytest
 from numpy.lib.stride_tricks import sliding_window_view
 from ostinato.ops.core.apply import apply
 from ostinato.ops.core.registry import Place
+from ostinato.ops.cpu.loops import nest_kernels
 
 import ostinato as ost
 from tests.cuda_host import COMPILER
@@ -201,3 +202,32 @@ def test_edges_of_long_windows_are_in_memory(taps: int) -> None:
         np.testing.assert_allclose(np.asarray(f(x)), np.convolve(x, w, "same"), 1e-10, 1e-10)
     kernels = [n.op for n in f.plan.program.graph.nodes if ost.ops.lookup(n.op).view is None]
     assert ("pad" in kernels) is (taps == 40), kernels
+
+
+@alone
+@pytest.mark.parametrize("seed", range(6))
+def test_rows_of_windows_are_done_together(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What windows of one row read, those of the next ones read, too, of any number of rows; whole numbers show
+    each element that is missed or counted twice."""
+    r, together = random.Random(seed), list[bool]()
+    text = nest_kernels.nest_text
+    monkeypatch.setattr(nest_kernels, "nest_text", lambda nest, bits: (
+        together.append(nest.abreast >= 0), text(nest, bits))[1])  # fmt: skip
+    taps, rows, width = (
+        r.choice([5, 16, 31, 40]),
+        r.choice([61, 62, 63, 64, 67]),
+        r.choice([70, 300]),
+    )
+    dtype = r.choice(["float32", "float64", "int32"])
+    x = rng.integers(-9, 9, (rows + taps - 1, width)).astype(dtype)
+    w, z = (rng.integers(-9, 9, n).astype(dtype) for n in (taps, (rows, width)))
+    reduced = lambda a, z: a - a.max(1)[:, None]  # noqa: E731
+    behind = r.choice([lambda a, z: a, lambda a, z: a * z + 1, reduced])
+
+    def f(xp: Any, x: Any) -> Any:
+        windows = slide(x, (0,), (taps,), (1,), (1,))
+        return behind(xp.einsum("icr,r->ic", windows, w), z)
+
+    with on():
+        np.testing.assert_array_equal(np.asarray(ost.compile(lambda x: f(ost, x))(x)), f(np, x))
+    assert any(together) is (behind is not reduced), "these rows are done one by one"

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from ostinato.ops.core.spec import DType, float64, int64, real_of
 from ostinato.ops.cpu.jit.emitter import loop_facts, memory_type
 from ostinato.ops.cpu.limits import LIMITS
-from ostinato.ops.cpu.loops.schedule import Nest
+from ostinato.ops.cpu.loops.schedule import ABREAST, Nest
 from ostinato.ops.jit.combining import chan, compensated, moved
 from ostinato.ops.jit.elements import Env
 from ostinato.ops.jit.schedule import grouped
@@ -44,6 +44,9 @@ class Kernel(StageWriter):
             if x == nest.lane:
                 blocks = code.let(f"add i64 {extent}, {nest.lanes - 1}")
                 many = code.let(f"udiv i64 {blocks}, {nest.lanes}")
+            elif x == nest.abreast:
+                blocks = code.let(f"add i64 {extent}, {ABREAST - 1}")
+                many = code.let(f"udiv i64 {blocks}, {ABREAST}")
             else:
                 many = extent
             index = code.let(f"urem i64 {rest}, {many}") if n else rest
@@ -52,6 +55,12 @@ class Kernel(StageWriter):
                 index = code.times(index, str(nest.lanes))
                 left = code.let(f"sub i64 {extent}, {index}")
                 code.add(f"%count = add i64 {code.least(left, str(nest.lanes))}, 0")
+            elif x == nest.abreast:
+                index = code.times(index, str(ABREAST))
+                left = code.let(f"sub i64 {extent}, {index}")
+                code.add(f"%abreast = add i64 {code.least(left, str(ABREAST))}, 0")
+                code.add(f"%all_abreast = icmp eq i64 %abreast, {ABREAST}")
+                code.add("%few_abreast = xor i1 %all_abreast, 1")
             env[x] = self.begins[x] = index
         for a, lies in enumerate(nest.strides):
             at = f"%data_{a}"

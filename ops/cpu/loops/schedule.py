@@ -27,6 +27,7 @@ LANES = (256, 128, 64)  # rows of a unit where lanes run along the rows: as many
 TILE = 16  # elements of a tile, as many as a square that is transposed has at the most
 BLOCKS, UNITS = ("64", "128", "256", "512"), " rows at a time"  # ways of a kernel in stages
 WIDE, TOGETHER = LIMITS.wide, LIMITS.together
+ABREAST = 4  # rows whose totals are in registers together, if windows of theirs overlap
 MIN_NEAR_LANE = 15  # an index of more turns may be the lane, if its elements are neighbours
 HELD = LIMITS.unit_bytes
 ROW_BYTES = LIMITS.row_bytes
@@ -42,6 +43,9 @@ class Nest(Stages):
     packed: set[int] = field(default_factory=set)  # those that are the same for all units
     walked: int = -1  # the label along which sums run, and
     tile: int = 0  # how many elements of it are in cache
+    abreast: int = (
+        -1
+    )  # the label of which a unit has ABREAST rows, that read most elements together
 
     @property
     def across(self) -> bool:
@@ -50,7 +54,7 @@ class Nest(Stages):
 
     def inner(self, v: int) -> tuple[int, ...]:
         """The labels of a value in a unit, the lane last."""
-        own = [x for x in self.labels(v) if x not in self.rows or x == self.lane]
+        own = [x for x in self.labels(v) if x not in self.rows or x in (self.lane, self.abreast)]
         return tuple(sorted(own, key=lambda x: x == self.lane))
 
     @property
@@ -60,8 +64,8 @@ class Nest(Stages):
 
     def width(self, label: int) -> int:
         """How many elements a unit has along a label."""
-        if label == self.walked:
-            return self.tile
+        if label in (self.walked, self.abreast):
+            return self.tile if label == self.walked else ABREAST
         return self.lanes if label == self.lane and self.across else self.extents[label]
 
     def held_bytes(self, v: int) -> int:
@@ -83,7 +87,7 @@ def analyse(
 ) -> Nest | None:
     """The nest of a body for operands and results that lie so; None if no kernel can do it. (`steps` says how
     they lie where that is not known.)"""
-    found = stages_of(body, dims, rows, shapes, strides)
+    found = stages_of(body, dims, rows, shapes, strides, apart=LANES[-1])
     nest = Nest(**vars(found)) if found is not None else None
     return nest if nest is not None and _arrange(nest, lanes) else None
 
@@ -127,7 +131,7 @@ def _arrange(nest: Nest, most: Sequence[int]) -> bool:
 
 def _fits(nest: Nest, lane: int, most: Sequence[int]) -> bool:
     """Run lanes along this label, if what is held then fits into cache."""
-    nest.lane = lane
+    nest.lane, nest.abreast = lane, -1
     body, nest.held = nest.body, kept(nest, {lane})
     if nest.across:
         nest.lanes = min(most)
@@ -147,7 +151,9 @@ def _fits(nest: Nest, lane: int, most: Sequence[int]) -> bool:
     nest.packed = {v for v in _packed(nest) if nest.tiled not in nest.labels(v)}
     if nest.across:
         rest = [x for x in nest.rows if x != lane]
-        nest.rows = (lane, *rest) if nest.packed else (*rest, lane)
+        slid = [x for x in rest if any(nest.slid_with(a, x) for a in range(nest.operands))]
+        nest.abreast = slid[-1] if slid and not (nest.gathered or nest.running) else -1
+        nest.rows = (lane, *rest) if nest.packed or slid else (*rest, lane)
     limits = (LIMITS.walk_bytes, HELD) if nest.tiled >= 0 else (HELD,)
     for limit in limits if nest.across else (ROW_BYTES,):
         for lanes in most if nest.across else LANES[:1]:

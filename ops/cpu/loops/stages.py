@@ -15,6 +15,7 @@ depend on extents only, so the number of threads changes no bit."""
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from ostinato.ops.core.spec import DType, bool_, int64, real_of
 from ostinato.ops.cpu.jit.emitter import Code, memory_type
 from ostinato.ops.cpu.jit.lines import LlvmLines, llvm_type, number_at
 from ostinato.ops.cpu.limits import LIMITS
-from ostinato.ops.cpu.loops.schedule import Nest
+from ostinato.ops.cpu.loops.schedule import ABREAST, Nest
 from ostinato.ops.jit.combining import (
     carried,
     compensated,
@@ -108,6 +109,7 @@ def facts(nest: Nest) -> Facts:
         put(waiting, "done", v)
         waiting += 64
     steps = {nest.lane: nest.lanes} if nest.across else {}
+    steps |= {nest.abreast: ABREAST} if nest.abreast >= 0 else {}
     units = math.prod(-(-nest.extents[x] // steps.get(x, 1)) for x in nest.rows)
     return Facts(places, values, room, waiting, units)
 
@@ -167,10 +169,11 @@ class StageWriter(Elements):
         return Value(self.code.lines, self.entry_slot(place, llvm_type(dtype)), dtype)
 
     def extent(self, label: int) -> str:
-        n = self.nest.extents[label]
         if label == self.nest.walked and self.left:
             return self.left
-        return str(n) if self.is_short(label) else self.fact("extent", label)
+        if label == self.nest.abreast:
+            return "%abreast"
+        return str(self.nest.extents[label]) if self.is_short(label) else self.fact("extent", label)
 
     def is_short(self, label: int) -> bool:
         nest = self.nest
@@ -180,7 +183,7 @@ class StageWriter(Elements):
     def span(self, label: int) -> str:
         """How many elements a held value has room for along a label."""
         nest = self.nest
-        fixed = label == nest.walked or (label == nest.lane and nest.across)
+        fixed = label in (nest.walked, nest.abreast) or (label == nest.lane and nest.across)
         return str(nest.width(label)) if fixed else self.extent(label)
 
     # -- addresses
@@ -211,22 +214,30 @@ class StageWriter(Elements):
         dtype = self.body.specs[v].dtype
         at = f"%at_{a}"
         lane = nest.lane if nest.lane in nest.strides[a] else -1
+        beside = nest.slid_with(a, nest.abreast)[:1]
         for x in nest.strides[a]:
-            if x != lane and (x not in nest.rows):
+            if x == nest.abreast and not beside:
+                at = self.further(at, env[x], a, x)
+            elif x != lane and (x not in nest.rows):
                 index = code.sum(self.begins[x], env[x]) if x in self.begins else env[x]
+                if x in beside:  # one address, that several rows know by one name
+                    index = code.sum(index, env[nest.abreast])
                 if x in self.read_elsewhere and nest.strides[a][x] == dtype.itemsize:
                     at = code.let(f"getelementptr {memory_type(dtype)}, ptr {at}, i64 {index}", "a")
                     continue
-                step = code.times(index, self.fact("stride", a, x))
-                at = code.let(f"getelementptr i8, ptr {at}, i64 {step}", "a")
+                at = self.further(at, index, a, x)
         if lane >= 0:
             if nest.strides[a][lane] == dtype.itemsize:
                 return code.let(
                     f"getelementptr {memory_type(dtype)}, ptr {at}, i64 {env[lane]}", "a"
                 )
-            step = code.times(env[lane], self.fact("stride", a, lane))
-            return code.let(f"getelementptr i8, ptr {at}, i64 {step}", "a")
+            return self.further(at, env[lane], a, lane)
         return at
+
+    def further(self, at: str, index: str, a: int, label: int) -> str:
+        """The address of an element of an operand that is so many elements away along a label."""
+        step = self.code.times(index, self.fact("stride", a, label))
+        return self.code.let(f"getelementptr i8, ptr {at}, i64 {step}", "a")
 
     def load(self, address: str, dtype: DType) -> Value:
         return self.code.load(address, dtype)
@@ -542,7 +553,7 @@ class StageWriter(Elements):
 
     def reduce_aside(self, first: int, r: Reduction) -> None:
         """Over other labels than the lane: element by element of the lane."""
-        nest, body = self.nest, self.body
+        nest, body, code = self.nest, self.body, self.code
         values, home = self.targets(first, r)
         gathers = home == "part"
         slides = any(nest.overlaps(a) for a in range(nest.operands))
@@ -564,22 +575,38 @@ class StageWriter(Elements):
                     total = list(self.better(r.kind, total[0], total[1], x, place))
             return total
 
-        with self.loops(self.apart(first), {}) as env:
+        def combine(env: Env, indices: Sequence[str]) -> list[tuple[Value, str]]:
+            at = [self.held_at(v, env, self.base(home, v)) for v in values]
+            total = self.begun(first) if alone else list(map(self.load, at, dtypes))
+            total = step(env, indices, total)
+            if alone and len(total) == 1:
+                total = [self.shared(first, total[0])]
+            return list(zip(total, at, strict=True))
+
+        def sweep(env: Env, rows: Sequence[Env]) -> None:
+            """All that is combined, of so many rows at a time."""
             if not gathers and not alone and not tiled:
-                with self.along(first, cleared(dtypes[0])) as lane:
-                    self.store_all(first, self.begun(first), env | lane)
+                for row in rows:
+                    with self.along(first, cleared(dtypes[0])) as lane:
+                        self.store_all(first, self.begun(first), env | row | lane)
             with self.loops(outer, env) as inside:
                 pieces = [(True, ["0"])] if last is None else self.pieces(last, slides or tiled)
                 for _, indices in pieces:
                     with self.along(first) as lane:
-                        here = inside | lane
-                        at = [self.held_at(v, here, self.base(home, v)) for v in values]
-                        total = self.begun(first) if alone else list(map(self.load, at, dtypes))
-                        total = step(here, indices, total)
-                        if alone and len(total) == 1:
-                            total = [self.shared(first, total[0])]
-                        for value, address in zip(total, at, strict=True):
+                        made = [combine(inside | row | lane, indices) for row in rows]
+                        for value, address in itertools.chain(*made):
                             self.store(value, address)
+
+        apart = self.apart(first)
+        if nest.abreast in apart:
+            apart.remove(nest.abreast)
+            with code.when("%all_abreast"), self.loops(apart, {}) as env:
+                sweep(env, [{nest.abreast: str(i)} for i in range(ABREAST)])
+            with code.when("%few_abreast"), self.loops([nest.abreast, *apart], {}) as env:
+                sweep(env, [{}])
+        else:
+            with self.loops(apart, {}) as env:
+                sweep(env, [{}])
         if not gathers and not alone and not tiled:
             self.share(first)
 
