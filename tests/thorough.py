@@ -1,6 +1,6 @@
 """How much a run tries: OSTINATO_TRUST=thorough all, =quick the least (`make quick`), otherwise a part.
 
-Random tests draw a quarter of their examples: `settings(max_examples=few(75))`. Of cases that differ in what does
+Random tests draw a sixth of their examples: `settings(max_examples=few(75))`. Of cases that differ in what does
 not matter to each other (dtypes of a factorization, meshes of a gradient, halves that are computed as float32),
 each has its turn with some of the others: `some(CASES, of=3)`, `turns(MESHES, SHAPES, KINDS)`.
 
@@ -28,8 +28,8 @@ STARTS = {"subprocess", "multiprocessing", "clusters", "nvrtc", "cuda_host", "Lo
 
 
 def few(count: int) -> int:
-    """A quarter of them, or in a quick run a twelfth, unless a thorough run was asked for."""
-    return count if THOROUGH else -(-count // (12 if QUICK else 4))
+    """A sixth of them, or in a quick run a twelfth, unless a thorough run was asked for."""
+    return count if THOROUGH else -(-count // (12 if QUICK else 6))
 
 
 def some(cases: Sequence[T], of: int = 3, first: int = 0) -> list[T]:
