@@ -260,10 +260,6 @@ def columns_to_image(at: NodeCall, x: Value, image: Value, block: Value) -> Valu
 
 
 # -- norms -----------------------------------------------------------------------------------
-def _channels(v: Value, ndim: int, axis: int = 1) -> Any:
-    return ours(v).reshape([-1 if d == axis else 1 for d in range(ndim)])
-
-
 @operator("BatchNormalization")
 def batch_norm(
     at: NodeCall, x: Value, scale: Value, bias: Value, mean: Value, variance: Value

@@ -6,7 +6,6 @@ so a rate that changes is no new plan. Any function of that number will do in it
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +19,6 @@ from ostinato.ops.core.array import Array
 from ostinato.ops.core.spec import float32
 from ostinato.ops.core.user_line import misfit
 
-Schedule = Callable[[Any], Any]
 Rate = Any  # a number, an array, or a schedule
 
 
