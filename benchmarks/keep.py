@@ -29,7 +29,7 @@ def without(take_out: Callable[[], None], function: Any, operands: Operands) -> 
 
 def natives(*names: str) -> Callable[[], None]:
     def take_out() -> None:
-        from ostinato.ops.cpu.device import CPU
+        from ostinato.ops.cpu.cpu_device import CPU
 
         for name in names:
             del CPU.natives[name]

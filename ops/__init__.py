@@ -51,7 +51,7 @@ from .core.graph import Graph, Node
 from .core.layout import Layout
 from .core.registry import OPS, Op, lookup
 from .core.spec import Spec
-from .cpu.device import CPU  # noqa: F401  (registers how a CPU does it)
+from .cpu.cpu_device import CPU  # noqa: F401  (registers how a CPU does it)
 from .flow import (  # noqa: F401  (registers the operations)
     branches,
     callback,
@@ -59,7 +59,7 @@ from .flow import (  # noqa: F401  (registers the operations)
     repeat_scan,
     while_loops,
 )
-from .gpu.device import Gpu  # noqa: F401
+from .gpu.gpu_device import Gpu  # noqa: F401
 from .planned import collective, element_ids, reproducible  # noqa: F401  (registers the operations)
 from .random import distributions, draws, random  # noqa: F401  (registers the operations)
 from .special import special  # noqa: F401  (registers the operations)

@@ -1,4 +1,4 @@
-"""A device for tests: a GPU (ops/gpu/device.py) with arrays of fake_xp.py in place of CuPy's.
+"""A device for tests: a GPU (ops/gpu/gpu_device.py) with arrays of fake_xp.py in place of CuPy's.
 
 It does in order, some time later, what it is asked to: what a run took is known only when somebody has
 waited for it. Its time is counted in calls. Another one has kernels in CUDA C++, which the host
@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from ostinato.ops.core.device import DEVICES, add
-from ostinato.ops.gpu.device import NAME, Gpu
+from ostinato.ops.gpu.gpu_device import NAME, Gpu
 from ostinato.ops.gpu.libraries import cudnn
 from ostinato.ops.gpu.libraries.cublaslt import Library
 from ostinato.planner.lowering import RULES

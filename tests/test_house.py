@@ -45,17 +45,27 @@ def modules(room: str) -> list[Path]:
 
 
 @cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@cache
+def nodes_of(path: Path) -> list[ast.AST]:
+    return [*ast.walk(tree_of(path))]
+
+
+@cache
 def imports(path: Path, top_level: bool = False) -> list[tuple[str, bool]]:
     """What a file imports, and whether relatively; at the top level only, or anywhere but under TYPE_CHECKING."""
     found = []
-    tree = ast.parse(path.read_text())
+    tree = tree_of(path)
     skip = {
         id(inner)
-        for node in ast.walk(tree)
+        for node in nodes_of(path)
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
         for inner in ast.walk(node)
     }
-    for node in tree.body if top_level else ast.walk(tree):
+    for node in tree.body if top_level else nodes_of(path):
         if id(node) in skip:
             continue
         if isinstance(node, ast.Import):
@@ -94,7 +104,7 @@ def test_no_circles() -> None:
     arrows = networkx.DiGraph()
     for name, path in names.items():
         package = name if path.name == "__init__.py" else name.rpartition(".")[0]
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes_of(path):
             if isinstance(node, ast.ImportFrom):
                 outer = package.split(".")
                 outer = outer[: len(outer) + 1 - node.level] if node.level else []
@@ -117,14 +127,14 @@ def module_name(path: Path) -> str:
 # -- what may only become less ---------------------------------------------------------------
 # Numbers that stand for themselves: (now, the bar). Who makes one smaller writes the new one here.
 BARS = {
-    "numeric constants of modules": (685, 350),
+    "numeric constants of modules": (683, 350),
     "constants named by size": (0, 0),
     "docstrings that begin with What, Of, Those or The same": (0, 0),
     "functions that begin with a preposition": (8, 5),
     "files above 900 lines": (0, 0),
     "functions above 80 lines": (4, 4),
     "public classes of one name in a room": (4, 0),
-    "file names that are not unique": (4, 0),
+    "file names that are not unique": (0, 0),
     "words of the glossary": (14, 15),
 }
 SIZES = {"MOST", "FEW", "LEAST", "MANY", "SMALL", "LARGE", "LONG", "SHORT", "NEAR", "FAR"}
@@ -174,7 +184,7 @@ def counted() -> dict[str, list[str]]:
         named: dict[str, str] = {}
         for path in modules(room):
             at, text = str(path.relative_to(ROOT)), path.read_text()
-            tree = ast.parse(text)
+            tree = tree_of(path)
             if path.name != "__init__.py":
                 seen.setdefault(path.name, []).append(path)
             if text.count("\n") > 900:
@@ -188,7 +198,7 @@ def counted() -> dict[str, list[str]]:
                 if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                     other = named.setdefault(node.name, at)
                     classes += [f"{at}: {node.name}, as {other}"] * (other != at)
-            for node in ast.walk(tree):
+            for node in nodes_of(path):
                 if isinstance(node, ast.FunctionDef):
                     if re.match(r"(What|Of|Those|The same)\b", ast.get_docstring(node) or ""):
                         docs.append(f"{at}: {node.name}")
@@ -248,7 +258,7 @@ def test_passes_know_ops_by_their_facts() -> None:
             continue
         found += [
             f"{path.relative_to(ROOT)}:{node.lineno}: {node.value}"
-            for node in ast.walk(ast.parse(path.read_text()))
+            for node in nodes_of(path)
             if isinstance(node, ast.Constant) and node.value in others
         ]
     assert found == []
@@ -280,7 +290,7 @@ FAMILIES = {
     "ops/cpu/libraries/scipy_fft.py": (1, "functions of a library"),
     "ops/cpu/loops/loop_values.py": (1, "what writes a part of its operand"),
     "ops/cpu/natives.py": (3, "the list of who does an op better"),
-    "ops/gpu/device.py": (2, "the list of who does an op better"),
+    "ops/gpu/gpu_device.py": (2, "the list of who does an op better"),
     "ops/gpu/epilogue.py": (1, "what a library's epilogue adds"),
     "ops/gpu/jit/lines.py": (1, "functions of CUDA C++"),
 }
@@ -297,7 +307,7 @@ def test_sets_of_names_are_closed_families() -> None:
     found: dict[str, int] = {}
     for room in ("planner", "runtime", "ostinato", "ops/jit", "ops/cpu", "ops/gpu"):
         for path in modules(room):
-            for node in ast.walk(ast.parse(path.read_text())):
+            for node in nodes_of(path):
                 if isinstance(node, ast.Tuple | ast.Set | ast.List):
                     values = [e.value for e in node.elts if isinstance(e, ast.Constant)]
                     name = str(path.relative_to(ROOT))
@@ -314,7 +324,7 @@ def test_what_is_about_one_device_stays_in_its_rooms() -> None:
     asks = re.compile(r"\bxp (is|is not|==|!=) np\b|\bdevice (==|!=) [\"']")
     homes = {ROOT / "ops/cpu", ROOT / "planner/cpu", ROOT / "planner/seeing"}
     may = {  # the lists of devices, what is timed, and threads of the host
-        "ops/__init__.py": {"ostinato.ops.cpu.device"},
+        "ops/__init__.py": {"ostinato.ops.cpu.cpu_device"},
         "planner/lowering.py": {"ostinato.planner.cpu", "ostinato.planner.gpu"},
         "planner/tuning/sites.py": {"ostinato.ops.cpu.fused", "ostinato.planner.cpu.fuse"},
         "planner/tuning/tuner.py": {"ostinato.ops.cpu.libraries.onednn"},
@@ -356,7 +366,7 @@ def test_no_address_of_code_is_a_number() -> None:
     """It would keep nothing alive: who needs one has a `CodeAddress`, and what is made once is made under a lock."""
     found = []
     for path in [p for room in (*FLOORS, "io_pipeline") for p in modules(room) if p != HOME]:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes_of(path):
             named = getattr(node, "attr", getattr(node, "id", None))
             bare = named in BARE or (named == "get_function_address" and path.name != "llvm.py")
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "ctypes.cast":

@@ -21,7 +21,7 @@ from ostinato.ops.core.index import Window, taps, windowed
 from ostinato.ops.core.parameters import PLACES, STRIDES, Kind, unfit
 from ostinato.ops.core.registry import OPS, Place, Product, Reduce, op
 from ostinato.ops.core.spec import Spec
-from ostinato.ops.cpu.device import CPU
+from ostinato.ops.cpu.cpu_device import CPU
 from ostinato.planner.file import decode_plan, encode_plan
 from ostinato.planner.seeing.explain import facts
 

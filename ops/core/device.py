@@ -4,7 +4,7 @@ An operation says what it means, and how any `xp` computes it (ops/core/registry
 `xp` is, how memory is had, how values come and go, and what it does better than the ops' own kernels:
 `runs` registers that by an op's name. The planner asks for a device by the name that plans have, the
 runtime binds programs to it; neither knows what kinds there are. A new one is a subclass of `Device`
-with an instance that `add` made known (ops/cpu/device.py)."""
+with an instance that `add` made known (ops/cpu/cpu_device.py)."""
 
 from __future__ import annotations
 

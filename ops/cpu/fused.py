@@ -21,7 +21,7 @@ from ostinato.ops.jit.foreach_parts import FOREACH
 from ostinato.ops.jit.labels import combines
 from ostinato.ops.jit.library_steps import done, steps_behind
 from ostinato.ops.jit.moves import has_moves, shapes_of
-from ostinato.ops.jit.stages import label
+from ostinato.ops.jit.stage_values import label
 
 from .jit.kept_text import kept_on_disk
 from .kernels.gemm_epilogue import shape_of

@@ -22,7 +22,7 @@ from .labels import reads_elsewhere
 from .moves import is_join
 from .pairs import Pair
 from .scalar import lower, multiplies, number
-from .stages import Reduction, Stages
+from .stage_values import Reduction, Stages
 from .values import Lines, Value, cast, fma, where
 
 Env = dict[int, str]  # how the index of a label is called

@@ -44,7 +44,7 @@ from ostinato.planner.fusion.horizontal import components, form_of
 from ostinato.planner.fusion.joins import gather_joins, spread_joins
 from ostinato.planner.fusion.kernel_draws import draw_in_kernels
 from ostinato.planner.fusion.narrow_operands import uncast
-from ostinato.planner.fusion.stages import (
+from ostinato.planner.fusion.stage_groups import (
     PRODUCT,
     Nested,
     count_apart,

@@ -28,7 +28,7 @@ from ostinato.ops.core.spec import float32, float64, is_float
 from ostinato.planner.plan import Target
 from ostinato.planner.rewrite import replace
 
-from .stages import LONG_WINDOW, Nested, is_apart, walks
+from .stage_groups import LONG_WINDOW, Nested, is_apart, walks
 
 # Of products that are a library's. On a GPU a kernel takes up to a hundred times as long as a product, and the
 # operation's own one is calls for each element of a window.

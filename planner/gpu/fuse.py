@@ -9,7 +9,7 @@ return %2                                   ... })
 
 What goes together is decided in planner/fusion. Even a single operation becomes a kernel of our own,
 which has the bits of the CPU's (ops/gpu/loops/flat.py). A product takes in of what follows it what the
-library does as it writes the product (`Device.epilogue_of`), with bits for a relu's slope (bits.py). This
+library does as it writes the product (`Device.epilogue_of`), with bits for a relu's slope (relu_bits.py). This
 belongs to this machine: plan files hold the graph without it."""
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ostinato.planner.fusion.counting import count_in_kernels, differs_by_part
 from ostinato.planner.fusion.groups import fits, groups_of, is_gemm, kernel_of, with_kernels
 from ostinato.planner.fusion.joins import gather_joins, spread_joins
 from ostinato.planner.fusion.kernel_draws import draw_in_kernels
-from ostinato.planner.fusion.stages import (
+from ostinato.planner.fusion.stage_groups import (
     PRODUCT,
     Nested,
     count_apart,
@@ -43,7 +43,7 @@ from ostinato.planner.plan import Target
 from ostinato.planner.prediction import STAGED, machine_of
 from ostinato.planner.rewrite import is_kernel, map_bodies, with_nodes
 
-from .bits import keep_bits
+from .relu_bits import keep_bits
 
 
 def fuse(graph: Graph, target: Target, larger: bool = True) -> Graph:

@@ -23,7 +23,7 @@ from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.monoid import MONOIDS
 from ostinato.ops.core.registry import OPS, op_of
 from ostinato.ops.core.spec import Spec
-from ostinato.planner.fusion.stages import slides
+from ostinato.planner.fusion.stage_groups import slides
 from ostinato.planner.plan import Target
 from ostinato.planner.rewrite import replace
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ostinato.ops.cpu.device import Cpu
+from ostinato.ops.cpu.cpu_device import Cpu
 from ostinato.planner.plan import Plan
 
 import ostinato as ost

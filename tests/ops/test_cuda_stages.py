@@ -13,7 +13,7 @@ import pytest
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.spec import Spec
-from ostinato.ops.gpu import device
+from ostinato.ops.gpu import gpu_device as device
 from ostinato.ops.gpu.loops import flat, schedule, streams
 from ostinato.ops.gpu.loops.schedule import (
     THREADS,
@@ -27,7 +27,7 @@ from ostinato.ops.gpu.loops.stages import Finish
 from ostinato.ops.gpu.loops.streams import kernel_of
 from ostinato.ops.gpu.loops.text import OPTIONS, Kernel
 from ostinato.ops.jit.loops import loops_over
-from ostinato.planner.fusion import stages as nests
+from ostinato.planner.fusion import stage_groups as nests
 
 import ostinato as ost
 from tests import nvrtc

@@ -443,7 +443,9 @@ def test_casts_that_are_not_for_products_stay(monkeypatch: pytest.MonkeyPatch) -
     y = np.asarray(f(ost.asarray(a), ost.asarray(b)))
     assert "wide_matmul" not in steps(f)
     np.testing.assert_allclose(y, a.astype(float) @ b.astype(float), rtol=1e-12)
-    monkeypatch.setattr("ostinato.ops.cpu.device.can_widen", lambda *_: True)  # by the op's kernel
+    monkeypatch.setattr(
+        "ostinato.ops.cpu.cpu_device.can_widen", lambda *_: True
+    )  # by the op's kernel
     g = ost.compile(lambda a, b: ost.exp(a.astype(ost.float64) @ b.astype(ost.float64)))
     z = np.asarray(g(ost.asarray(a), ost.asarray(b)))
     assert "wide_matmul" in steps(g)
@@ -710,7 +712,7 @@ def test_a_plan_with_products_says_what_is_missing(monkeypatch: pytest.MonkeyPat
     f(a)
     if not isinstance(onednn.library(), str):
         assert "oneDNN" not in f.plan.explain()
-    monkeypatch.setattr("ostinato.ops.cpu.device.library", lambda: "no libdnnl: pip install it")
+    monkeypatch.setattr("ostinato.ops.cpu.cpu_device.library", lambda: "no libdnnl: pip install it")
     assert "products by NumPy's library, no libdnnl: pip install it" in f.plan.explain()
     g = ost.compile(lambda a: a + a)
     g(a)

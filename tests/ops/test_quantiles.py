@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ostinato.io_pipeline.array_files import NpySource
 from ostinato.ops.array.quantiles import METHODS
 from ostinato.ops.array.selection import _radix_select
-from ostinato.ops.cpu.device import CPU
+from ostinato.ops.cpu.cpu_device import CPU
 from ostinato.ops.cpu.kernels.ranks import _spread, order_statistics
 from ostinato.planner.passes import blocking
 

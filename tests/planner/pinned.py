@@ -20,7 +20,7 @@ from ostinato.ops.cpu import threads
 from ostinato.ops.cpu.fused import FUSED
 from ostinato.ops.flow.control import ONE_KERNEL, WHOLE
 from ostinato.planner.cpu import fuse
-from ostinato.planner.fusion import stages
+from ostinato.planner.fusion import stage_groups as stages
 from ostinato.planner.plan import Plan
 
 import ostinato as ost

@@ -173,7 +173,7 @@ def test_in_loops() -> None:
 
 
 def test_numpy_counts_where_there_is_no_machine_code() -> None:
-    absent = mock.patch("ostinato.ops.cpu.device.native_kernel", lambda *a: None)
+    absent = mock.patch("ostinato.ops.cpu.cpu_device.native_kernel", lambda *a: None)
     for name in ("all", "turned", "part", "both"):
         with absent, ost.connect(3):
             f = ost.compile(lambda x, name=name: PROGRAMS[name](ost, x))

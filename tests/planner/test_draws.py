@@ -138,7 +138,7 @@ def test_the_kernel_of_numpy_agrees() -> None:
     with sessions.use((3,)):
         f = ost.compile(lambda s: DRAW["integers"](s, (70, 130)) * 2)
         wanted = np.asarray(f(np.uint64(77)))
-    absent = mock.patch("ostinato.ops.cpu.device.native_kernel", lambda *a: None)
+    absent = mock.patch("ostinato.ops.cpu.cpu_device.native_kernel", lambda *a: None)
     with absent, ost.connect(3):
         f = ost.compile(lambda s: DRAW["integers"](s, (70, 130)) * 2)
         assert np.asarray(f(np.uint64(77))).tobytes() == wanted.tobytes()

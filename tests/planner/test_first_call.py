@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 from ostinato.ops.core import disk_cache
 from ostinato.ops.core.tree import flatten
-from ostinato.ops.cpu import device, fused
+from ostinato.ops.cpu import cpu_device as device
+from ostinato.ops.cpu import fused
 from ostinato.ops.cpu.jit import kept_text
 from ostinato.ops.cpu.loops import flat, nest_kernels, squares
 from ostinato.planner import cache, file

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from ostinato.ops.core.show import parse
-from ostinato.ops.cpu.device import CPU
+from ostinato.ops.cpu.cpu_device import CPU
 from ostinato.ops.cpu.jit.llvm import why_not
 from ostinato.ops.cpu.kernels.syrk import TRIANGLE
 from ostinato.ops.cpu.threads import blas

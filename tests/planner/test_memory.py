@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from ostinato.ops.core.layout import Partial
 from ostinato.ops.core.registry import ANY, OPS, Place
 from ostinato.ops.core.spec import Spec
-from ostinato.ops.cpu.device import CPU
+from ostinato.ops.cpu.cpu_device import CPU
 from ostinato.ops.cpu.jit.llvm import why_not
 from ostinato.ops.flow.control import ONE_KERNEL
 from ostinato.planner.cpu import fuse

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ostinato.ops.core.graph import Graph
-from ostinato.ops.jit.stages import join_neighbours, label
+from ostinato.ops.jit.stage_values import join_neighbours, label
 from ostinato.planner.cpu import fuse
-from ostinato.planner.fusion import stages
+from ostinato.planner.fusion import stage_groups as stages
 from ostinato.planner.seeing.python_source import source
 
 import ostinato as ost

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.show import parse, show
-from ostinato.ops.cpu.device import CPU
+from ostinato.ops.cpu.cpu_device import CPU
 from ostinato.planner import pipeline
 from ostinato.planner.cpu import passes as cpu
 from ostinato.planner.lowering import lower

@@ -90,7 +90,7 @@ def test_products_of_rounded_numbers(
     m, k, n = shape
     a, b = numbers(m, k), numbers(k, n, seed=1)
     if how == "without bfloat16":
-        monkeypatch.setattr("ostinato.ops.cpu.device.can_widen", lambda *_: False)
+        monkeypatch.setattr("ostinato.ops.cpu.cpu_device.can_widen", lambda *_: False)
     numerics = "any-workers" if how == "any-workers" else "same-plan"
     with ost.connect(workers=2 if how == "two workers" else 1, numerics=numerics):
         f = mixed(lambda a, b: ost.tanh(a @ b))

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from ostinato.ops.core.spec import float32, float64
-from ostinato.ops.cpu.device import Cpu
+from ostinato.ops.cpu.cpu_device import Cpu
 from ostinato.planner import tolerance as planned
 from ostinato.planner.file import decode_plan, encode_plan
 from ostinato.planner.machine import NOMINAL, Rate

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ostinato.ops.gpu.device import Gpu
+from ostinato.ops.gpu.gpu_device import Gpu
 from ostinato.runtime import engine as engines
 from ostinato.runtime.messages.communicator import ThreadWorld
 from ostinato.runtime.messages.on_device import DeviceCommunicator

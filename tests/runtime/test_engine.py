@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.show import parse
-from ostinato.ops.cpu.device import CPU
+from ostinato.ops.cpu.cpu_device import CPU
 from ostinato.planner.passes.memory import assign_memory
 from ostinato.runtime import engine
 from ostinato.runtime.bind import bind

@@ -10,8 +10,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from ostinato.ops.gpu import device
-from ostinato.ops.gpu.device import Gpu
+from ostinato.ops.gpu import gpu_device as device
+from ostinato.ops.gpu.gpu_device import Gpu
 from ostinato.runtime.messages import on_device
 from ostinato.runtime.messages.communicator import fold
 

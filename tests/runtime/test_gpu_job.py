@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ostinato.ops.gpu.device import Gpu
+from ostinato.ops.gpu.gpu_device import Gpu
 from ostinato.runtime.messages import mpi
 from ostinato.runtime.messages.on_device import ByMpi
 

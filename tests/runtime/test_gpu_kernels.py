@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 from ostinato.ops.jit.registers import order_for_registers
-from ostinato.planner.fusion import groups, stages
+from ostinato.planner.fusion import groups
+from ostinato.planner.fusion import stage_groups as stages
 
 import ostinato as ost
 from ostinato import settings

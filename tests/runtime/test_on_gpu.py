@@ -16,7 +16,7 @@ from ostinato.ops.core.array import from_operand
 from ostinato.ops.core.device import Absent, find
 from ostinato.ops.core.spec import is_inexact, real_of
 from ostinato.ops.core.tree import flatten
-from ostinato.ops.gpu import device as gpu
+from ostinato.ops.gpu import gpu_device as gpu
 
 import ostinato as ost
 from ostinato.errors import BoundsError

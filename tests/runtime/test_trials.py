@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ostinato.ops.cpu.device import CPU
+from ostinato.ops.cpu.cpu_device import CPU
 from ostinato.planner.plan import Program
 from ostinato.runtime import timing as module
 from ostinato.runtime.timing import ROUNDS, TRUSTED, trials

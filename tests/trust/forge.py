@@ -31,7 +31,7 @@ from ostinato.ops.core.encode import Malformed, encode_graph
 from ostinato.ops.core.graph import canonical
 from ostinato.ops.core.layout import Layout
 from ostinato.ops.core.spec import DTYPES, Spec
-from ostinato.ops.cpu.device import CPU
+from ostinato.ops.cpu.cpu_device import CPU
 from ostinato.planner.check import check_graph, check_source, seconds_of
 from ostinato.planner.cpu import fuse, loop_kernels
 from ostinato.planner.file import FORMAT, MAGIC, _key, encode_plan

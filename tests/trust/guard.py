@@ -134,7 +134,7 @@ def install() -> None:
 def at_the_edge() -> None:
     """Arenas and results without room around them."""
     from ostinato.ops.core import spec
-    from ostinato.ops.cpu.device import Cpu
+    from ostinato.ops.cpu.cpu_device import Cpu
     from ostinato.runtime import engine
 
     def bare(shape: Any, dtype: Any) -> Any:

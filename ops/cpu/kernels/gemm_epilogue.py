@@ -27,10 +27,10 @@ from ostinato.ops.cpu.limits import LIMITS
 from ostinato.ops.cpu.loops.flat import kernel_code, native_kernel
 from ostinato.ops.cpu.threads import most_threads
 from ostinato.ops.jit.epilogues import rest_of
+from ostinato.ops.jit.kept_values import MAX_FIXED_EXTENT
 from ostinato.ops.jit.loops import Loops, loops_over, strides_over
 from ostinato.ops.jit.random_bits import numbers_in
 from ostinato.ops.jit.scalar import numbers
-from ostinato.ops.jit.schedule import MAX_FIXED_EXTENT
 from ostinato.ops.jit.stacks import Stack, stacked
 
 from .gemm import _PLAIN, GRAIN, QUICK, _form, product

@@ -16,8 +16,8 @@ from ostinato.ops.cpu.limits import LIMITS
 from ostinato.ops.cpu.loops.schedule import ABREAST, Nest
 from ostinato.ops.jit.combining import chan, compensated, moved
 from ostinato.ops.jit.elements import Env
-from ostinato.ops.jit.schedule import grouped
-from ostinato.ops.jit.stages import Reduction
+from ostinato.ops.jit.kept_values import grouped
+from ostinato.ops.jit.stage_values import Reduction
 from ostinato.ops.jit.values import Value, cast, fma
 
 from .stages import StageWriter, chunk_units, cleared

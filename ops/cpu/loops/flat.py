@@ -29,11 +29,11 @@ from ostinato.ops.jit.combining import (
     ordered,
     unordered,
 )
+from ostinato.ops.jit.kept_values import MAX_FIXED_EXTENT
 from ostinato.ops.jit.loops import Loops, loops_of
 from ostinato.ops.jit.pairs import Pair
 from ostinato.ops.jit.random_bits import numbers_in
 from ostinato.ops.jit.scalar import Part, numbers
-from ostinato.ops.jit.schedule import MAX_FIXED_EXTENT
 from ostinato.ops.jit.values import Value
 
 from .stages import CHUNK

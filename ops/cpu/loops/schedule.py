@@ -18,8 +18,8 @@ from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Shape
 from ostinato.ops.cpu.limits import LIMITS
-from ostinato.ops.jit.schedule import MAX_FIXED_EXTENT, is_apart, is_near, is_swept, kept, step
-from ostinato.ops.jit.stages import Stages, stages_of, strides_in_order
+from ostinato.ops.jit.kept_values import MAX_FIXED_EXTENT, is_apart, is_near, is_swept, kept, step
+from ostinato.ops.jit.stage_values import Stages, stages_of, strides_in_order
 
 from .walks import runs_once
 

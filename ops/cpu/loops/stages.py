@@ -39,11 +39,11 @@ from ostinato.ops.jit.combining import (
     whole_of,
 )
 from ostinato.ops.jit.elements import Elements, Env
+from ostinato.ops.jit.kept_values import MAX_FIXED_EXTENT
 from ostinato.ops.jit.labels import reads_elsewhere
 from ostinato.ops.jit.random_bits import numbers_in
 from ostinato.ops.jit.scalar import numbers
-from ostinato.ops.jit.schedule import MAX_FIXED_EXTENT
-from ostinato.ops.jit.stages import Reduction
+from ostinato.ops.jit.stage_values import Reduction
 from ostinato.ops.jit.values import Value, cast, where
 
 from .squares import BYTES, CALLED, Square

@@ -9,7 +9,7 @@ the walk; its largest. One row for each running sum is carried from tile to tile
 from __future__ import annotations
 
 from ostinato.ops.core.registry import OPS
-from ostinato.ops.jit.stages import Stages
+from ostinato.ops.jit.stage_values import Stages
 
 
 def goes_along(stages: Stages, k: int, label: int) -> bool:

@@ -17,12 +17,12 @@ from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import DType, int64, real_of
 from ostinato.ops.jit.combining import Combination, element
+from ostinato.ops.jit.kept_values import MAX_THREAD_TERMS
 from ostinato.ops.jit.loops import Loops
 from ostinato.ops.jit.moves import has_moves
 from ostinato.ops.jit.random_bits import numbers_in
 from ostinato.ops.jit.registers import order_for_registers
 from ostinato.ops.jit.scalar import numbers
-from ostinato.ops.jit.schedule import MAX_THREAD_TERMS
 from ostinato.ops.jit.values import Value, cast
 
 from ..jit.lines import CudaLines, c_type, memory_type

@@ -20,9 +20,7 @@ from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.monoid import MONOIDS
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Shape
-from ostinato.ops.jit.loops import Loops
-from ostinato.ops.jit.random_bits import numbers_in
-from ostinato.ops.jit.schedule import (
+from ostinato.ops.jit.kept_values import (
     MAX_FIXED_EXTENT,
     MAX_THREAD_TERMS,
     is_apart,
@@ -31,7 +29,9 @@ from ostinato.ops.jit.schedule import (
     kept,
     step,
 )
-from ostinato.ops.jit.stages import Stages, stages_of, strides_in_order
+from ostinato.ops.jit.loops import Loops
+from ostinato.ops.jit.random_bits import numbers_in
+from ostinato.ops.jit.stage_values import Stages, stages_of, strides_in_order
 
 THREADS = 256  # of a block
 WARP = 32

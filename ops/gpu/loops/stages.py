@@ -18,10 +18,10 @@ from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import DType, bool_, int64
 from ostinato.ops.jit.combining import carried
 from ostinato.ops.jit.elements import Elements, Env
+from ostinato.ops.jit.kept_values import MAX_FIXED_EXTENT, MAX_THREAD_TERMS, grouped
 from ostinato.ops.jit.random_bits import numbers_in
 from ostinato.ops.jit.scalar import numbers
-from ostinato.ops.jit.schedule import MAX_FIXED_EXTENT, MAX_THREAD_TERMS, grouped
-from ostinato.ops.jit.stages import Reduction
+from ostinato.ops.jit.stage_values import Reduction
 from ostinato.ops.jit.values import Value, cast, fma, where
 
 from ..jit.lines import CudaLines, c_type, literal, memory_type

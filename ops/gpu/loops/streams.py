@@ -15,9 +15,9 @@ from dataclasses import replace
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import bool_, float64
 from ostinato.ops.jit.elements import Env
+from ostinato.ops.jit.kept_values import MAX_FIXED_EXTENT, MAX_THREAD_TERMS, kept, step
 from ostinato.ops.jit.labels import reads_elsewhere
 from ostinato.ops.jit.random_bits import numbers_in
-from ostinato.ops.jit.schedule import MAX_FIXED_EXTENT, MAX_THREAD_TERMS, kept, step
 from ostinato.ops.jit.values import Value, cast
 
 from ..jit.lines import c_type, memory_type

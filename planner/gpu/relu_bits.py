@@ -29,7 +29,7 @@ from ostinato.ops.core.spec import Spec, uint8
 from ostinato.ops.gpu.relus import Relu, relus
 from ostinato.planner.fusion.convex import Group
 from ostinato.planner.fusion.groups import is_gemm, kernel_of, with_kernels
-from ostinato.planner.fusion.stages import PRODUCT
+from ostinato.planner.fusion.stage_groups import PRODUCT
 from ostinato.planner.plan import Target
 from ostinato.planner.rewrite import replace
 

@@ -1,5 +1,5 @@
 """Which operations make a kernel in stages: reductions, products with short indices, and what is
-elementwise around them, as long as one index runs through all of them (`ops/jit/stages.py`).
+elementwise around them, as long as one index runs through all of them (`ops/jit/stage_values.py`).
 
     d = ((x[:, None] - c) ** 2).sum(-1)         i k d -> i k
     near = one_hot(d.argmin(1), 8)              i k -> i -> i k'      all of them have i: one kernel,
@@ -24,6 +24,7 @@ from ostinato.ops.core.index import Indices, Window
 from ostinato.ops.core.layout import Layout
 from ostinato.ops.core.registry import OPS, op_of
 from ostinato.ops.core.spec import Spec, bool_
+from ostinato.ops.jit.kept_values import MAX_FIXED_EXTENT
 from ostinato.ops.jit.labels import (
     Fit,
     Labels,
@@ -34,8 +35,7 @@ from ostinato.ops.jit.labels import (
     turns_of,
 )
 from ostinato.ops.jit.scalar import CAST, SQUARE
-from ostinato.ops.jit.schedule import MAX_FIXED_EXTENT
-from ostinato.ops.jit.stages import label
+from ostinato.ops.jit.stage_values import label
 from ostinato.ops.jit.values import can_add, can_combine
 from ostinato.planner.plan import Target
 from ostinato.planner.rewrite import is_windowed, replace

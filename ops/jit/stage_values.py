@@ -1,7 +1,7 @@
 """What a kernel in stages computes: values over labelled indices, and what is combined along which.
 
 The `rows` are labels that every operation has: they are what a kernel cuts in time, into units. How its loops
-run (`schedule.py`, ops/cpu/loops/schedule.py, ops/gpu/loops/schedule.py) and who writes them
+run (ops/cpu/loops/schedule.py, ops/gpu/loops/schedule.py) and who writes them
 (ops/cpu/loops/stages.py in LLVM's language, ops/gpu/loops/stages.py in CUDA C++) are other questions."""
 
 from __future__ import annotations

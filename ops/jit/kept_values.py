@@ -13,7 +13,7 @@ from ostinato.ops.core.registry import OPS, Reduce
 from .labels import reads_elsewhere, turns_of
 from .moves import is_join
 from .random_bits import numbers_in
-from .stages import Stages
+from .stage_values import Stages
 
 MAX_THREAD_TERMS = (
     8  # terms that one thread combines, and sooner again than it keeps what they make
