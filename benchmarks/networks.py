@@ -31,11 +31,12 @@ class Conv(NamedTuple):
     stride: int
     pads: tuple[int, ...]
     groups: int = 1
+    dilation: int = 1
 
     @property
     def made(self) -> tuple[int, ...]:
         given = zip(self.images[2:], self.filters[2:], self.pads, strict=True)
-        space = [(n + 2 * p - r) // self.stride + 1 for n, r, p in given]
+        space = [(n + 2 * p - self.dilation * (r - 1) - 1) // self.stride + 1 for n, r, p in given]
         return self.images[0], self.filters[0], *space
 
     @property
@@ -64,6 +65,20 @@ CONVS = (
     Conv("inception", (8, 160, 17, 17), (160, 160, 1, 7), 1, (0, 3)),
     Conv("cosmoflow", (1, 32, 32, 32, 32), (64, 32, 3, 3, 3), 1, (1, 1, 1)),
     Conv("depthwise", (8, 128, 28, 28), (128, 1, 3, 3), 1, (1, 1), 128),
+    Conv("depthwise-5-2", (8, 96, 56, 56), (96, 1, 5, 5), 2, (2, 2), 96),
+    Conv("resnext", (8, 128, 28, 28), (128, 4, 3, 3), 1, (1, 1), 32),
+    Conv("grey", (64, 1, 28, 28), (32, 1, 5, 5), 1, (0, 0)),
+    Conv("grey3d", (1, 1, 64, 64, 64), (16, 1, 3, 3, 3), 1, (1, 1, 1)),
+    Conv("few", (4, 64, 56, 56), (3, 64, 3, 3), 1, (1, 1)),
+    Conv("small", (1, 64, 14, 14), (64, 64, 1, 1), 1, (0, 0)),
+    Conv("last", (8, 512, 2, 2), (512, 512, 3, 3), 1, (1, 1)),
+    Conv("last1", (8, 2048, 2, 2), (512, 2048, 1, 1), 1, (0, 0)),
+    Conv("dilated", (4, 64, 56, 56), (64, 64, 3, 3), 1, (2, 2), 1, 2),
+    Conv("speech", (8, 40, 150), (768, 40, 5), 1, (2,)),
+    Conv("conformer", (8, 256, 200), (256, 1, 31), 1, (15,), 256),
+    Conv("wave", (4, 1, 16000), (64, 1, 63), 1, (31,)),
+    Conv("large", (1, 32, 64, 64), (32, 1, 31, 31), 1, (15, 15), 32),
+    Conv("large-full", (2, 8, 64, 64), (8, 8, 31, 31), 1, (15, 15)),
 )
 
 
@@ -105,7 +120,12 @@ def ostinato_conv(c: Conv, kind: str) -> Case:
 
     pads = [(p, p) for p in c.pads]
     conv = functools.partial(
-        ost.nn.conv, stride=c.stride, padding=pads, groups=c.groups, layout=c.last
+        ost.nn.conv,
+        stride=c.stride,
+        padding=pads,
+        dilation=c.dilation,
+        groups=c.groups,
+        layout=c.last,
     )
     given, back = two(c, kind)
     x, w, _ = c.numbers()
@@ -122,7 +142,8 @@ def jax_conv(c: Conv, kind: str) -> Case:
     def conv(x: Any, w: Any) -> Any:
         return jax.lax.conv_general_dilated(
             x, w, (c.stride,) * len(c.pads), [(p, p) for p in c.pads],
-            dimension_numbers=names, feature_group_count=c.groups,
+            rhs_dilation=(c.dilation,) * len(c.pads), dimension_numbers=names,
+            feature_group_count=c.groups,
         )  # fmt: skip
 
     given, back = two(c, kind)
@@ -136,10 +157,10 @@ def torch_conv(c: Conv, kind: str, is_last: bool) -> Case:
 
     torch.set_num_threads(THREADS)
     k = len(c.pads)
-    order = [torch.contiguous_format, torch.channels_last, torch.channels_last_3d]
-    form = order[is_last * (k - 1)]
+    order = {2: torch.channels_last, 3: torch.channels_last_3d}
+    form = order.get(k * is_last, torch.contiguous_format)
     x, w, g = (torch_tensor(v).contiguous(memory_format=form) for v in c.numbers())
-    steps = ((c.stride,) * k, c.pads, (1,) * k, False, (0,) * k, c.groups)
+    steps = ((c.stride,) * k, c.pads, (c.dilation,) * k, False, (0,) * k, c.groups)
 
     def forward(x: Any, w: Any) -> Any:
         return torch.ops.aten.convolution(x, w, None, *steps)
@@ -157,7 +178,8 @@ def torch_conv(c: Conv, kind: str, is_last: bool) -> Case:
 
 def single(c: Conv, kind: str) -> Workload:
     def by_hand() -> Case:
-        given = (*c.numbers(), [c.stride] * len(c.pads), c.pads, c.groups)
+        each = len(c.pads)
+        given = (*c.numbers(), [c.stride] * each, [c.dilation] * each, c.pads, c.groups)
         return onednn_by_hand.conv_case(kind, *given)
 
     cases = {

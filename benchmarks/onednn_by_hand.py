@@ -15,12 +15,12 @@ from .libraries import case, nothing
 from .machine import THREADS
 from .workload import Case, Numbers
 
-F32, ANY, PLAIN = 3, 1, {4: 5, 5: 6}  # dnnl.h's: float32; any form; the order of axes
+F32, ANY, PLAIN = 3, 1, {3: 4, 4: 5, 5: 6}  # dnnl.h's: float32; any form; the order of axes
 
 
 def conv_case(
-    kind: str, x: Numbers, w: Numbers, g: Numbers, strides: Sequence[int], pads: Sequence[int],
-    groups: int,
+    kind: str, x: Numbers, w: Numbers, g: Numbers, strides: Sequence[int], dilation: Sequence[int],
+    pads: Sequence[int], groups: int,
 ) -> Case:  # fmt: skip
     """`kind`: "forward" of x and w, slopes of "data" of g and w, or of "weights" of x and g."""
     library, engine = onednn.library(), onednn._engine()
@@ -34,7 +34,7 @@ def conv_case(
     best = [owner.make("memory_desc", tag, len(s), _dims(s), F32, ANY) for s in shapes]
     lies = [owner.make("memory_desc", tag, k, _dims(s), F32, PLAIN.get(k, 7))
             for k, s in zip((n, m, n), shapes, strict=True)]  # fmt: skip
-    ends = [_dims(v) for v in (strides, [0] * (n - 2), pads, pads)]
+    ends = [_dims(v) for v in (strides, [d - 1 for d in dilation], pads, pads)]
     name = "dnnl_convolution_{}_primitive_desc_create"
     forward = engine, _Name.INFERENCE, _Name.DIRECT, best[0], best[1], None, best[2], *ends
     pad = onednn.user_scratchpad(owner)

@@ -45,6 +45,7 @@ from .onednn import (
 )
 
 Ints = Sequence[int]
+KINDS = tuple(_TYPES)  # names of dtypes that it has
 
 
 class _Name(IntEnum):
@@ -73,6 +74,7 @@ _GOOD = (*ON_STACK, "jit_1x1:", "jit_dw:", "brdgmm")
 PARTS = 16  # of images, of which a quarter at least is worth it for few
 SUMS = 4  # parts whose slopes of weights are added up; 2 of large ones
 LARGE_WEIGHTS = 1 << 20  # bytes of weights
+MAX_FILTER = 121  # elements of a filter: where there are more, these are places of images
 
 
 class _Conv(NamedTuple):
@@ -110,7 +112,11 @@ def _conv_of(x: Any, w: Any, out: Any, at: Place, p: Any) -> _Conv:
     g, c = x.shape[-2:]
     if min(*steps[0], *steps[1]) > 0 and set(every) == {1}:
         before = [-b for b in begins]
-        if math.prod(over) > math.prod(made):  # slopes of weights: samples are summed
+        apart = x.strides[0] - x.strides[-1] if n > 1 and c > 1 else 0
+        large = math.prod(over) > math.prod(made)
+        if apart < 0 or (
+            large and not apart
+        ):  # slopes of weights: samples, which lie last, are summed
             weights = (g, o, n, *made), _lies(out, (-2, -1, 0, *range(1, k + 1)))
             images = (c, g * n, *space), _images(x, -1, 0, k)
             results = (c, g * o, *over), _images(w, k, -1, k, 0)
@@ -161,15 +167,17 @@ class _Part(NamedTuple):
     row: int = 0
 
 
-def _parts(conv: _Conv, item: int) -> list[_Part]:
-    """As many as depend on extents only, so that threads share them: samples, and rows of few of these."""
+def _parts(conv: _Conv, item: int, threads: int) -> list[_Part]:
+    """As many as depend on extents only, so that threads share them: samples, and rows of few of these; no
+    more than threads where weights are large, which each part reads, or makes."""
     n: int = conv.images[0]
     weights = item * math.prod(conv.weights)
+    around = item * (math.prod(conv.images) + math.prod(conv.results))
+    large = weights > max(LARGE_WEIGHTS, around)
     if conv.kind == "weights":
-        most = SUMS if weights < LARGE_WEIGHTS else SUMS // 2
-    else:  # each reads all weights
-        around = item * (math.prod(conv.images) + math.prod(conv.results))
-        most = min(PARTS, max(PARTS // 4, -(-around // weights)))
+        most = min(threads, SUMS // 2) if large else SUMS if weights < LARGE_WEIGHTS else SUMS // 2
+    else:
+        most = min(PARTS, threads if large else max(PARTS // 4, -(-around // weights)))
     step = -(-n // most)
     found = list[_Part]()
     for start in range(0, n, step):
@@ -227,19 +235,28 @@ def _bands(part: _Part, count: int) -> list[_Part]:
 def conv_room(
     ins: Sequence[Shape], outs: Sequence[Shape], specs: Sequence[Spec], **p: Any
 ) -> Sequence[Scratch]:
-    """For weights in any form: with channels in blocks, which need not be full."""
+    """For weights in any form: with channels in blocks, which need not be full. Which operand these are follows
+    from how arrays lie, which is not known yet."""
     k, x, w, out = len(p["extents"]), *ins[:2], *outs
     if specs[0].dtype.name not in _TYPES or len(x) != k + 3 or len(w) != k + 3:
         return ()
-    slopes = math.prod(w[:k]) > math.prod(out[1 : k + 1]) and set(p["every"]) == {1}
-    c, over = (out[0], out[1 : k + 1]) if slopes else (w[k], w[:k])
-    g, o = w[-2:]
-    block = 16 if g > 1 else 64
-    each = g * math.prod(-(-n // block) * block for n in (c, o))
-    if g > 64 and c == o == 1:  # fewer may be done as other groups are
-        each = -(-g // 64) * 64
-    size = each * math.prod(over) * (4 * SUMS if slopes else specs[1].dtype.itemsize)
-    return [Scratch((size,), uint8)]
+    over, made, (g, o) = math.prod(w[:k]), math.prod(out[1 : k + 1]), w[-2:]
+    alike = set(p["every"]) == {1}
+
+    def packed(c: int, over: int, item: int) -> int:
+        blocks = (16,) if g > 1 else (48, 64)
+        each = g * math.prod(max(-(-n // b) * b for b in blocks) for n in (c, o))
+        if g > 64 and c == o == 1:  # fewer may be done as other groups are
+            each = -(-g // 64) * 64
+        return each * over * item
+
+    sizes = [0]
+    if made >= over or not alike or over <= MAX_FILTER:
+        sizes.append(packed(w[k], over, specs[1].dtype.itemsize))
+    if alike and (over > made or made <= MAX_FILTER):
+        size = packed(out[0], made, 4)
+        sizes.append(size * (SUMS if size < LARGE_WEIGHTS else SUMS // 2))
+    return [Scratch((max(sizes),), uint8)]
 
 
 def _dims(values: Ints) -> Any:
@@ -352,12 +369,12 @@ def _made(
         ways, blocks, each, size = dict[Any, _Way](), list[_Block](), list[_Way](), 0
         packed: Any = None
         memory: Any = None
-        parts = _parts(conv, dtypes[0].itemsize)
+        parts = _parts(conv, dtypes[0].itemsize, threads)
         for k, whole in enumerate(parts):
             part, images, results = whole[:3]
             key = part.images, part.results, (*part.before,)
-            ends = [lying(part.images, conv.images_lie, kinds[0])]
-            ends += [lying(part.results, conv.results_lie, kinds[2])]
+            ends = [lying(part.images, conv.images_lie, kinds[0], images=True)]
+            ends += [lying(part.results, conv.results_lie, kinds[2], images=True)]
             behind = _listed(owner, lying, whole, steps, others)
             if key not in ways:
                 made = _algorithm(
@@ -408,8 +425,13 @@ def _made(
     return partial(_added_up, function, turn, room, sums, _adding(sums, threads)), 0
 
 
-def _lying(owner: _Owner, shape: Ints, strides: Ints, dtype: DType) -> Any:
-    name, lies = "dnnl_memory_desc_create_with_strides", _dims(_plain(shape, strides))
+def _lying(owner: _Owner, shape: Ints, strides: Ints, dtype: DType, images: bool = False) -> Any:
+    """`images`: a single channel lies last, too, as else the library takes it for one that lies first."""
+    plain = _plain(shape, strides)
+    if images:
+        first, last, *space = _plain(*([x[0], *x[2:], x[1]] for x in (shape, strides)))
+        plain = [first, space[-1], last, *space[:-1]]
+    name, lies = "dnnl_memory_desc_create_with_strides", _dims(plain)
     return owner.make("memory_desc", name, len(shape), _dims(shape), _TYPES[dtype.name], lies)
 
 
