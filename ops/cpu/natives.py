@@ -25,6 +25,7 @@ from .fused import IN_STEPS, STEPS, WITH_PRODUCT, product_view, stages, stages_s
 from .jit.llvm import why_not
 from .kernels import fft_libraries as fft
 from .kernels.band_solve import banded_kernel
+from .kernels.conv_ways import CONV_WAYS, conv_by, conv_scratch, conv_ways
 from .kernels.distance_pairs import pair_distances
 from .kernels.gather_scatter import (
     adding_along,
@@ -46,7 +47,7 @@ from .kernels.triangular import triangular_kernel
 from .kernels.true_places import true_places
 from .libraries import lapack
 from .libraries.onednn import Unable, library
-from .libraries.onednn_conv import conv_room, does_steps, onednn_conv
+from .libraries.onednn_conv import KINDS, conv_room, does_steps, onednn_conv
 from .loops.loop_kernel import all_turns, turns_scratch
 from .loops.tiled_kernel import tiled_scratch, tiled_steps
 
@@ -102,8 +103,11 @@ def _einsum_ways(ins: Specs, outs: Specs, p: Params, threads: int) -> Classes:
 def _conv(
     arrays: Arrays, threads: int, *, scratch: Arrays, at: Place, dtype: Any = None, **p: Any
 ) -> Made:
-    """By oneDNN; where it cannot, or is not as quick, by products of matrices."""
-    if p.pop("way", "") == "products" or not scratch or why_not():
+    """By oneDNN; where it cannot, or is not as quick, by products of matrices, or in another way."""
+    way = p.pop("way", "")
+    if way in CONV_WAYS:
+        return None if p.get("steps") else conv_by(way, arrays, at, threads, scratch, p)
+    if way == "products" or not scratch or why_not():
         return None
     with contextlib.suppress(Unable):
         return onednn_conv(arrays, at, threads, scratch[0], **p)
@@ -111,7 +115,32 @@ def _conv(
 
 
 def _conv_ways(ins: Specs, outs: Specs, p: Params, threads: int) -> Classes:
-    return [("onednn",), ("products",)]
+    """The first of them is the rule's; results differ in their last bits."""
+    shapes = [s.shape for s in ins[:2]], [outs[0].shape]
+    others = conv_ways(*shapes, ins[0].dtype, p) if ins[0].dtype == outs[0].dtype else []
+    first = ["onednn"] if ins[0].dtype.name in KINDS else []
+    return [(way,) for way in (*first, "products", *others)]
+
+
+def _conv_scratch(
+    ins: Sequence[Shape], outs: Sequence[Shape], specs: Specs, way: str = "", **p: Any
+) -> Sequence[Scratch]:
+    if way in CONV_WAYS:
+        return conv_scratch(way, ins, outs, specs[0].dtype, p)
+    return [] if way == "products" else conv_room(ins, outs, specs, **p)
+
+
+def _steps_ways(ins: Specs, outs: Specs, p: Params, threads: int) -> Classes:
+    body: Graph = p["body"]
+    node = body.nodes[begin_of(body)]
+    made = Spec((*outs[0].shape[:-1], *_split_last(outs[0].shape, node.specs[0])), outs[0].dtype)
+    return _conv_ways(ins[:2], [made], node.kw, threads)
+
+
+def _split_last(shape: Shape, product: Spec) -> Shape:
+    """Groups and their channels, of an axis that joins them."""
+    groups = product.shape[-2] if product.ndim > len(shape) else 0
+    return (groups, shape[-1] // groups) if groups else shape[-1:]
 
 
 def _conv_steps(graph: Graph, k: int) -> Sequence[int]:
@@ -144,14 +173,17 @@ def _with_steps(arrays: Arrays, threads: int, *, at: Place, body: Graph, **p: An
 
 
 def _steps_room(
-    ins: Sequence[Shape], outs: Sequence[Shape], specs: Specs, *, body: Graph, **_: Any
+    ins: Sequence[Shape],
+    outs: Sequence[Shape],
+    specs: Specs,
+    *,
+    body: Graph,
+    way: str = "",
+    **_: Any,
 ) -> Sequence[Scratch]:
     node = body.nodes[begin_of(body)]
-    made = outs[0]
-    if node.specs[0].ndim > len(made):
-        groups = node.specs[0].shape[-2]
-        made = (*made[:-1], groups, made[-1] // groups)
-    return conv_room(ins[:2], [made], specs, **plain(node.kw))
+    made = (*outs[0][:-1], *_split_last(outs[0], node.specs[0]))
+    return _conv_scratch(ins[:2], [made], specs, way, **plain(node.kw))
 
 
 def _solve(arrays: Arrays, threads: int, **_: Any) -> Made:
@@ -331,10 +363,12 @@ def register(cpu: Device) -> None:
     for name in (*ONE_KERNEL.values(), WHOLE):
         made, room = partial(all_turns, name), partial(turns_scratch, name)
         cpu.runs(name, made, scratch=room)
-    conv = partial(cpu.runs, make=_conv, ways=_conv_ways, scratch=conv_room, placed=True)
+    conv = partial(
+        cpu.runs, make=_conv, ways=_conv_ways, scratch=_conv_scratch, placed=True, by_threads=True
+    )
     conv("conv", behind=_conv_steps)
     conv("wide_conv", behind=_conv_steps)
-    cpu.runs(STEPS, _with_steps, ways=_conv_ways, scratch=_steps_room, placed=True)
+    cpu.runs(STEPS, _with_steps, ways=_steps_ways, scratch=_steps_room, placed=True)
     cpu.runs("solve", _solve)
     cpu.runs("solve_triangular", triangular_kernel)
     cpu.runs("solve_banded", banded_kernel, least=LEAST_BANDS)
