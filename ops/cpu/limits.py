@@ -50,6 +50,10 @@ class Limits:
     sums_bytes: int = 1 << 17  # of sums that stay in the second cache
     streamed_row: int = 128  # bytes of a row from which streams are quicker than BLAS
     streamed_matrix: int = 1 << 22  # bytes of a matrix from which they are for columns
+    conv_filters: int = 1 << 20  # bytes of filters that each row of places reads anew, ...
+    conv_places: int = 4  # ... unless so many are side by side
+    conv_window: int = 400  # elements of a filter whose slopes no library has
+    conv_turns: int = 32  # of rows, in parts if need be, at the least
     triangles: int = 1 << 22  # elements of a symmetric product's triangles
     panel_bytes: int = 1 << 17  # of its packed panels
     scatter_far: int = 1 << 24  # bytes of what is updated from which threads share places

@@ -14,7 +14,7 @@ from ostinato.ops.core.device import Classes, Device, Prepackable, plain
 from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.monoid import identity
 from ostinato.ops.core.registry import OPS, Params, Place, Scratch, Specs
-from ostinato.ops.core.spec import Shape, Spec, bfloat16, int64, strided_like
+from ostinato.ops.core.spec import DType, Shape, Spec, bfloat16, int64, strided_like
 from ostinato.ops.cpu.limits import LIMITS
 from ostinato.ops.flow.control import ONE_KERNEL, WHOLE
 from ostinato.ops.jit.epilogues import begin_of
@@ -25,7 +25,7 @@ from .fused import IN_STEPS, STEPS, WITH_PRODUCT, product_view, stages, stages_s
 from .jit.llvm import why_not
 from .kernels import fft_libraries as fft
 from .kernels.band_solve import banded_kernel
-from .kernels.conv_ways import CONV_WAYS, conv_by, conv_scratch, conv_ways
+from .kernels.conv_ways import CONV_WAYS, conv_by, conv_scratch, conv_ways, rule_way
 from .kernels.distance_pairs import pair_distances
 from .kernels.gather_scatter import (
     adding_along,
@@ -104,27 +104,36 @@ def _conv(
     arrays: Arrays, threads: int, *, scratch: Arrays, at: Place, dtype: Any = None, **p: Any
 ) -> Made:
     """By oneDNN; where it cannot, or is not as quick, by products of matrices, or in another way."""
-    way = p.pop("way", "")
+    shapes, kind = [x.shape for x in arrays], arrays[0].dtype
+    way = p.pop("way", "") or _conv_rule(shapes[:2], shapes[-1:], kind, p)
+    if why_not() or (p.get("steps") and way in CONV_WAYS):
+        return None
     if way in CONV_WAYS:
-        return None if p.get("steps") else conv_by(way, arrays, at, threads, scratch, p)
-    if way == "products" or not scratch or why_not():
+        return conv_by(way, arrays, at, threads, scratch, p)
+    if way == "products" or not scratch:
         return None
     with contextlib.suppress(Unable):
         return onednn_conv(arrays, at, threads, scratch[0], **p)
     return None
 
 
+def _conv_rule(ins: Sequence[Shape], outs: Sequence[Shape], dtype: DType, p: Params) -> str:
+    return "" if "dtype" in p else rule_way(ins, outs, dtype, p, not isinstance(library(), str))
+
+
 def _conv_ways(ins: Specs, outs: Specs, p: Params, threads: int) -> Classes:
     """The first of them is the rule's; results differ in their last bits."""
     shapes = [s.shape for s in ins[:2]], [outs[0].shape]
     others = conv_ways(*shapes, ins[0].dtype, p) if ins[0].dtype == outs[0].dtype else []
-    first = ["onednn"] if ins[0].dtype.name in KINDS else []
-    return [(way,) for way in (*first, "products", *others)]
+    libraries = ["onednn", "products"] if ins[0].dtype.name in KINDS else ["products"]
+    first = _conv_rule(*shapes, ins[0].dtype, p)
+    return [(way,) for way in dict.fromkeys((*([first] if first else []), *libraries, *others))]
 
 
 def _conv_scratch(
     ins: Sequence[Shape], outs: Sequence[Shape], specs: Specs, way: str = "", **p: Any
 ) -> Sequence[Scratch]:
+    way = way or _conv_rule(ins, outs, specs[0].dtype, p)
     if way in CONV_WAYS:
         return conv_scratch(way, ins, outs, specs[0].dtype, p)
     return [] if way == "products" else conv_room(ins, outs, specs, **p)
@@ -134,7 +143,7 @@ def _steps_ways(ins: Specs, outs: Specs, p: Params, threads: int) -> Classes:
     body: Graph = p["body"]
     node = body.nodes[begin_of(body)]
     made = Spec((*outs[0].shape[:-1], *_split_last(outs[0].shape, node.specs[0])), outs[0].dtype)
-    return _conv_ways(ins[:2], [made], node.kw, threads)
+    return _conv_ways(ins[:2], (made,), node.kw, threads)
 
 
 def _split_last(shape: Shape, product: Spec) -> Shape:
@@ -148,6 +157,9 @@ def _conv_steps(graph: Graph, k: int) -> Sequence[int]:
     node = graph.nodes[k]
     specs = [*(graph.specs[v] for v in node.inputs), *node.specs]
     if isinstance(library(), str) or not does_steps(specs, node.kw):
+        return ()
+    shapes = [s.shape for s in specs]
+    if _conv_rule(shapes[:2], shapes[2:], specs[0].dtype, node.kw):
         return ()
     return [u for step in steps_behind(graph, k) for u in step.nodes]
 

@@ -1,6 +1,7 @@
 """Convolutions by other algorithms than a library's, each a way of the same operation that may be timed against
 the others: it has a name, memory that it needs meanwhile, which the arena gives, and does the node.
 
+    direct       sums in registers, over images that zeros surround (direct_conv.py)
     columns      windows are copied, one product of matrices
     winograd2/4  tiles of 2 or 4 places a side by 2.25 or 4 times fewer multiplications, for filters of 3 x 3
     fft          images and filters are transformed, so that the filters' extents do not matter
@@ -22,15 +23,18 @@ from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.index import taps
 from ostinato.ops.core.registry import Place, Scratch
 from ostinato.ops.core.spec import DType, Shape, Spec, complex64, complex128, float32, float64
+from ostinato.ops.cpu.limits import LIMITS
 from ostinato.ops.cpu.loops.copies import copying
 from ostinato.ops.cpu.loops.flat import native_kernel
 from ostinato.ops.nn.spatial import windows_of
 
+from .direct_conv import Lanes, direct_rows, lanes_of, packed_shape
 from .fft_libraries import transforming
 from .gemm import product
 
 Function = Callable[..., None]
 MIN_WINDOW = 49  # elements of a window from which transforms may pay
+MAX_TERMS = 1 << 16  # of a sum of the direct kernel
 MIN_CHANNELS = 16  # from which fewer multiplications may pay for what is done before and after
 _TILES = {"winograd2": 2, "winograd4": 4}
 _IMAGES: dict[int, Any] = {  # by places of a tile: what makes sums of its images
@@ -73,7 +77,8 @@ def _sizes(x: Shape, w: Shape, out: Shape, p: Any) -> _Sizes | None:
     k = len(p["extents"])
     if not len(x) == len(w) == len(out) == k + 3 or 0 in (*x, *w, *out):
         return None
-    return _Sizes(x[0], *x[-2:], w[-1], x[1 : k + 1], w[:k], out[1 : k + 1])
+    g, c = x[-2:]
+    return _Sizes(x[0], g, c, w[-1], x[1 : k + 1], w[:k], out[1 : k + 1])
 
 
 def conv_ways(ins: Sequence[Shape], outs: Sequence[Shape], dtype: DType, p: Any) -> list[str]:
@@ -82,6 +87,8 @@ def conv_ways(ins: Sequence[Shape], outs: Sequence[Shape], dtype: DType, p: Any)
     if s is None or dtype not in (float32, float64):
         return []
     found = ["columns"] if math.prod(s.over) > 1 else []
+    if {*p["every"]} == {1} and min(p["strides"]) > 0 and is_direct(s):
+        found.append("direct")
     if {*p["strides"], *p["every"]} == {1}:
         tiles = s.over == (3, 3) and s.g == 1 and {*map(abs, p["dilation"])} == {1}
         if tiles and dtype == float32 and min(s.c, s.o) >= MIN_CHANNELS:
@@ -89,6 +96,37 @@ def conv_ways(ins: Sequence[Shape], outs: Sequence[Shape], dtype: DType, p: Any)
         if min(math.prod(s.over), math.prod(s.made)) >= MIN_WINDOW:
             found.append("fft")
     return found
+
+
+def is_direct(s: _Sizes) -> bool:
+    """Whether vectors are half full, and sums not too long."""
+    apart = s.g > 1 and s.o == 1
+    count = s.g if apart else s.o
+    return 2 * count >= MIN_CHANNELS and math.prod(s.over) * s.c <= MAX_TERMS
+
+
+def rule_way(
+    ins: Sequence[Shape], outs: Sequence[Shape], dtype: DType, p: Any, has_library: bool
+) -> str:
+    """The way that is taken untimed, "" for a library's or the operation's own: by extents, as timed over the
+    single convolutions of benchmarks/networks.py. Never one that spreads what is not a number."""
+    s = _sizes(ins[0], ins[1], outs[0], p)
+    if s is None or "direct" not in conv_ways(ins, outs, dtype, p):
+        return ""
+    k, over, made = len(s.over), math.prod(s.over), math.prod(s.made)
+    if not has_library or dtype != float32:
+        filters = over * s.c * s.g * s.o * dtype.itemsize
+        near = filters <= LIMITS.conv_filters or s.made[-1] >= LIMITS.conv_places
+        return "direct" if near else ""
+    slopes = over > made  # of weights; the library has none of large ones,
+    if slopes and made >= LIMITS.conv_window:
+        return "direct"
+    if s.g > 1 and s.o == 1:  # and for one channel each only two axes, and no strides
+        strided = slopes and max(map(abs, p["dilation"])) > 1
+        return "direct" if k != 2 or strided else ""
+    if slopes:
+        return "direct" if k == s.n == s.g == 1 else ""
+    return "direct" if k != 2 and s.g == s.c == 1 else ""
 
 
 def conv_scratch(
@@ -153,6 +191,98 @@ def _surrounded(x: Any, begins: Sequence[int], target: Any) -> tuple[Any, Any]:
     return (slice(None), *ours), target[(slice(None), *theirs)]
 
 
+# -- sums in registers ---------------------------------------------------------------------
+def _direct_room(s: _Sizes, dtype: DType, p: Any, way: str) -> Iterator[tuple[Shape, DType]]:
+    lanes = lanes_of(s.g, s.c, s.o, dtype.itemsize)
+    inside = [
+        (n - 1) * e + r + 1 for n, e, r in zip(s.made, p["strides"], _reach(s, p), strict=True)
+    ]
+    # vectors of the last groups read beyond these
+    yield (s.n * math.prod(inside) * s.g * s.c + lanes.width,), dtype
+    yield packed_shape(lanes, s.over, s.c), dtype
+
+
+def _direct(
+    arrays: Sequence[Any], s: _Sizes, at: Place, threads: int, room: Sequence[Any], p: Any
+) -> Function | None:
+    x, w, out = arrays
+    lanes, k = lanes_of(s.g, s.c, s.o, x.itemsize), len(s.over)
+    apart = s.g > 1 and s.o == 1
+    inside = [
+        (n - 1) * e + r + 1 for n, e, r in zip(s.made, p["strides"], _reach(s, p), strict=True)
+    ]
+    order = (*range(k + 1), k + 2, k + 1) if apart else (*range(k + 3),)
+    padded = room[0][: s.n * math.prod(inside) * s.g * s.c]
+    padded = padded.reshape([(s.n, *inside, s.g, s.c)[d] for d in order]).transpose(order)
+    part, target = _surrounded(x, _begins(at, p), padded)
+    copies, fits = _Copies(threads), target.size == padded.size
+    plain = fits and not (apart and (lanes.is_ragged or x.strides[-2] != x.itemsize))
+    like = x[part] if plain else padded
+    if not plain:
+        copies.add(x, part, target)
+    strides = [*(abs(d) * t for d, t in zip(p["dilation"], like.strides[1:-2], strict=True))]
+    back = [slice(None, None, 1 if d > 0 else -1) for d in p["dilation"]]
+    terms = sum(
+        step * np.arange(n).reshape([-1 if e == d else 1 for e in range(k + 1)])
+        for d, (n, step) in enumerate(
+            zip((*s.over, s.c), (*strides, like.strides[-1]), strict=True)
+        )
+    ).reshape(-1)
+    run = direct_rows(like, out, lanes, terms, p["strides"], apart, threads)
+    if run is None:
+        return None
+    packs = _packing(w, room[1], lanes, back, apart, threads)
+
+    def direct(x: Any, w: Any, out: Any) -> None:
+        if plain:
+            images = x[part]
+        else:
+            if not fits:
+                padded.fill(0)
+            copies.run(x)
+            images = padded
+        for pack, view, to in packs:
+            pack(view(w), to)
+        run(images, room[1], out)
+
+    return direct
+
+
+def _packing(
+    w: Any, packed: Any, lanes: Lanes, back: Sequence[slice], apart: bool, threads: int
+) -> list[tuple[Function, Callable[[Any], Any], Any]]:
+    """Functions that bring filters to blocks: whole ones, and the rest, behind which are zeros."""
+    whole = lanes.many // lanes.width * lanes.width
+
+    def units(w: Any) -> Any:
+        w = w[*back]
+        return w[..., 0][None] if apart else np.moveaxis(w, -2, 0)  # u r s c l
+
+    def full(w: Any) -> Any:
+        w = units(w)[..., :whole]
+        return np.moveaxis(w.reshape(*w.shape[:-1], -1, lanes.width), -2, 1)
+
+    found = list[tuple[Function, Callable[[Any], Any], Any]]()
+    if whole:
+        target = packed[:, : whole // lanes.width]
+        found.append((_copy(full(w), target, threads), full, target))
+    if lanes.is_ragged:
+
+        def rest(w: Any) -> Any:
+            return units(w)[..., whole:]
+
+        packed[:, -1] = 0
+        target = packed[:, -1, ..., : lanes.many - whole]
+        copy, last = _copy(rest(w), target, threads), packed[:, -1]
+
+        def ragged(view: Any, target: Any) -> None:
+            last.fill(0)
+            copy(view, target)
+
+        found.append((ragged, rest, target))
+    return found
+
+
 # -- windows as columns --------------------------------------------------------------------
 def _columns_room(s: _Sizes, dtype: DType, p: Any, way: str) -> Iterator[tuple[Shape, DType]]:
     yield (s.g, s.n, *s.made, *s.over, s.c), dtype
@@ -172,7 +302,10 @@ def _columns(
     windows = windows_of(at.in_shapes[1][:k], **steps)
     ranges, boxes = at.ins[1][:k], (at.outs[0][1 : k + 1], at.ins[0][1 : k + 1])
     copies, covered = _Copies(threads), 0
-    turned = lambda a: np.moveaxis(a, -2, 0)  # noqa: E731  groups first
+
+    def turned(a: Any) -> Any:
+        return np.moveaxis(a, -2, 0)  # groups first
+
     for rs in itertools.product(*(range(*own) for own in ranges)):
         ours, theirs = taps(windows, *boxes, rs)
         which = [r - lo for r, (lo, _) in zip(rs, ranges, strict=True)]
@@ -337,7 +470,10 @@ def _fft(
     back = tuple(slice(None, None, -1 if d > 0 else 1) for d in p["dilation"])
     steps = zip(reach, p["dilation"], strict=True)
     places = spread[(slice(None), *(slice(0, r + 1, abs(d)) for r, d in steps))]
-    turned = lambda w: np.moveaxis(w[back], -3, 0)  # noqa: E731  c r s g o
+
+    def turned(w: Any) -> Any:
+        return np.moveaxis(w[back], -3, 0)  # c r s g o
+
     spread_out = _copy(turned(w), places, threads)
     found = whole[(slice(None), *(slice(r, r + n) for r, n in zip(reach, s.made, strict=True)))]
     take = _copy(found, out, threads)
@@ -391,6 +527,11 @@ def _frequencies(x: Any, w: Any, made: Any, s: _Sizes, threads: int) -> Callable
     return lambda: multiply(left, right, out)
 
 
-_ROOMS = {"columns": _columns_room, **dict.fromkeys(_TILES, _winograd_room), "fft": _fft_room}
-_MADE = {"columns": _columns, **dict.fromkeys(_TILES, _winograd), "fft": _fft}
+_ROOMS = {
+    "direct": _direct_room,
+    "columns": _columns_room,
+    **dict.fromkeys(_TILES, _winograd_room),
+    "fft": _fft_room,
+}
+_MADE = {"direct": _direct, "columns": _columns, **dict.fromkeys(_TILES, _winograd), "fft": _fft}
 CONV_WAYS = (*_ROOMS,)
