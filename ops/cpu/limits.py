@@ -53,6 +53,7 @@ class Limits:
     conv_filters: int = 1 << 20  # bytes of filters that each row of places reads anew, ...
     conv_places: int = 4  # ... unless so many are side by side
     conv_window: int = 400  # elements of a filter whose slopes no library has
+    conv_few: int = 4  # filters of many channels for which libraries leave vectors empty
     conv_turns: int = 32  # of rows, in parts if need be, at the least
     triangles: int = 1 << 22  # elements of a symmetric product's triangles
     panel_bytes: int = 1 << 17  # of its packed panels

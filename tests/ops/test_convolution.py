@@ -319,8 +319,10 @@ def test_by_onednn(case, algorithms):
                     scale = np.abs(exactly).max()
                     np.testing.assert_allclose(np.asarray(y), exactly, 0, 2e-6 * scale)
             kinds = {kind for kind, _ in algorithms}
-            if shape[1] > workers or shape[1] == 1:
+            if shape[1] > workers:
                 assert kinds == {"forward", "data", "weights"}
+            elif shape[1] == 1:  # of which slopes of images are few filters' (test_conv_ways.py)
+                assert kinds >= {"forward", "weights"}
             else:  # a worker may have one of several channels of slopes, which lies apart
                 assert "forward" in kinds
             names = {name for _, name in algorithms}

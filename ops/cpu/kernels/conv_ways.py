@@ -28,7 +28,7 @@ from ostinato.ops.cpu.loops.copies import copying
 from ostinato.ops.cpu.loops.flat import native_kernel
 from ostinato.ops.nn.spatial import windows_of
 
-from .direct_conv import Lanes, direct_rows, lanes_of, packed_shape
+from .direct_conv import Lanes, direct_rows, lanes_of
 from .fft_libraries import transforming
 from .gemm import product
 
@@ -87,7 +87,7 @@ def conv_ways(ins: Sequence[Shape], outs: Sequence[Shape], dtype: DType, p: Any)
     if s is None or dtype not in (float32, float64):
         return []
     found = ["columns"] if math.prod(s.over) > 1 else []
-    if {*p["every"]} == {1} and min(p["strides"]) > 0 and is_direct(s):
+    if {*p["every"]} == {1} and min(p["strides"]) > 0 and is_direct(s, dtype):
         found.append("direct")
     if {*p["strides"], *p["every"]} == {1}:
         tiles = s.over == (3, 3) and s.g == 1 and {*map(abs, p["dilation"])} == {1}
@@ -98,11 +98,11 @@ def conv_ways(ins: Sequence[Shape], outs: Sequence[Shape], dtype: DType, p: Any)
     return found
 
 
-def is_direct(s: _Sizes) -> bool:
+def is_direct(s: _Sizes, dtype: DType) -> bool:
     """Whether vectors are half full, and sums not too long."""
-    apart = s.g > 1 and s.o == 1
-    count = s.g if apart else s.o
-    return 2 * count >= MIN_CHANNELS and math.prod(s.over) * s.c <= MAX_TERMS
+    lanes = lanes_of(s.g, s.c, s.o, dtype.itemsize)
+    full = lanes.summed or 2 * lanes.many >= MIN_CHANNELS
+    return full and math.prod(s.over) * s.c <= MAX_TERMS
 
 
 def rule_way(
@@ -126,7 +126,8 @@ def rule_way(
         return "direct" if k != 2 or strided else ""
     if slopes:
         return "direct" if k == s.n == s.g == 1 else ""
-    return "direct" if k != 2 and s.g == s.c == 1 else ""
+    few = lanes_of(s.g, s.c, s.o, dtype.itemsize).summed and s.o <= LIMITS.conv_few
+    return "direct" if few or (k != 2 and s.g == s.c == 1) else ""
 
 
 def conv_scratch(
@@ -199,7 +200,7 @@ def _direct_room(s: _Sizes, dtype: DType, p: Any, way: str) -> Iterator[tuple[Sh
     ]
     # vectors of the last groups read beyond these
     yield (s.n * math.prod(inside) * s.g * s.c + lanes.width,), dtype
-    yield packed_shape(lanes, s.over, s.c), dtype
+    yield lanes.packed(s.over, s.c), dtype
 
 
 def _direct(
@@ -216,17 +217,19 @@ def _direct(
     padded = padded.reshape([(s.n, *inside, s.g, s.c)[d] for d in order]).transpose(order)
     part, target = _surrounded(x, _begins(at, p), padded)
     copies, fits = _Copies(threads), target.size == padded.size
-    plain = fits and not (apart and (lanes.is_ragged or x.strides[-2] != x.itemsize))
+    plain = (
+        fits and x.strides[-2 if apart else -1] == x.itemsize and not (apart and lanes.is_ragged)
+    )
     like = x[part] if plain else padded
     if not plain:
         copies.add(x, part, target)
     strides = [*(abs(d) * t for d, t in zip(p["dilation"], like.strides[1:-2], strict=True))]
     back = [slice(None, None, 1 if d > 0 else -1) for d in p["dilation"]]
+    chunk = lanes.lanes if lanes.summed else 1  # channels of a term
+    extents = zip((*s.over, s.c // chunk), (*strides, chunk * like.strides[-1]), strict=True)
     terms = sum(
         step * np.arange(n).reshape([-1 if e == d else 1 for e in range(k + 1)])
-        for d, (n, step) in enumerate(
-            zip((*s.over, s.c), (*strides, like.strides[-1]), strict=True)
-        )
+        for d, (n, step) in enumerate(extents)
     ).reshape(-1)
     run = direct_rows(like, out, lanes, terms, p["strides"], apart, threads)
     if run is None:
@@ -263,6 +266,12 @@ def _packing(
         return np.moveaxis(w.reshape(*w.shape[:-1], -1, lanes.width), -2, 1)
 
     found = list[tuple[Function, Callable[[Any], Any], Any]]()
+    if lanes.summed:
+
+        def turned(w: Any) -> Any:
+            return np.moveaxis(units(w), -1, 1)
+
+        return [(_copy(turned(w), packed, threads), turned, packed)]
     if whole:
         target = packed[:, : whole // lanes.width]
         found.append((_copy(full(w), target, threads), full, target))

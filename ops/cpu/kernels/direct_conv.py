@@ -18,6 +18,7 @@ from ostinato.ops.cpu.jit.llvm import function_of, vector_bits
 from ostinato.ops.cpu.jit.parallel import TABLES, around
 from ostinato.ops.cpu.jit.routine import Routine, functions, smaller
 from ostinato.ops.cpu.limits import LIMITS
+from ostinato.ops.jit.values import Value
 
 PLACES = {1: 8, 2: 8, 3: 8, 4: 6}  # side by side, by vectors of a block
 QUICK, GRAIN = LIMITS.product_quick, LIMITS.ordered_wake
@@ -26,13 +27,14 @@ _TURN = ("begin", "result", "weights", "first", "last", "left")
 
 
 class Lanes(NamedTuple):
-    """What lies in vectors: so many filters of each of `units` groups, or all groups of one unit; a block has
-    so many vectors, and there are so many blocks."""
+    """What lies in vectors: so many filters of each of `units` groups, or all groups of one unit, in blocks of
+    some vectors."""
 
     units: int
     many: int
     width: int  # elements of a block
     lanes: int
+    summed: bool = False  # channels lie in vectors instead, for each of few filters
 
     @property
     def blocks(self) -> int:
@@ -40,7 +42,18 @@ class Lanes(NamedTuple):
 
     @property
     def vectors(self) -> int:
-        return self.width // self.lanes
+        return max(1, self.width // self.lanes)
+
+    @property
+    def term(self) -> int:
+        """Packed numbers of one term of a sum."""
+        return max(self.width, self.lanes)
+
+    def packed(self, over: Shape, channels: int) -> Shape:
+        """How filters are packed."""
+        if self.summed:
+            return (self.units, self.many, *over, channels)
+        return (self.units, self.blocks, *over, channels, self.width)
 
     @property
     def is_ragged(self) -> bool:
@@ -52,6 +65,8 @@ def lanes_of(groups: int, channels: int, filters: int, item: int) -> Lanes:
     lanes = vector_bits() // 8 // item
     apart = groups > 1 and filters == 1
     count, units = (groups, 1) if apart else (filters, groups)
+    if 2 * filters < lanes and channels % lanes == 0:
+        return Lanes(groups, filters, 1, lanes, summed=True)
     whole = -(-count // lanes)
     most = 4 if vector_bits() == 512 else 2
     vectors = min(range(most, 0, -1), key=lambda v: -(-whole // v) * v)
@@ -65,8 +80,9 @@ def direct_rows(
     results. `terms`: the byte of each element of a window."""
     item, width, made = x.itemsize, lanes.width, out.shape[1:-2]
     along = out.strides[-2] if apart else out.strides[-1]
-    if along != item and lanes.many > 1:
+    if along != item and lanes.many > 1 and not lanes.summed:
         return None
+    along = along if lanes.summed else item
     places = min(PLACES[lanes.vectors], made[-1])
     rows = math.prod(made[:-1]) * len(out)
     parts = min(made[-1] // places, -(-LIMITS.conv_turns // (rows * lanes.units * lanes.blocks)))
@@ -80,30 +96,30 @@ def direct_rows(
     results = sum(a * s for a, s in zip(outer, out.strides[:-3], strict=True))
     begins = begins + (nth * width * x.strides[-2] if apart else unit * x.strides[-2])
     results = results + (
-        nth * width * item if apart else unit * out.strides[-2] + nth * width * item
+        nth * width * item if apart else unit * out.strides[-2] + nth * width * along
     )
-    filters = (unit * lanes.blocks + nth) * (len(terms) * width * item)
+    filters = (unit * lanes.blocks + nth) * (len(terms) * lanes.term * item)
     last = np.where(part == parts - 1, made[-1], (part + 1) * each)
     lines = np.stack([begins, results, filters, part * each, last, lanes.many - nth * width], -1)
-    work, turns = out.size * len(terms), len(lines)
+    work, turns = out.size * len(terms) * lanes.term // width, len(lines)
     team = 0 if work <= QUICK else max(1, min(threads, work // GRAIN, turns))
     step = x.strides[-3] * strides[-1]
     facts = [turns, team, len(terms), step, out.strides[-3], 2 + len(_FACTS) + len(terms)]
     about = np.concatenate([facts, terms, lines.reshape(-1)]).astype(np.int64)
-    form = x.dtype.name, lanes.lanes, lanes.vectors, places, apart, lanes.is_ragged
+    form = x.dtype.name, lanes.lanes, lanes.vectors, places, apart, lanes.is_ragged, lanes.summed
     return function_of(_text(*form), about)
 
 
 @lru_cache(32)
-def _text(dtype: str, lanes: int, vectors: int, places: int, apart: bool, ragged: bool) -> str:
+def _text(dtype: str, lanes: int, vectors: int, places: int, *how: bool) -> str:
     kind = DTYPES[dtype]
     last = Routine(None, "finish", data=[int64], meta=[int64])
-    body = _body(kind, lanes, vectors, places, apart, ragged)
+    body = _body(kind, lanes, vectors, places, *how)
     return "\n".join([TABLES, *functions(last, body), around(3)])
 
 
 def _body(
-    dtype: DType, lanes: int, vectors: int, places: int, apart: bool, ragged: bool
+    dtype: DType, lanes: int, vectors: int, places: int, apart: bool, ragged: bool, summed: bool
 ) -> Routine:
     made = Routine(None, "body", data=[int64], meta=[int64], lo=int64, hi=int64, thread=int64)
     data, meta, lo, hi, _ = made.given
@@ -128,17 +144,23 @@ def _body(
                     seen = row.further(offset).view(dtype)
                     one = made.spread(seen[0], lanes)
                     for v, (total, w) in enumerate(zip(own, factors, strict=True)):
-                        x = seen.lanes(v * lanes, lanes) if apart else one
+                        x = seen.lanes(v * lanes, lanes) if apart or summed else one
                         total.now = w.lines.call("fmuladd", dtype, x, w, total.now)
             for p, own in enumerate(sums):
                 to = results.further(result + (at + p) * over).view(dtype)
                 for v, total in enumerate(own):
-                    if ragged:
+                    if summed:
+                        to[0] = _total(made, total.now, lanes)
+                    elif ragged:
                         to.put_some(v * lanes, total.now, count - v * lanes)
                     else:
                         to.put(v * lanes, total.now)
     return made
 
 
-def packed_shape(lanes: Lanes, over: Shape, channels: int) -> Shape:
-    return (lanes.units, lanes.blocks, *over, channels, lanes.width)
+def _total(made: Routine, x: Value, lanes: int) -> Value:
+    """The sum of a vector's numbers."""
+    while lanes > 1:
+        lanes //= 2
+        x = made.chosen(x, range(lanes)) + made.chosen(x, range(lanes, 2 * lanes))
+    return made.lane(x, 0)
