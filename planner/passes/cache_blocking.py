@@ -11,16 +11,16 @@ bytes to memory and back, as counted over the kernels that this would become."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Spec
 from ostinato.ops.flow.control import CONTROL
 from ostinato.planner.lowering import as_run, rules
-from ostinato.planner.plan import Target, local_bytes
+from ostinato.planner.plan import Target, local_bytes, peak_bytes
 
-from .blocking import MOST_TURNS, split_along
+from .blocking import MOST_TURNS, running, split_along
 from .in_turns import shortest
 from .overlap import overlap
 
@@ -32,8 +32,16 @@ PARTS, SEEDS = 4, 3
 NODES = 2000  # of graphs that are looked at
 
 
-def stay_in_cache(graph: Graph, target: Target) -> Graph:
-    """The pass; nothing where all that is large is an operand or a result."""
+def stay_in_cache(graph: Graph, target: Target, donated: Sequence[int] = ()) -> Graph:
+    """The pass; nothing where all that is large is an operand or a result, nor if the memory limit then leaves
+    no room: what turns make is not written over operands that were given away."""
+    made, limit = _in_turns(graph, target), target.memory_limit
+    if limit is None or made is graph or peak_bytes(running(made, target, donated)) <= limit:
+        return made
+    return graph
+
+
+def _in_turns(graph: Graph, target: Target) -> Graph:
     block = rules(target).cache
     if not block or target.numerics == "any-workers" or len(graph.nodes) > NODES:
         return graph

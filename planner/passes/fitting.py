@@ -1,11 +1,11 @@
 """What a plan does to stay within its memory limit.
 
 Operands that are given away are written over, and places in memory are used again, in every plan
-(memory.py). If that does not do, values can be made block after block, so that they never exist as a
-whole (blocking.py), or be made again where they are read next, so that they are not kept in between
-(recompute.py), or both. Each of these, and one after the other, is planned to the end and run on the
-model of the machine; the one that fits and takes the least time is taken. The pass tells what each of
-its steps frees, and what it takes."""
+(memory.py); under a limit, what gives memory back runs first (order.py). If that does not do, values can
+be made block after block, so that they never exist as a whole (blocking.py), or be made again where they
+are read next, so that they are not kept in between (recompute.py), or both. Each of these, and one after
+the other, is planned to the end and run on the model of the machine; the one that fits and takes the least
+time is taken. The pass tells what each of its steps frees, and what it takes."""
 
 from __future__ import annotations
 
@@ -26,6 +26,9 @@ TURNS, AGAIN = "made in turns", "made again"
 NEARER = 0.95  # of the peak before: a part in turns that brings less is the last
 MAX_DETAILED_NODES = 120  # nodes of a graph that is not looked at in each detail, nor,
 MAX_NODES = 200  # if it has more than so many, even where nothing else helps
+NEARLY_FREE = (
+    1.05  # times as long as without a limit: turns are not looked at then, in a large graph
+)
 TAKEN = 3  # ways to cut a part into turns that are compared by time
 
 
@@ -120,7 +123,10 @@ def _candidates(
             programs[graph] = followed(graph, target, donated)
         return programs[graph]
 
-    yield again(start)
+    kept_less = again(start)
+    yield kept_less
+    if quickly and kept_less.peak <= limit and NEARER * kept_less.seconds < start.seconds:
+        return
     here = start
     if target.numerics == "any-workers":
         graph = cut_fixed_blocks(start.graph)

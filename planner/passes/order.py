@@ -16,7 +16,10 @@ new weights are made behind the product that read the old ones last: all others 
 given away before its place may be taken.
 
 Workers meet in collectives, so these keep the order in which they stood, which is the same for all
-(`overlap`), whatever else each worker's machine makes of the graph. Idempotent."""
+(`overlap`), whatever else each worker's machine makes of the graph.
+
+Under a memory limit, what gives more memory back than it takes comes first: a product that makes the slope
+of a small weight of two large arrays which nobody else will read. Idempotent."""
 
 from __future__ import annotations
 
@@ -27,10 +30,10 @@ from itertools import pairwise
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.planned.collective import COLLECTIVES
-from ostinato.planner.plan import Target
+from ostinato.planner.plan import Target, local_bytes
 from ostinato.planner.rewrite import reorder
 
-STARTS, ENDS, OTHERS, WAITS = range(4)  # which of the nodes that can run comes first
+STARTS, FREES, ENDS, OTHERS, WAITS = range(5)  # which of the nodes that can run comes first
 STARTING = (*COLLECTIVES, "start")
 ALONE = -1  # what leads to several results, or is one and is read, too
 
@@ -50,7 +53,52 @@ def ordered(
         ends = [end if end in starts else ALONE for end in ends]
     waits = _waits(graph, ends, donated)
     waits |= {(a, b) for a, b in pairwise(in_turn) if b in starts}
-    return reorder(graph, schedule(graph, in_turn, ends, waits))
+    memory = _Memory(graph) if target.memory_limit is not None else None
+    return reorder(graph, schedule(graph, in_turn, ends, waits, memory))
+
+
+class _Memory:
+    """Who still has to read each value that has a place of its own."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.root = list(range(len(graph.specs)))
+        self.left: dict[
+            int, set[int]
+        ] = {}  # of each value the nodes that read it, also through looks
+        outputs = {*graph.outputs}
+        for k, node in enumerate(graph.nodes):
+            if self.looks(k):
+                for v, source in zip(graph.outs(k), node.inputs, strict=False):
+                    self.root[v] = self.root[source]
+            else:
+                for v in node.inputs:
+                    self.left.setdefault(self.root[v], set()).add(k)
+        kept = {self.root[v] for v in outputs}
+        for v in (*range(len(graph.inputs)), *kept):
+            self.left.pop(v, None)
+
+    def looks(self, k: int) -> bool:
+        node = self.graph.nodes[k]
+        return OPS[node.op].is_view or node.op == "barrier"
+
+    def frees(self, k: int) -> bool:
+        """Whether more is given back after a node than it takes; what only looks at others is free."""
+        if self.looks(k):
+            return True
+        node = self.graph.nodes[k]
+        read = {self.root[v] for v in node.inputs}
+        last = sum(local_bytes(self.graph.specs[v]) for v in read if self.left.get(v) == {k})
+        return last > sum(map(local_bytes, node.specs))
+
+    def done(self, k: int) -> list[int]:
+        """Take note that a node has run; the last readers of what one node alone has still to read."""
+        found: list[int] = []
+        for v in {self.root[v] for v in self.graph.nodes[k].inputs} if not self.looks(k) else ():
+            left = self.left.get(v, set())
+            left.discard(k)
+            found += left if len(left) == 1 else ()
+        return found
 
 
 def meetings(graph: Graph, workers: int) -> list[int]:
@@ -70,9 +118,11 @@ def schedule(
     in_turn: Sequence[int] = (),
     ends: Sequence[int] = (),
     waits: Collection[tuple[int, int]] = (),
+    memory: _Memory | None = None,
 ) -> list[int]:
     """The nodes in running order. `ends`: of each node the one that makes the only result to which it
-    leads; `waits`: nodes and ends that wait for them. The graph's own order may be any.
+    leads; `waits`: nodes and ends that wait for them; `memory`: knows who gives some back. The graph's
+    own order may be any.
     """
     nodes, producers = graph.nodes, graph.producers
     left = [0] * len(nodes)
@@ -100,6 +150,8 @@ def schedule(
             heapq.heappush(ready, (STARTS, k, k))
         elif op == "wait":
             heapq.heappush(ready, (WAITS, len(found), k))
+        elif memory is not None and memory.frees(k):
+            heapq.heappush(ready, (FREES, k, k))
         else:
             early = ends and ends[k] != ALONE and not open_.get(ends[k])
             heapq.heappush(ready, (ENDS if early else OTHERS, k, k))
@@ -116,6 +168,9 @@ def schedule(
         for r in readers[k]:
             left[r] -= 1
             if not left[r]:
+                enter(r)
+        for r in memory.done(k) if memory is not None else ():
+            if not left[r] and not done[r]:
                 enter(r)
         for end in opens.get(k, ()):
             open_[end] -= 1

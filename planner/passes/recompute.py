@@ -18,7 +18,9 @@ What a running order holds at each moment follows from the program that it becom
 moment each value that nobody reads then could be dropped after its last reader so far, and be made
 again before the next one, from what is there, or from what is made again itself. It takes seconds, and
 frees bytes; what it is made of has to stay for that, or is made again, too. The least seconds for a byte
-come first, until it fits."""
+come first, until it fits. If that does not do, what is kept is cut into stretches, of which only the
+beginnings stay (checkpoints), and each is made again as a whole where it is read first: so a network of n
+layers needs about the memory of the root of n, and one more forward pass."""
 
 from __future__ import annotations
 
@@ -29,6 +31,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from ostinato.ops.core.build import Builder
+from ostinato.ops.core.device import Device, described
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.flow.control import CONTROL
@@ -39,11 +42,15 @@ from ostinato.planner.prediction import work_of
 from ostinato.planner.rewrite import map_bodies, reorder, with_nodes
 
 from .blocking import running
+from .memory import scratch_bytes
 
 KEPT_RATIO = 16  # times smaller than what is made of it: kept rather than made again
 WORTH = 2000  # a value is looked at if it is at least this part of the limit
-LONGEST = 400  # nodes that one value is made of again
+LONGEST = 1000  # nodes that one value is made of again
+AWAITED_KERNELS = 8  # kernels for which what is made again waits, rather than being made once more
+CHECKPOINTS = (3, 6, 12, 24)  # parts of what is kept over a moment, each made again as a whole
 ROUNDS, TRIES = 4, 4  # of the search, and of its aim, which single kernels may miss
+LOWERED = 12_000  # nodes of graphs that are looked at as programs, about
 MARGIN = 500  # the part of the limit that it aims lower than it missed
 NEARER = 0.99  # of the peak before: a round that brings less is the last
 _NEVER = {
@@ -88,7 +95,7 @@ def followed(graph: Graph, target: Target, donated: Sequence[int]) -> Program:
     return running(_numbered(graph), target, donated)
 
 
-def held(graph: Graph, program: Program) -> Held:
+def held(graph: Graph, program: Program, device: Device) -> Held:
     """Find what the program of a graph holds, in which that can be `followed`."""
     when = [-1] * len(graph.nodes)
     known = _followed(graph, program.graph, when)
@@ -97,7 +104,7 @@ def held(graph: Graph, program: Program) -> Held:
     for v, slot in enumerate(slots):
         if slot.kind == "alias":
             root[v] = root[slot.at]
-    usage, stays = _usage(program, root, known)
+    usage, stays = _usage(program, root, known, device)
     results = {known[v] for v, s in enumerate(slots) if s.kind == "output" and v in known}
     base = list(range(len(graph.specs)))
     for v, mine in known.items():
@@ -156,7 +163,7 @@ def _followed(graph: Graph, kernels: Graph, when: list[int]) -> dict[int, int]:
 
 
 def _usage(
-    program: Program, root: Sequence[int], known: dict[int, int]
+    program: Program, root: Sequence[int], known: dict[int, int], device: Device
 ) -> tuple[list[int], dict[int, Lifetime]]:
     """The bytes while each kernel runs, and where the values that are known stay."""
     kernels, slots = program.graph, program.slots
@@ -180,6 +187,11 @@ def _usage(
         change[until + 1] -= size
         if v in known:
             stays[known[v]] = Lifetime(size, made, until, mine)
+    for k, places in enumerate(program.scratch):
+        if places and k not in program.bodies:
+            size = sum(scratch_bytes(device, kernels, kernels.nodes[k]))
+            change[k] += size
+            change[k + 1] -= size
     for k, bodies in program.bodies.items():
         inner = max((p.arena_bytes for p in bodies), default=0)
         change[k] += inner
@@ -204,6 +216,11 @@ def read_by(node: Node) -> tuple[int, ...]:
 
 
 # -- what is made again --------------------------------------------------------------------------
+Copies = tuple[
+    tuple[int, int], ...
+]  # a node is done again before one kernel, for those until another
+
+
 @dataclass(slots=True)
 class _Step:
     """Values dropped and made again: what that changes."""
@@ -212,7 +229,7 @@ class _Step:
     at: dict[int, int]  # and the one before which it is made again
     gain: int = 0  # bytes, at the fullest moment
     seconds: float = 0.0
-    need: dict[int, int] = field(default_factory=dict)  # nodes that are done again: before which
+    copies: dict[int, Copies] = field(default_factory=dict)  # of nodes that are done again
     stay: dict[int, int] = field(default_factory=dict)  # what stays longer, or is kept at all
     between: dict[int, int] = field(default_factory=dict)  # what was gone, and is made on the way
     change: list[tuple[int, int, int]] = field(default_factory=list)  # first, last kernel; bytes
@@ -221,10 +238,7 @@ class _Step:
 class Search:
     """What to make again so that the arena stays within a number of bytes."""
 
-    def __init__(
-        self, graph: Graph, target: Target, found: Held, least: int, deep: bool = True
-    ) -> None:
-        self.deep = deep  # whether what is gone may be made again on the way to others
+    def __init__(self, graph: Graph, target: Target, found: Held, least: int) -> None:
         self.graph, self.target, self.found = graph, target, found
         self.usage = np.array(found.usage or [0], np.int64)
         self.least = least  # bytes of a value that is worth it
@@ -233,8 +247,7 @@ class Search:
         self.until = {v: s.until for v, s in found.stays.items()}
         self.reads = {v: sorted(s.reads) for v, s in found.stays.items()}
         self.dropped: dict[int, int] = {}  # values, and their last kernels before
-        self.need: dict[int, int] = {}  # nodes that are done again, and before which kernel
-        self.late: dict[int, tuple[int, int, int]] = {}  # of what is made again: from, until, bytes
+        self.copies: dict[int, Copies] = {}  # of nodes that are done again
         self.steps: list[_Step] = []
         self._seconds: dict[int, float] = {}
         self.looks: dict[int, list[int]] = {}
@@ -267,6 +280,8 @@ class Search:
             step = self._step(values, at, deep)
             if step is None or not self._helps(step, most):
                 continue
+            if sum(map(len, self.copies.values())) > len(self.graph.nodes):
+                return False  # on average each was made twice
             rate = step.seconds / step.gain
             if waiting and rate > waiting[0][0] * (1 + 1e-9) + 1e-30:
                 heapq.heappush(waiting, (rate, deep, values))
@@ -289,7 +304,7 @@ class Search:
             kept = () if step is None else tuple(sorted(w for w in step.stay if self._ends(w) < at))
             if kept:
                 together.setdefault(kept, []).append(v)
-            if self.deep and (kept or step is None):
+            if kept or step is None:
                 step = self._step((v,), at, True)
                 if step is not None and self._helps(step, most):
                     yield step.seconds / step.gain, True, (v,)
@@ -298,6 +313,25 @@ class Search:
                 step = self._step(tuple(values), at, False)
                 if step is not None and self._helps(step, most):
                     yield step.seconds / step.gain, False, tuple(values)
+
+    def checkpoint(self, parts: int) -> None:
+        """Keep, of what is kept over the fullest moment, only what so many stretches begin with, and make each
+        stretch but the last again as a whole where it is read first."""
+        at, kept = int(self.usage.argmax()), set[int]()
+        for values in list(self._stretches(at, parts))[-2::-1]:
+            step = self._step([v for v in values if v not in kept], at, True)
+            if step is not None and step.gain > 0:
+                self._take(step)
+                kept.update(step.stay)
+
+    def _stretches(self, at: int, parts: int) -> Iterator[tuple[int, ...]]:
+        """Values that were made one after the other and are kept over a moment, in so many parts."""
+        stays = self.found.stays
+        over = [v for v, until in self.until.items() if v in stays and stays[v].made < at < until]
+        over = [v for v in over if stays[v].size >= self.least and self._again(v)]
+        over.sort(key=lambda v: stays[v].made)
+        ends = [len(over) * n // parts for n in range(parts + 1)]
+        yield from (tuple(over[a:b]) for a, b in itertools.pairwise(ends) if a < b)
 
     def _ends(self, v: int) -> int:
         """The last kernel for which a value is kept."""
@@ -328,22 +362,40 @@ class Search:
             inside = self.fused and bool(OPS[maker.op].scalar)
             if not (inside and len(set(later[v])) == 1):
                 change.append((step.at[v], max(later[v]), size))
-        for w, time in step.between.items():
-            maker = self.graph.nodes[self.graph.producers[w]]
-            if not (self.fused and OPS[maker.op].scalar):
-                change.append((time, time, self._size(w)))
+        change.extend((time, time, size) for time, size in self._passing(step))
         for w, until in step.stay.items():
             begin = self._ends(w) + 1
             change.append((begin, until, self._size(w)))
             if begin <= moment:
                 step.gain -= self._size(w)
-        for k, time in step.need.items():
-            for w in self.graph.outs(k):
-                if w in self.late:
-                    begin, end, size = self.late[w]
-                    change.append((min(begin, time), begin - 1, size))
-                    change.append((end + 1, max(end, time), size))
+        change.extend(self._waiting(step))
         return step if step.at else None
+
+    def _passing(self, step: _Step) -> Iterator[tuple[int, int]]:
+        """The most bytes that are there at once, of what is made on the way to others, by the kernel before
+        which that happens."""
+        graph, ends = self.graph, dict[int, list[tuple[int, int]]]()
+        for w, time in step.between.items():
+            k = graph.producers[w]
+            if self.fused and OPS[graph.nodes[k].op].scalar:
+                continue
+            reads = [u for x in (w, *self.looks.get(w, ())) for u in graph.uses[x]]
+            ends_now = (time, time) in step.copies[k]
+            last = max((u for u in reads if (time, time) in step.copies.get(u, ())), default=k)
+            last = last if ends_now else len(graph.nodes)
+            ends.setdefault(time, []).extend(((k, self._size(w)), (last + 1, -self._size(w))))
+        for time, changes in ends.items():
+            yield time, max(itertools.accumulate(size for _, size in sorted(changes)))
+
+    def _waiting(self, step: _Step) -> Iterator[tuple[int, int, int]]:
+        """From when to when what is made again once waits for others that read it, and its bytes."""
+        for k, copies in step.copies.items():
+            size = sum(self._size(w) for w in self.graph.outs(k) if self.found.base[w] == w)
+            before = self.copies.get(k, ())
+            for n, (begin, end) in enumerate(copies):
+                first, last = before[n] if n < len(before) else (begin, begin)
+                yield begin, first - 1, size
+                yield last + 1, end, size
 
     def _helps(self, step: _Step, most: int) -> bool:
         """Whether enough is gained, and no other moment becomes as full as the fullest."""
@@ -384,11 +436,23 @@ class Search:
             seen.add(k)
             if graph.nodes[k].op in _NEVER or len(seen) > LONGEST:
                 return False
-            before = min(self.need.get(k, len(self.usage)), step.need.get(k, len(self.usage)))
-            if k not in self.need and k not in step.need:
+            copies = list(step.copies.get(k, self.copies.get(k, ())))
+            mine = len(self.copies.get(k, ()))  # those of this step serve all of it
+            near = (
+                n
+                for n, (a, b) in enumerate(copies)
+                if a - AWAITED_KERNELS <= at <= b + AWAITED_KERNELS or n >= mine
+            )
+            n = next(near, len(copies))
+            if n == len(copies):
+                copies.append((at, at))
                 step.seconds += self._seconds_of(k)
-            step.need[k] = min(before, at)
-            if before <= at:
+                is_there = False
+            else:
+                begin, end = copies[n]
+                copies[n], is_there = (min(begin, at), max(end, at)), begin <= at
+            step.copies[k] = tuple(copies)
+            if is_there:
                 continue
             for u in read_by(graph.nodes[k]):
                 b = base[u]
@@ -439,31 +503,19 @@ class Search:
         for a, b, size in step.change:
             if a <= b:
                 self.usage[a : b + 1] += size
-        for k, time in step.need.items():
-            self._needed(k, time)
-            for w in self.graph.outs(k):
-                if w in self.late:
-                    begin, end, size = self.late[w]
-                    self.late[w] = min(begin, time), max(end, time), size
+        self.copies.update(step.copies)
         for v, early in step.early.items():
-            later = [r for r in self.reads[v] if r > early]
-            self.late[v] = step.at[v], max(later), self.found.stays[v].size
+            k, at = self.graph.producers[v], step.at[v]
+            end = max(r for r in self.reads[v] if r > early)
+            there = [(a, max(b, end) if a <= at <= b else b) for a, b in self.copies[k]]
+            self.copies[k] = tuple(there)
             self.dropped[v] = self.until[v] = early
-        for w, time in step.between.items():
-            self.late[w] = time, time, self._size(w)
+        for w in step.between:
             self.dropped[w] = self.until[w]
         for w, until in step.stay.items():
             self.until[w] = until
             self.reads.setdefault(w, []).append(until)
         self.steps.append(step)
-
-    def _needed(self, k: int, time: int) -> None:
-        """A node is done again before a kernel, with all that looks at what it makes."""
-        self.need[k] = min(self.need.get(k, time), time)
-        for v in self.graph.outs(k):
-            for w in self.looks.get(v, ()):
-                j = self.graph.producers[w]
-                self.need[j] = min(self.need.get(j, time), time)
 
     # -- the graph -----------------------------------------------------------------------------
     def graph_with(self) -> Graph:
@@ -497,7 +549,11 @@ class Search:
             node = graph.nodes[k]
             return builder.add(node.op, read, node.params, node.specs, node.line)
 
-        waiting = sorted((time, k) for k, time in self.need.items())[::-1]
+        again = {(time, k) for k, copies in self.copies.items() for time, _ in copies}
+        for time, k in tuple(again):  # with all that looks at what they make
+            looks = [w for v in graph.outs(k) for w in self.looks.get(v, ())]
+            again |= {(time, graph.producers[w]) for w in looks}
+        waiting = sorted(again, reverse=True)
         for time, k in sorted((time, k) for k, time in enumerate(self.times)):
             while waiting and waiting[-1][0] <= time:
                 at, j = waiting.pop()
@@ -531,10 +587,19 @@ class _Programs:
     def __init__(self, target: Target, donated: Sequence[int]) -> None:
         self.target, self.donated = target, donated
         self.known: dict[Graph, Held] = {}
+        self.left = LOWERED  # nodes of graphs that may still be looked at as programs
+
+    @property
+    def is_spent(self) -> bool:
+        return self.left <= 0 and len(self.known) >= TRIES
+
+    def held(self, graph: Graph, program: Program) -> Held:
+        return held(graph, program, described(self.target.device))
 
     def __call__(self, graph: Graph) -> Held:
         if graph not in self.known:
-            self.known[graph] = held(graph, followed(graph, self.target, self.donated))
+            self.left -= len(graph.nodes)
+            self.known[graph] = self.held(graph, followed(graph, self.target, self.donated))
         return self.known[graph]
 
 
@@ -542,11 +607,12 @@ def recomputed(
     graph: Graph, program: Program, target: Target, donated: Sequence[int], limit: int
 ) -> tuple[Graph, Program]:
     """The graph with values made again until it fits, or as far as that goes; and its program."""
-    best, programs = (graph, held(graph, program)), _Programs(target, donated)
+    programs = _Programs(target, donated)
+    best = graph, programs.held(graph, program)
     for _ in range(ROUNDS):
         here = best
-        for search in (_round, _within, _plain_round):
-            if peak_bytes(best[1].program) <= limit:
+        for search in (_round, _within):
+            if peak_bytes(best[1].program) <= limit or programs.is_spent:
                 return best[0], best[1].program
             found = search(*here, programs, limit)
             best = min(best, found, key=lambda f: peak_bytes(f[1].program))
@@ -572,18 +638,24 @@ def _within(graph: Graph, found: Held, programs: _Programs, limit: int) -> tuple
     return (graph, found) if made is graph else (made, programs(made))
 
 
-def _plain_round(graph: Graph, found: Held, programs: _Programs, limit: int) -> tuple[Graph, Held]:
-    return _round(graph, found, programs, limit, False)
-
-
-def _round(
-    graph: Graph, found: Held, programs: _Programs, limit: int, deep: bool = True
-) -> tuple[Graph, Held]:
-    """One search, with its aim set again as far as it missed, and a little further each time."""
+def _round(graph: Graph, found: Held, programs: _Programs, limit: int) -> tuple[Graph, Held]:
+    """A search, and another one where its program misses by far."""
     outside = peak_bytes(found.program) - found.program.arena_bytes
-    most, margin = limit - outside - found.slack, limit // MARGIN
-    search = Search(graph, programs.target, found, max(limit // WORTH, 1), deep)
-    best, made = (graph, found), graph
+    most, least = limit - outside - found.slack, max(limit // WORTH, 1)
+    best = graph, found
+    for search in _searches(graph, found, programs.target, most, least)[: TRIES // 2]:
+        seen = _aimed(search, best, programs, limit, most)
+        best = min(best, seen, key=lambda f: peak_bytes(f[1].program))
+        if peak_bytes(best[1].program) <= limit or programs.is_spent:
+            break
+    return best
+
+
+def _aimed(
+    search: Search, best: tuple[Graph, Held], programs: _Programs, limit: int, most: int
+) -> tuple[Graph, Held]:
+    """Follow a search, with its aim set again as far as it missed, and a little further each time."""
+    margin, made = limit // MARGIN, search.graph
     for _ in range(TRIES):
         before, nearer = made, limit // MARGIN
         fits = search.fit(most)
@@ -596,8 +668,21 @@ def _round(
         seen = made, programs(made)
         best = min(best, seen, key=lambda f: peak_bytes(f[1].program))
         missed = peak_bytes(seen[1].program) - limit
-        if missed <= 0 or not fits:
+        if missed <= 0 or not fits or programs.is_spent or 2 * missed > most:  # or is far off
             break
         most = min(most, int(search.usage.max())) - missed - margin
         margin *= 2
     return best
+
+
+def _searches(graph: Graph, found: Held, target: Target, most: int, least: int) -> list[Search]:
+    """Value by value, and with checkpoints: those that fit, by their time, and then by what they need."""
+    ranked: list[tuple[bool, float, int, Search]] = []
+    for n, parts in enumerate((0, *CHECKPOINTS)):
+        search = Search(graph, target, found, least)
+        if parts:
+            search.checkpoint(parts)
+        fits = search.fit(most)
+        cost = sum(s.seconds for s in search.steps) if fits else float(search.usage.max())
+        ranked.append((not fits, cost, n, search))
+    return [search for *_, search in sorted(ranked, key=lambda r: r[:3])]

@@ -432,3 +432,19 @@ def test_blocks_in_a_wrong_place_are_seen(monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(AssertionError):
         test_each_monoid_over_turns("max")
     assert Partial("max") != Partial("min")
+
+
+def test_what_would_stay_in_cache_is_kept_whole_where_memory_is_short() -> None:
+    """What turns make is not written over operands that were given away."""
+
+    def step(w: Any, m: Any, x: Any, g: Any) -> Any:
+        m = 0.9 * m + g.T @ x
+        return w - 0.01 * m, m, ost.tanh(x @ w.T)
+
+    wide = ost.spec((2048, 4608))
+    shapes = wide, wide, ost.spec((32, 4608)), ost.spec((32, 2048))
+    free = ost.plan(step, *shapes, donate=("w", "m"))
+    limit = free.peak_bytes - (1 << 20)
+    short = ost.plan(step, *shapes, donate=("w", "m"), memory_limit=limit)
+    assert [sum(n.op == "blocks" for n in p.lowered.nodes) for p in (free, short)] == [1, 0]
+    assert short.peak_bytes <= limit

@@ -48,6 +48,31 @@ def test_before_and_after() -> None:
     assert order(after, HERE) is after
 
 
+def test_under_a_memory_limit_what_frees_memory_runs_first() -> None:
+    before = parse("""
+        (%0: float32[900,9])
+        %1 = tanh(%0) : float32[900,9]
+        %2 = exp(%0) : float32[900,9]
+        %3 = sin(%2) : float32[900,9]
+        %4 = sum(%1; axes=(0,)) : float32[9]
+        %5 = add(%3, %4) : float32[900,9]
+        return %5
+    """)
+    after = parse("""
+        (%0: float32[900,9])
+        %1 = tanh(%0) : float32[900,9]
+        %2 = sum(%1; axes=(0,)) : float32[9]
+        %3 = exp(%0) : float32[900,9]
+        %4 = sin(%3) : float32[900,9]
+        %5 = add(%4, %2) : float32[900,9]
+        return %5
+    """)
+    assert order(before, HERE) is before
+    short = Target((1,), memory_limit=1)
+    assert order(before, short) == after
+    assert order(after, short) is after
+
+
 def test_what_was_given_away_is_read_by_others_first() -> None:
     assert order(parse(BEFORE), HERE, donated=(1,)) == parse(BEFORE)
 
