@@ -87,6 +87,7 @@ class CompiledFunction(Entries, Generic[P, R]):
         "name",
         "numerics",
         "precision",
+        "scratch_limit",
         "seen",
         "static",
         "told",
@@ -101,6 +102,7 @@ class CompiledFunction(Entries, Generic[P, R]):
         donate: Iterable[str | int] = (),
         static: Iterable[str | int] = (),
         memory_limit: int | None = None,
+        scratch_limit: int | None = None,
         numerics: str | None = None,
         precision: str | Precision | None = None,
         tolerance: Tolerance | None = None,
@@ -112,6 +114,7 @@ class CompiledFunction(Entries, Generic[P, R]):
         self.static = self._named(static, "static")
         self.donate = self._named(donate, "donate")
         self.memory_limit = check_memory_limit("compile", memory_limit)
+        self.scratch_limit = check_memory_limit("compile", scratch_limit, "scratch_limit", 0)
         self.numerics = None if numerics is None else check_numerics("compile", numerics)
         self._allow(precision, tolerance)
         super().__init__()
@@ -314,6 +317,7 @@ class CompiledFunction(Entries, Generic[P, R]):
             "numerics": target.numerics,
             "precision": entry.plan.target.precision,
             "memory_limit": target.memory_limit,
+            "scratch_limit": target.scratch_limit,
         }
         miss = Miss(parts, source, list(self.seen), hits=self.hits)
         if change is not None:
@@ -469,6 +473,7 @@ class CompiledFunction(Entries, Generic[P, R]):
             self.memory_limit if self.memory_limit is not None else target.memory_limit,
             precision=AS_WRITTEN if self.precision == AUTO else self.precision or target.precision,
             named=target.named,
+            scratch_limit=self.scratch_limit,
         )
 
     def plan_for(self, *args: P.args, **kwargs: P.kwargs) -> Plan:
@@ -529,7 +534,15 @@ class CompiledFunction(Entries, Generic[P, R]):
         return f"<compiled {self.name}: {said}>"
 
 
-_OPTIONS = ("donate", "static", "memory_limit", "numerics", "precision", "tolerance")
+_OPTIONS = (
+    "donate",
+    "static",
+    "memory_limit",
+    "scratch_limit",
+    "numerics",
+    "precision",
+    "tolerance",
+)
 
 
 def _compiled_again(function: Any, options: dict[str, Any]) -> CompiledFunction[Any, Any]:
@@ -650,6 +663,7 @@ def compile(
     donate: Iterable[str | int] = ...,
     static: Iterable[str | int] = ...,
     memory_limit: int | None = ...,
+    scratch_limit: int | None = ...,
     numerics: Numerics | None = ...,
     precision: str | Precision | None = ...,
     tolerance: Tolerance | None = ...,
@@ -663,6 +677,8 @@ def compile(function: Any = None, /, **options: Any) -> Any:
     donate: arguments whose memory the results may take; they cannot be used afterwards.
     static: arguments that are part of the signature by value.
     memory_limit, numerics, precision: as in `connect`, for this function.
+    scratch_limit: bytes that one operation may take while it runs, beside operands and results; what needs
+    more, as convolutions by copied windows do, is done in parts of its batch, one after the other.
     tolerance: with precision="auto", products are rounded to halves (of float64 to float32, too), and
     so are sums that workers send each other where that is faster, as far as results stay within this
     relative error, 1e-3 if nothing is said; a dict names results that are to, by their key, field or

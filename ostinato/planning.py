@@ -151,6 +151,7 @@ def plan(
         check_memory_limit("plan", compiled.memory_limit or memory_limit),
         precision=check_precision("plan", precision or _precision(compiled)),
         named=model,
+        scratch_limit=compiled.scratch_limit,
     )
     with seldom_collected():
         return _planned(compiled, args, kwargs, target, target.mesh, False)

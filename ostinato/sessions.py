@@ -565,16 +565,18 @@ def _one_of(who: str, what: str, given: str, names: Sequence[str]) -> str:
     return given
 
 
-def check_memory_limit(who: str, limit: int | None) -> int | None:
+def check_memory_limit(
+    who: str, limit: int | None, what: str = "memory_limit", least: int = 1
+) -> int | None:
     """Bytes, or None for no limit."""
-    if limit is None or (is_whole(limit) and limit > 0):
+    if limit is None or (is_whole(limit) and limit >= least):
         return None if limit is None else int(limit)
     raise misfit(
         ArgumentError,
         who,
-        got=f"memory_limit={limit!r}",
-        needed="a whole number of bytes per worker, 1 or more",
-        do="write e.g. memory_limit=4 * 2**30 for 4 GiB, or leave it out for no limit",
+        got=f"{what}={limit!r}",
+        needed=f"a whole number of bytes per worker, {least} or more",
+        do=f"write e.g. {what}=4 * 2**30 for 4 GiB, or leave it out for no limit",
     )
 
 

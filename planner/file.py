@@ -292,6 +292,7 @@ def _key(content: Any) -> Key:
     numerics, limit, math, precision, machine = fields(
         content, "numerics", "memory_limit", "math", "precision", "machine"
     )
+    scratch = content.get("scratch_limit")
     try:
         find(device)
     except Absent as error:
@@ -311,6 +312,7 @@ def _key(content: Any) -> Key:
         math,
         precision,
         _machine(machine),
+        None if scratch is None else integer(scratch, 0),
     )
     need(1 <= len(target.mesh) <= 4, f"a mesh with {len(target.mesh)} axes")
     need(1 <= target.workers <= 1 << 20, "a mesh of that many workers")

@@ -13,6 +13,7 @@ from ostinato.ops.core.graph import Graph
 from .cpu import passes as cpu
 from .gpu import passes as gpu
 from .passes.memory import assign_memory
+from .passes.scratch import fit_scratch
 from .plan import Program, Target, peak_bytes
 
 # (graph, target); what the user gives away, if it wants to know; where it tells of its answer, if it does
@@ -83,12 +84,18 @@ def lower(
         took_room |= each in need_room and made is not graph
         return made
 
-    device = described(target.device)
-    program = assign_memory(as_run(graph, target, donated, noting), device, reuse)
+    program = placed(as_run(graph, target, donated, noting), target, reuse)
     if limit is None or not took_room or peak_bytes(program) <= limit:
         return program
 
     def without(each: Pass, graph: Graph, target: Target, donated: Sequence[int]) -> Graph:
         return graph if each in need_room else run(each, graph, target, donated)
 
-    return assign_memory(as_run(graph, target, donated, without), device, reuse)
+    return placed(as_run(graph, target, donated, without), target, reuse)
+
+
+def placed(graph: Graph, target: Target, reuse: Sequence[int]) -> Program:
+    """The program, with as little scratch memory as the limits ask for."""
+    device = described(target.device)
+    program = assign_memory(graph, device, reuse)
+    return fit_scratch(program, target, device, reuse, rules(target).fuse, cpu.CAN_COME_APART)

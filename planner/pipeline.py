@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ostinato.ops.core import activity
-from ostinato.ops.core.device import DEVICES
+from ostinato.ops.core.device import DEVICES, Device, described
 from ostinato.ops.core.encode import digest
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.layout import Layout
@@ -36,11 +36,13 @@ from .passes.narrow_messages import send_narrow
 from .passes.narrow_sums import Sum, narrow_sums, sums
 from .passes.overlap import overlap
 from .passes.parts import make_parts
+from .passes.scratch import scratch_of_all
 from .plan import Key, Plan, Program, Target, local_bytes, peak_bytes
 from .preparing import PREPARING
 from .simulation import simulate
 from .title import title
-from .tuning.sites import Tune, sites, with_ways
+from .tuning.divided_sites import with_parts
+from .tuning.sites import Site, Tune, sites, with_ways
 
 Results = Sequence[tuple[str, int]]  # as a plan has them
 
@@ -177,12 +179,14 @@ def tune(plan: Plan, decide: Tune, threads: int) -> Plan:
     by_rule = plan.program
     if plan.tuned is not None and any(plan.tuned.ways):
         by_rule = program_of(plan.lowered, plan.key, plan.results)
-    found = sites(by_rule.graph, plan.target, threads)
+    found: Sequence[Site] = sites(by_rule.graph, plan.target, threads)
     if not found:
         return plan
     limit = plan.target.memory_limit
+    room = None if limit is None else limit - plan.operand_bytes
     with activity.task("tune", f"timing {plan.called or 'pending operations'}"):
-        tuned = decide(found, None if limit is None else limit - plan.operand_bytes)
+        found = with_parts(found, by_rule, plan.target, threads, lambda some: decide(some, room))
+        tuned = decide(found, room)
     program = done_so(by_rule, plan.key, plan.results, tuned.ways)
     if limit is not None and peak_bytes(program) > limit:
         return plan
@@ -193,8 +197,10 @@ def done_so(program: Program, key: Key, results: Results, ways: Sequence[str]) -
     """The program with its sites done in these ways."""
     if not any(ways):
         return program
-    graph = with_ways(program.graph, key.target, ways)
-    return assign_memory(graph, DEVICES[key.target.device], _to_reuse(key, results))
+    graph, device = with_ways(program.graph, key.target, ways), DEVICES[key.target.device]
+    if _too_much_scratch(graph, key.target, device) is not None:
+        return program  # they were chosen on another machine
+    return assign_memory(graph, device, _to_reuse(key, results))
 
 
 def _strip(graph: Graph) -> tuple[Graph, tuple[tuple[str, int], ...]]:
@@ -214,11 +220,31 @@ def _strip(graph: Graph) -> tuple[Graph, tuple[tuple[str, int], ...]]:
     return Graph(graph.inputs, graph.nodes, tuple(kept)), tuple(results)
 
 
+def _too_much_scratch(graph: Graph, target: Target, device: Device) -> tuple[Node, int] | None:
+    """A node that needs more scratch memory than it may."""
+    limit = target.scratch_limit
+    if limit is None:
+        return None
+    found = [(around.nodes[k], n) for around, k, n in scratch_of_all(graph, device) if n > limit]
+    return max(found, key=lambda f: f[1], default=None)
+
+
 def check_limit(plan: Plan, enough: Callable[[], int | None] = lambda: None) -> None:
     """Refuse a plan that needs more memory per worker than it may, before it runs; without a limit, one that
     reads a file at once for which the machine has none. `enough`: finds a limit that would do."""
-    limit = plan.target.memory_limit
-    whole = _read_whole(plan.program.graph)
+    limit, graph = plan.target.memory_limit, plan.program.graph
+    whole = _read_whole(graph)
+    above = _too_much_scratch(graph, plan.target, described(plan.target.device))
+    if above is not None:
+        node, size = above
+        fixed = plan.target.numerics == "any-workers"
+        raise MemoryLimitError.because(
+            f"{title(node)} -> {node.specs[0].bare}",
+            got=f"{_mib(size)} of scratch memory" + ", undivided under any-workers" * fixed,
+            needed=f"at most scratch_limit={_mib(plan.target.scratch_limit or 0)}",
+            do=f"allow scratch_limit={_mib(size)}",
+            line=node.line,
+        )
     if plan.peak_bytes > (limit if limit is not None else memory() if whole else inf):
         raise _refusal(plan, whole, None if limit is None else enough())
 

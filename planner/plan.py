@@ -42,6 +42,7 @@ class Target:
     math: str = field(default_factory=lambda: settings.math)  # whose functions: "own" or "libm"
     precision: str = AS_WRITTEN  # the text of a policy (policy.py)
     named: Machine | None = field(default=None, compare=False, repr=False)  # if a user names one
+    scratch_limit: int | None = None  # bytes that one operation may have while it runs
 
     @property
     def workers(self) -> int:
@@ -166,6 +167,8 @@ class Key:
             },
             "format": FORMAT,
         }
+        if self.target.scratch_limit is not None:
+            found["policy"]["scratch_limit"] = self.target.scratch_limit
         if self.gathered:
             found["gathered"] = list(self.gathered)
         return found
@@ -240,6 +243,7 @@ class Plan:
             "device": self.target.device,
             "numerics": self.target.numerics,
             "memory_limit": self.target.memory_limit,
+            "scratch_limit": self.target.scratch_limit,
             "math": self.target.math,
             "precision": self.target.precision,
             # what decided, where there was something to decide: a part of no id

@@ -30,6 +30,7 @@ from ostinato.ops.core.device import (
     Recorder,
     plain,
 )
+from ostinato.ops.core.divided import divided_kernel, division_of
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.layout import around
 from ostinato.ops.core.notes import Notes
@@ -531,9 +532,14 @@ class _Binder(ControlFlow):
         """
         node, arrays = graph.nodes[k], [self.strided_like(name) for name in (*ins, *outs)]
         specs = (*(graph.specs[v] for v in node.inputs), *node.specs)
+        threads = 1 if node.kw.get("way") == ONE_THREAD else self.threads
+        if (parts := division_of(node, specs[: len(ins)])) is not None:
+            place = self.place_of(graph, node)
+            return divided_kernel(
+                self.device, node, specs, self.shape, arrays, threads, scratch, place, parts
+            )
         if any(x is None for x in arrays):
             return self.device.dynamic_kernel(node, specs, scratch)
-        threads = 1 if node.kw.get("way") == ONE_THREAD else self.threads
         often = self.record is not None
         at = self.one_place(graph, node)
         read_next = often or any(graph.uses[v] for v in graph.outs(k))

@@ -16,6 +16,7 @@ from ostinato.ops.core.device import (
     Loop,
     Recorder,
 )
+from ostinato.ops.core.divided import scratch_of
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.notes import Notes
 from ostinato.ops.core.registry import OPS, Place, Scratch
@@ -186,10 +187,8 @@ class Values:
     def scratch(self, graph: Graph, node: Node) -> tuple[Sequence[Scratch], Sequence[Scratch]]:
         """List what the op's own kernel needs here, and the device's."""
         specs = (*(graph.specs[v] for v in node.inputs), *node.specs)
-        if not self.device.has_scratch(node):
-            return (), ()
         shapes, count = [self.shape(s) for s in specs], len(node.inputs)
-        return self.device.scratch(node, shapes[:count], shapes[count:], specs)
+        return scratch_of(self.device, node, shapes[:count], shapes[count:], specs)
 
     def unwrite(self, begin: int) -> None:
         """Take back what was written since."""

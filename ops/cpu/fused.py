@@ -11,6 +11,7 @@ import numpy as np
 from ostinato.ops.array.bits import local_shape
 from ostinato.ops.core.device import Classes, plain
 from ostinato.ops.core.graph import Graph
+from ostinato.ops.core.index import Dim, Indices
 from ostinato.ops.core.layout import Box
 from ostinato.ops.core.parameters import GRAPH, unfit, whole
 from ostinato.ops.core.registry import ANY, OPS, Params, Place, Scratch, Specs, op
@@ -228,8 +229,34 @@ def product_view(out: Any, shape: Shape, at: Place) -> tuple[Any, Place]:
     return out, Place(at.ins[:2], (box,), at.in_shapes[:2], (shape,), at.first)
 
 
+def _steps_indices(ins: Specs, outs: Specs, p: Params) -> Indices:
+    """Only the first axis of results, of samples, is known to be cut: as the product's is."""
+    body: Graph = p["body"]
+    node, (out,) = body.nodes[begin_of(body)], outs
+    of_product = tuple([body.specs[v] for v in node.inputs])
+    rule = OPS[node.op].indices(of_product, node.specs, node.kw)
+    first = rule.outs[0][0]
+
+    def dims_of(k: int, spec: Spec) -> tuple[Dim, ...]:
+        if k in node.inputs:
+            dims = rule.ins[node.inputs.index(k)]
+            return tuple([c if c == first else None for c in dims])
+        cut = spec.ndim == out.ndim and spec.shape[:1] == out.shape[:1]
+        return (first if cut else None, *[None] * (spec.ndim - 1))[: spec.ndim]
+
+    dims = [dims_of(k, s) for k, s in enumerate(ins)]
+    plain = out.shape[:1] == node.specs[0].shape[:1] and out.shape[0] > 1
+    return Indices(tuple(dims), ((first if plain else None, *[None] * (out.ndim - 1)),))
+
+
 op(  # a product and steps behind it, which one library does
-    "fused_product", **_FACTS, kernel=_steps_kernel, cost=_cost, dense=True, placed=True
+    "fused_product",
+    **_FACTS,
+    kernel=_steps_kernel,
+    cost=_cost,
+    dense=True,
+    placed=True,
+    indices=_steps_indices,
 )
 op("fused", **_FACTS, kernel=_kernel, cost=_cost, overwrite=ANY, writes_parts=True)
 op("fused_joins", **_FACTS, kernel=_kernel, cost=_cost, writes_parts=True)  # reads elsewhere, too

@@ -21,6 +21,7 @@ from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.registry import OPS, op_of
 from ostinato.ops.core.spec import float32
+from ostinato.ops.cpu.fused import STEPS, WITH_PRODUCT
 from ostinato.ops.cpu.jit.lines import can_lower
 from ostinato.ops.cpu.jit.llvm import why_not
 from ostinato.ops.cpu.kernels.gemm_epilogue import MIN_ROWS, multiplies
@@ -73,6 +74,7 @@ from ostinato.planner.rewrite import (
 
 from .symmetric import squared_by
 
+LARGER = ("fused_nest", STEPS, *WITH_PRODUCT)  # kernels that can come apart again
 WORTH = 16384  # elements times operations that are worth kernels
 BESIDE = 2048  # and that are worth one more, in a plan that has some, or has large reductions
 OFTEN = 16  # kernels of one form, from which they are worth it, however small

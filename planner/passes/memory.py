@@ -19,6 +19,7 @@ from typing import Any
 
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.device import Device
+from ostinato.ops.core.divided import division_of, scratch_of
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.layout import Partial, different_shapes, slices
 from ostinato.ops.core.registry import ANY, OPS, Place
@@ -656,12 +657,12 @@ def scratch_bytes(device: Device, graph: Graph, node: Node) -> list[int]:
     """The memory that a node's kernel needs beside operands and results, enough for each worker: smaller
     parts may need more than larger ones."""
     specs = (*(graph.specs[v] for v in node.inputs), *node.specs)
-    if not device.has_scratch(node):
+    if not device.has_scratch(node) and division_of(node, specs[: len(node.inputs)]) is None:
         return []
     parts = different_shapes([(s.layout, s.shape) for s in specs if s.layout is not None])
     count = len(node.inputs)
     sizes = [
         [math.prod(s.shape) * s.dtype.itemsize for s in sum(found, ())]
-        for found in (device.scratch(node, p[:count], p[count:], specs) for p in parts)
+        for found in (scratch_of(device, node, p[:count], p[count:], specs) for p in parts)
     ]
     return [max(each) for each in itertools.zip_longest(*sizes, fillvalue=0)]

@@ -10,6 +10,7 @@ from typing import Any
 
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.device import described
+from ostinato.ops.core.divided import done_in, undivided
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.registry import OPS, op_of
 from ostinato.ops.core.spec import Spec
@@ -18,7 +19,8 @@ from ostinato.ops.cpu.fused import FUSED, IN_STEPS
 from ostinato.ops.planned.collective import collective_of
 from ostinato.planner.machine import NOMINAL, Machine, presets, unmeasured
 from ostinato.planner.passes.loop_casts import LOOPS
-from ostinato.planner.passes.memory import is_joined
+from ostinato.planner.passes.memory import is_joined, scratch_bytes
+from ostinato.planner.passes.scratch import scratch_of_all
 from ostinato.planner.passes.simplify import simplify
 from ostinato.planner.plan import ONE_THREAD, Choice, Measured, Plan, Program, export, largest_part
 from ostinato.planner.policy import LETTERS, Chosen, policy_of
@@ -246,6 +248,7 @@ def _totals(plan: Plan, machine: Machine, measured: Measured | None) -> list[str
     lines += dict.fromkeys(_rewritten(s.node) for s in work if s.node.op == "pair_distances")
     if plan.tuned is not None:
         lines += [f"timed     {line}" for line in told(plan.tuned.choices)]
+    lines += _scratch(plan)
     k = plan.program.peak_node
     if k >= 0 and plan.arena_bytes:
         node = plan.program.graph.nodes[k]
@@ -298,6 +301,24 @@ def made_again(graph: Graph) -> dict[str, int]:
             what = node.op + (f" ({node.line})" if node.line else "")
             found[what] = found.get(what, 0) + 1
     return found
+
+
+def _scratch(plan: Plan) -> Iterator[str]:
+    """Describe what was divided, so that it needs less memory while it runs."""
+    if (plan.target.scratch_limit, plan.target.memory_limit) == (None, None):
+        return
+    device, lines = described(plan.target.device), dict[str, int]()
+    for graph, k, size in scratch_of_all(plan.program.graph, device):
+        node = graph.nodes[k]
+        whole = sum(scratch_bytes(device, graph, done_in(node, undivided(node.kw.get("way", "")))))
+        line = f" ({node.line})" if node.line else ""
+        if whole != size or size * 8 > plan.arena_bytes:
+            text = f"scratch   {title(node)}: {amount(size)}" + f", not {amount(whole)}" * (
+                whole != size
+            )
+            lines[text + line] = lines.get(text + line, 0) + 1
+    for text, times in lines.items():
+        yield text + (f" x {times}" if times > 1 else "")
 
 
 def _drift(best: float, predicted: float) -> str:

@@ -16,17 +16,20 @@ import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.device import DEVICES
+from ostinato.ops.core.divided import done_in, parse
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.layout import Layout
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Spec
-from ostinato.ops.cpu.fused import FUSED, STEPS, WITH_PRODUCT
+from ostinato.ops.cpu.fused import FUSED
 from ostinato.ops.flow.control import ONE_KERNEL
+from ostinato.planner.cpu.fuse import LARGER
 from ostinato.planner.lowering import rules
 from ostinato.planner.machine import unmeasured
 from ostinato.planner.passes.memory import assign_memory
@@ -35,7 +38,6 @@ from ostinato.planner.rewrite import inline, is_kernel, map_bodies
 from ostinato.planner.title import title
 
 APART = "apart"  # the operations of a larger kernel by themselves
-LARGER = ("fused_nest", STEPS, *WITH_PRODUCT)
 WORTH = 30e-6  # seconds that a site must be predicted to take
 SHORT_RUN_SECONDS = 1e-3  # seconds below which waking threads may not pay
 EXACT = 64  # extents up to this are a class of their own
@@ -63,17 +65,19 @@ def sites(graph: Graph, target: Target, threads: int) -> list[Site]:
     """All of them in order, those of bodies too."""
     if rules(target).fuse is None:
         return []
-    return [_site(around, k, target, threads) for around, k in _places(graph, target)]
+    return [_site(around, k, target, threads) for around, k, _ in places(graph, target)]
 
 
-def _places(graph: Graph, target: Target) -> Iterator[tuple[Graph, int]]:
-    """The graph and the number of each node that is a site."""
+def places(
+    graph: Graph, target: Target, outer: tuple[tuple[int, str], ...] = ()
+) -> Iterator[tuple[Graph, int, tuple[tuple[int, str], ...]]]:
+    """The graph and the number of each node that is a site, and the nodes around it, outermost first."""
     for k, node in enumerate(graph.nodes):
         if _is_site(graph, node, target):
-            yield graph, k
+            yield graph, k, outer
         if not is_kernel(node):
             for _, body in node.subgraphs():
-                yield from _places(body, target)
+                yield from places(body, target, (*outer, (k, node.op)))
 
 
 def with_ways(graph: Graph, target: Target, ways: Sequence[str]) -> Graph:
@@ -81,7 +85,7 @@ def with_ways(graph: Graph, target: Target, ways: Sequence[str]) -> Graph:
     return _done(graph, target, iter(ways)) if rules(target).fuse is not None else graph
 
 
-def _done(graph: Graph, target: Target, ways: Iterator[str]) -> Graph:
+def _done(graph: Graph, target: Target, ways: Iterator[str], inside: bool = False) -> Graph:
     builder = Builder(graph.inputs)
     values = list(range(len(graph.inputs)))
     changed = False
@@ -93,8 +97,11 @@ def _done(graph: Graph, target: Target, ways: Iterator[str]) -> Graph:
             values += inline(builder, fuse(node.kw["body"], target, larger=False), ins)
             changed = True
             continue
-        new = node if is_kernel(node) else map_bodies(node, lambda g: _done(g, target, ways))
-        params = (*new.params, ("way", way)) if way else new.params
+        turns = inside or node.op == "blocks"
+        within = partial(_done, target=target, ways=ways, inside=turns)
+        new = node if is_kernel(node) else map_bodies(node, within)
+        way = "" if inside and parse(way) is not None else way  # turns have places of their own
+        params = done_in(new, way).params if way else new.params
         changed = changed or params is not node.params
         values += builder.add(node.op, ins, tuple(sorted(params)), node.specs, node.line)
     outputs = tuple(values[v] for v in graph.outputs)
@@ -130,6 +137,8 @@ def _site(graph: Graph, k: int, target: Target, threads: int) -> Site:
     classes = rule(*_parts(graph, node), node.kw, threads) if rule is not None else ()
     free = target.numerics == "fast"  # else only what has the bits of the rule's way
     ways = [way for alike in (classes if free else classes[:1]) for way in alike]
+    if (now := node.kw.get("way")) is not None:  # a division that the limit asks for
+        ways = [now, *ways] if free else [now]
     ways = ways or ["all threads" if threads > 1 else "as it is"]
     if free and node.op in LARGER:
         ways.append(APART)

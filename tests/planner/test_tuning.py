@@ -213,8 +213,8 @@ def test_ways_are_those_of_sites_in_order() -> None:
     names = [str(k) for k in range(len(sites(plan.program.graph, plan.target, 2)))]
     done = tuning.with_ways(plan.program.graph, plan.target, names)
     assert len(names) >= 4
-    assert [around.nodes[k].kw["way"] for around, k in tuning._places(done, plan.target)] == names
-    assert len({around for around, _ in tuning._places(done, plan.target)}) == 2
+    assert [around.nodes[k].kw["way"] for around, k, _ in tuning.places(done, plan.target)] == names
+    assert len({around for around, *_ in tuning.places(done, plan.target)}) == 2
 
 
 # -- decisions -----------------------------------------------------------------------------
