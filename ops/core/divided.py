@@ -223,7 +223,7 @@ def divided_kernel(
     steps, ends = list[tuple[list[Any], Function]](), 0
     for begin, size, way in division.parts(axes.extent(shapes[:count])):
         cuts = [(*[slice(None)] * d, slice(begin, begin + size)) if d >= 0 else () for d in dims]
-        at = _moved(place, dims, begin, size)
+        at = moved_place(place, dims, begin, size)
         key = (size, way) if alike else (size, way, begin)
         here, each = done_in(node, way), axes.cut(shapes, size)
         needs = _needs(device, here, each, specs)
@@ -292,7 +292,7 @@ def _own_kernel(device: Device, node: Node, own: Sequence[Any], at: Place, count
     return run
 
 
-def _moved(at: Place, dims: Sequence[int], begin: int, size: int) -> Place:
+def moved_place(at: Place, dims: Sequence[int], begin: int, size: int) -> Place:
     """The place of a part."""
     boxes = []
     for box, d in zip((*at.ins, *at.outs), dims, strict=True):

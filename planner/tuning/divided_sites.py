@@ -15,6 +15,7 @@ from dataclasses import replace
 from ostinato.ops.core.device import DEVICES, Device
 from ostinato.ops.core.divided import OWN_KERNEL, Division, Stretch, done_in
 from ostinato.ops.core.graph import Graph, Node
+from ostinato.planner.lowering import rules
 from ostinato.planner.machine import unmeasured
 from ostinato.planner.passes.memory import scratch_bytes
 from ostinato.planner.passes.scratch import Divisible, divisible, room_for, scratch_of_all, ways_of
@@ -30,13 +31,14 @@ def with_parts(
     found: Sequence[Site], program: Program, target: Target, threads: int, measure: Measure
 ) -> list[Site]:
     """The sites, each with no way that needs more than there is, and with the best division of these."""
-    if (target.scratch_limit, target.memory_limit) == (None, None):
+    limited = (target.scratch_limit, target.memory_limit) != (None, None)
+    if not limited and target.numerics != "fast":
         return list(found)
     rooms, inner = room_for(program, target)
     device, made = DEVICES[target.device], list[Site]()
     for site, (graph, k, outer) in zip(found, places(program.graph, target), strict=True):
         room = inner[outer[0][0]] if outer else rooms[k]
-        site = _fitting(site, room, device)
+        site = _fitting(site, room, device) if limited else site
         in_turns = any(op == "blocks" for _, op in outer)  # each of which has a place of its own
         if target.numerics == "fast" and not in_turns:
             site = _divided(site, graph, k, target, room, threads, measure)
@@ -75,12 +77,16 @@ def _divided(
     device, node = DEVICES[target.device], graph.nodes[k]
     ways = ways_of(graph, done_in(node, ""), device, threads)
     needs = {way: _scratch(graph, done_in(node, way), device) for way in ways if way != OWN_KERNEL}
-    large = [way for way, size in needs.items() if size > room]
+    large, cache = [way for way, size in needs.items() if size > room], rules(target).cache
+    if not large and cache:  # parts whose scratch memory stays in cache may be faster, too
+        large = ways = [way for way, size in needs.items() if way and size > cache]
     if not large:
         return site
     made = divisible(graph, k, device, max(large, key=lambda way: needs[way]), room)
     if made is None:
         return site
+    if made.bytes(1, large[0]) <= cache:
+        room = min(room, cache)
     measured = _lines(site, made, ways, target, room, measure)
     if not measured:
         return site

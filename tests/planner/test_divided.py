@@ -9,14 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 from ostinato.ops.core.device import DEVICES
-from ostinato.ops.core.divided import OWN_KERNEL, Division, Stretch, axes_of, parse
+from ostinato.ops.core.divided import OWN_KERNEL, Division, Stretch, axes_of, moved_place, parse
 from ostinato.ops.core.graph import Graph
+from ostinato.ops.core.registry import Place
 from ostinato.planner.file import decode_plan, encode_plan
 from ostinato.planner.passes.scratch import divisible, scratch_of_all, ways_of
 from ostinato.planner.pipeline import tune
 from ostinato.planner.plan import Choice, Plan, Tuned, peak_bytes
 from ostinato.planner.tuning import sites as tuning
-from ostinato.planner.tuning.sites import Site
+from ostinato.planner.tuning.divided_sites import with_parts
+from ostinato.planner.tuning.sites import Site, sites
 
 import ostinato as ost
 from ostinato import settings
@@ -26,6 +28,13 @@ from tests.sessions import forget_plans, use
 
 CPU = DEVICES["cpu"]
 COPIED = "columns"  # a way of convolutions
+
+
+def test_the_place_of_a_part() -> None:
+    at = Place((((4, 9), (0, 3)), ((0, 3),)), (((4, 9), (0, 2)),), ((20, 3), (3,)), ((20, 2),))
+    moved = moved_place(at, (0, -1, 0), 2, 3)
+    assert (moved.ins, moved.outs) == ((((6, 9), (0, 3)), ((0, 3),)), (((6, 9), (0, 2)),))
+    assert (moved.in_shapes, moved.out_shapes) == (at.in_shapes, at.out_shapes)
 
 
 # -- texts ---------------------------------------------------------------------------------------
@@ -318,6 +327,28 @@ def test_timing_finds_the_fastest_division(monkeypatch: pytest.MonkeyPatch) -> N
     assert {f"1 x {n} by {COPIED} along n" for n in (3, 1)} < {*probes}
     assert COPIED not in {way for site in asked for way in site.ways}
     assert most_scratch(plan) <= (plan.target.scratch_limit or 0)
+
+
+def test_parts_stay_in_cache_where_nothing_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """5 MiB of copied windows are offered in parts of at most 4 MiB, none of 2 MiB is."""
+    monkeypatch.setattr(settings, "tune", "off")
+    for samples, divided in ((180, True), (70, False)):
+        asked: list[Site] = []
+
+        def clock(found: Sequence[Site], asked: list[Site] = asked) -> Tuned:
+            asked.extend(found)
+            times = [tuple((way, 1.0 / len(way)) for way in site.ways) for site in found]
+            return Tuned("clock", tuple([Choice("", "", "", t) for t in times]))
+
+        with use(numerics="fast"):
+            held = ost.compile(lambda x, w: ost.nn.conv(x, w, padding=1, layout="NHWC"))
+            plan = held.plan_for(*given(samples))
+            program = plan.program
+            found = sites(program.graph, plan.target, 1)
+            made = with_parts(found, program, plan.target, 1, clock)
+        texts = [way for site in asked for way in site.ways]
+        assert bool(texts) == divided == (made != found)
+        assert all("1 x 180 by" not in text and COPIED in text for text in texts)
 
 
 def test_what_needs_no_scratch_memory_is_not_divided() -> None:
