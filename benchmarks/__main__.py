@@ -36,16 +36,11 @@ SUITES = (
     "layouts",
     "scaling",
     "space",
+    "time",
     "gpu",
 )
-ALONE = (
-    "predict",
-    "planner",
-    "overlap",
-    "layouts",
-    "scaling",
-    "space",
-)  # which compare with nobody
+# Which compare with nobody.
+ALONE = ("predict", "planner", "overlap", "layouts", "scaling", "space", "time")
 RESULTS = Path(__file__).resolve().parent / "results"
 
 

@@ -24,7 +24,7 @@ from .registry import OPS, Place, Scratch, Specs
 from .spec import Shape, Spec, float32, float64, uint8
 
 OWN_KERNEL = "own kernel"  # the operation's, whatever the device has
-ALIGN = 64
+ALIGN = 1 << 6
 _TEXT = re.compile(r"([1-9]\d{0,8}) x ([1-9]\d{0,8})(?: by ([^+]+?))?")
 
 

@@ -30,8 +30,8 @@ from ostinato.planner.tuning.fronts import Point, divisions, share_memory, sizes
 
 from .memory import assign_memory, scratch_bytes
 
-TRIES = 4  # to leave out what an arena loses between its places
-LATER = 16.0  # times as long as the way before it a way is taken to need
+# Times as long as the way before it a way is taken to need, and tries to leave out what an arena loses.
+ASSUMED = {"later": 16.0, "tries": 4.0}
 Rooms = Sequence[float]
 
 
@@ -51,7 +51,7 @@ def fit_scratch(
     ):
         return program
     limit, best, lost = target.memory_limit, program, 0
-    for _ in range(TRIES):
+    for _ in range(int(ASSUMED["tries"])):
         graph = _divided(program, target, device, fuse, larger, lost)
         if graph is program.graph:
             break
@@ -185,7 +185,7 @@ def predicted(made: Divisible, target: Target, ways: Sequence[str]) -> Callable[
     def seconds(size: int, way: str) -> float:
         share, kind = size / made.extent, node.specs[0].dtype.name
         alone = machine.kernel_seconds(flops * share, moved * share, op.run.dense, kind)
-        return float(alone * LATER ** ways.index(way))
+        return float(alone * ASSUMED["later"] ** ways.index(way))
 
     return seconds
 
