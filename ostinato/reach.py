@@ -580,6 +580,7 @@ class Reach:
     def finish(self) -> list[Guard]:
         """All guards, once the trace is over and its results are gone."""
         self._unmet()
+        self.cells = {}
         for x, path, found, where in self.drawn:
             if id(x) in self.seen:
                 self._source(path, found, where)
@@ -587,13 +588,18 @@ class Reach:
             said = not is_named or any(p.startswith(f"{path}.") for p, _ in self.warned)
             if not said and any(n in self.attributes and not n.startswith("_") for n in dir(x)):
                 self._warn(path, _DRAWN, "ost.random")
-        held = self.locals
+        held, count = self.locals, -1
         self.locals = {}
-        while held:
-            x = held.popitem()[1]
-            # this name and the call's: nobody but the trace had it
-            if sys.getrefcount(x) > 2 and id(x) not in self.seen and not _is_traced(x):
-                self._descend(x, f"a {type(x).__name__}")
+        while count != len(held):  # as one that goes may have had others
+            count, left = len(held), dict[int, Any]()
+            while held:
+                x = held.popitem()[1]
+                # this name and the call's: nobody but the trace had it
+                if sys.getrefcount(x) > 2 and id(x) not in self.seen and not _is_traced(x):
+                    left[id(x)] = x
+            held = left
+        for x in held.values():
+            self._descend(x, f"a {type(x).__name__}")
         for f in self.nested:
             if f.last is not None and f.last.guards is not None:
                 self.guards += [g for g in f.last.guards.items if type(g.of) is not Leaf]
@@ -611,7 +617,7 @@ class Reach:
             if guard.key == "_operand":  # what was pending has run, if the trace read it
                 guard.value = guard.of._operand
         self.guards = [g for g in self.guards if g.key != "_operand" or g.value is not None]
-        self.snapshot, self.seen, self.cells = Snapshot(), {}, {}
+        self.snapshot, self.seen = Snapshot(), {}
         return self.guards
 
     def _unmet(self) -> None:

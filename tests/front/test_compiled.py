@@ -454,6 +454,37 @@ def test_an_error_leaves_nothing_half_done() -> None:
     assert np.asarray(f(ost.zeros(2))).tolist() == [0, 0]
 
 
+class Reader:
+    """Gives numbers one after the other, and never comes to the end."""
+
+    def __init__(self, numbers: Any) -> None:
+        self.numbers = iter(numbers)
+        self.itself: Any = None
+
+    def next(self, x: Any) -> Any:
+        return x * next(self.numbers)
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_what_functions_within_know_goes_with_the_trace(times: int) -> None:
+    """Objects of the trace that functions of the trace have as free variables, and that have each other."""
+
+    def body(numbers: Any, x: Any) -> Any:
+        first, second = Reader(numbers), Reader(numbers)
+        first.itself = second  # so that one goes after the other
+
+        def step(x: Any) -> Any:
+            return first.next(x) + second.next(x)
+
+        for _ in range(times):
+            x = step(x)
+        return [x, *(step(v) for v in [x])]
+
+    numbers = [ost.asarray(float(k)) for k in range(1, 9)]
+    made = ost.compile(body)(numbers, ost.asarray(1.0))
+    assert [float(v) for v in made] == [float(v) for v in body(numbers, ost.asarray(1.0))]
+
+
 def test_an_array_that_leaks_out_of_a_trace() -> None:
     leaked: list[Any] = []
 
