@@ -131,6 +131,8 @@ if _CHECKED:
     from . import training as training
     from .training.training_loop import fit as fit
 
+for _room in (fft, linalg, nn, random, signal, solve, special):  # `from ostinato.nn import Conv`
+    _sys.modules[f"{__name__}.{_room.__name__.rpartition('.')[2]}"] = _room
 bool, session = bool_, _current  # under these names for type checkers, too
 __version__ = "0.1.0"
 

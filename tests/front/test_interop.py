@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import importlib
 import os
 import subprocess
 import sys
@@ -305,3 +306,13 @@ def test_scikit_learns_own_checks() -> None:
     )
     assert not ran.returncode, ran.stderr[-3000:]
     assert int(ran.stdout) == 29
+
+
+@pytest.mark.parametrize(
+    "name", ["fft", "linalg", "nn", "optim", "random", "signal", "solve", "special", "training"]
+)
+def test_what_has_a_name_can_be_imported_by_it(name: str) -> None:
+    """`from ostinato.nn import Conv`: the module that `ost.nn` is, and not another one."""
+    found = importlib.import_module(f"ostinato.{name}")
+    assert found is getattr(ost, name)
+    assert all(hasattr(found, public) for public in found.__all__)
