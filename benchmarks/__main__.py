@@ -60,13 +60,18 @@ def main(args: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("suite", nargs="?", choices=SUITES)
     parser.add_argument("--json", action="store_true", help="one line of JSON per row")
-    parser.add_argument("--only", default="", help="systems, e.g. numpy,jax")
+    parser.add_argument("--only", default="", help="systems, e.g. numpy,jax,torch/compile")
     parser.add_argument("--workload", default="", help="workloads, by how their names begin")
     parser.add_argument("--repeat", type=int, help="processes per system (2)")
     parser.add_argument(
         "--minutes", type=float, help="for all of it; what is left then is left out"
     )
     parser.add_argument("--scale", type=float, help="of the extents of kernels, e.g. 0.1")
+    parser.add_argument(
+        "--cpu",
+        action="store_true",
+        help="time of one processor, where others use the machine, too: waiting does not count",
+    )
     parser.add_argument("--save", action="store_true", help="keep the rows in benchmarks/results")
     given = parser.parse_args(args)
     if given.suite is None:
@@ -76,9 +81,12 @@ def main(args: Sequence[str]) -> int:
     repeat, good = given.repeat or runner.REPEAT, True
     if given.scale is not None:
         os.environ["BENCHMARK_SCALE"] = str(given.scale)  # for this process's children, too
+    if given.cpu:
+        machine.THREADS = 1
+        os.environ |= {"BENCHMARK_CPU_TIME": "1", "BENCHMARK_THREADS": "1"}
     only = [s for s in given.only.split(",") if s]
     suite = workloads(importlib.import_module(f"benchmarks.{given.suite}"))
-    known = dict.fromkeys(split_name(n)[0] for w in suite for n in w.cases)
+    known = dict.fromkeys(m for w in suite for n in w.cases for m in (split_name(n)[0], n))
     unknown = sorted(set(only) - set(known))
     if unknown:
         parser.error(f"--only: got {', '.join(unknown)}; needed some of {', '.join(known)}")

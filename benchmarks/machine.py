@@ -20,13 +20,14 @@ from typing import Any
 
 from .workload import Workload
 
-THREADS = 2
+THREADS = int(os.environ.get("BENCHMARK_THREADS", "2"))
 _PACKAGES = (
     "numpy",
     "numba",
     "jax",
     "jaxlib",
     "torch",
+    *("onnxruntime", "onednn-cpu-gomp"),
     "dask",
     "distributed",
     "heat",
@@ -55,8 +56,8 @@ def two_cpus() -> set[int]:
         with contextlib.suppress(OSError):
             text = siblings.read_text().strip()
         seen.setdefault(text, cpu)
-    chosen = list(seen.values())[:THREADS]
-    return set(chosen if len(chosen) == THREADS else free[:THREADS])
+    chosen = list(seen.values())[:2]
+    return set(chosen if len(chosen) == 2 else free[:2])
 
 
 def versions() -> dict[str, str]:

@@ -1,8 +1,9 @@
 """Convolutions: single ones of AlexNet, ResNet-50, Inception v3 and CosmoFlow, forward and both backwards;
-and ten in a row with pools, forward and as a training step.
+ten in a row with pools, forward and as a training step; and whole networks, training steps and inference.
 
 Single ones have channels last; `onednn` is the library called by hand, with all arrays as it likes them.
-Programs are written with channels first, as most people's are."""
+Programs are written with channels first, as most people's are. `--scale` makes whole networks
+smaller: fewer samples, fewer channels."""
 
 from __future__ import annotations
 
@@ -12,9 +13,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from . import onednn_by_hand
+from . import network_systems, onednn_by_hand
 from .libraries import case
 from .machine import THREADS
+from .network_texts import NETWORKS, Network
 from .peers import ostinato_end, torch_end, torch_host, torch_tensor
 from .workload import SYSTEMS, Case, Numbers, System, Workload
 
@@ -382,3 +384,36 @@ def expected(train: bool) -> Any:
 
 WORKLOADS += [single(c, kind) for c in CONVS for kind in ("forward", "data", "weights")]
 WORKLOADS += [program(False), program(True)]
+
+
+# -- whole networks ------------------------------------------------------------------------
+def whole(network: Network, train: bool) -> Workload:
+    ours = functools.partial(network_systems.ostinato, network, train)
+    torch = functools.partial(network_systems.torch, network, train)
+    cases: dict[str, Any] = {
+        "ostinato": ours,
+        "ostinato/bf16": lambda: ours("mixed_bf16"),
+        "torch": torch,
+        "torch/channels_last": lambda: torch("channels_last"),
+        "torch/compile": lambda: torch("channels_last", "compile"),
+        "torch/bf16": lambda: torch("channels_last", "bf16"),
+        "jax": lambda: network_systems.jax(network, train),
+    }
+    if not train:
+        cases["onnxruntime"] = lambda: network_systems.onnxruntime(network, train)
+    return Workload(
+        f"{'train' if train else 'infer'}-{network.name}",
+        network.about + ("; a step of descent with momentum" if train else ""),
+        lambda: network_systems.expected(network, train),
+        cases,
+        tolerance=5e-3,
+        tolerances=dict.fromkeys(("ostinato/bf16", "torch/bf16"), 0.1),
+        flops=network.flops(train),
+        seconds=12.0,
+        limit=600.0,
+        systems=SYSTEMS
+        | {"onnxruntime": System(("onnxruntime", "onnx"), "pip install onnxruntime onnx")},
+    )
+
+
+WORKLOADS += [whole(n, train) for n in NETWORKS for train in (True, False)]

@@ -50,7 +50,7 @@ def run(
     for workload in workloads(importlib.import_module(module)):
         if which and not any(workload.name.startswith(w) for w in which):
             continue
-        names = [n for n in workload.cases if not only or split_name(n)[0] in only]
+        names = [n for n in workload.cases if not only or {n, split_name(n)[0]} & {*only}]
         absent = {n: missing(workload.system(n)) for n in names}
         for n in names:
             if absent[n] and split_name(n)[0] not in told:
@@ -187,7 +187,7 @@ class Child:
         self, module: str, workload: Workload, name: str, until: float | None = None
     ) -> None:
         system = workload.system(name)
-        self.workload, self.until = workload, until
+        self.workload, self.name, self.until = workload, name, until
         self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  (closed with the process)
         with settled():
             self.process = subprocess.Popen(
@@ -205,7 +205,8 @@ class Child:
         """Wait for it; the problem if there is one."""
         first = self.hear()
         if "answer" in first:
-            note = agree(first["answer"], wanted, self.workload.tolerance)
+            most = self.workload.tolerances.get(self.name, self.workload.tolerance)
+            note = agree(first["answer"], wanted, most)
             return ("wrong", note) if note else None
         if "absent" in first:
             return "absent", first["absent"]
@@ -295,7 +296,7 @@ def command(system: System, *args: str) -> list[str]:
 
 def environment(system: System) -> dict[str, str]:
     """The variables of a system's process. Thread counts have to be known before it imports."""
-    made = {**os.environ, **threads(system.threads), **system.variables}
+    made = {**os.environ, **threads(min(system.threads, machine.THREADS)), **system.variables}
     made["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     return made
 

@@ -73,6 +73,7 @@ class Workload:
     expect: Callable[[], Any]
     cases: Mapping[str, Callable[[], Case]]
     tolerance: float = 1e-5  # relative to the greatest element
+    tolerances: Mapping[str, float] = field(default_factory=dict)  # of some cases, another
     traffic: float = 0  # bytes that must at least be read and written
     flops: float = 0  # operations that must at least be done
     seconds: float = 20.0  # spent on measuring one system, at the most

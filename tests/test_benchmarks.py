@@ -27,6 +27,8 @@ from benchmarks import (
     kernels,
     layouts,
     machine,
+    network_systems,
+    network_texts,
     overlap,
     planning,
     predict,
@@ -204,6 +206,34 @@ def test_small_workloads_give_what_is_expected(monkeypatch, suite, scale):
             importlib.reload(suite)
             for session in list(sessions._everybodys):  # as a benchmark's process ends them
                 session.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "millions"),
+    [("alexnet", 724.4), ("googlenet", 1582.7), ("resnet50", 4089), ("inception", 5713)],
+)
+def test_texts_of_networks_have_the_published_multiply_adds(name, millions):
+    found = {n.name: n for n in network_texts.NETWORKS}[name]
+    assert found.flops(train=False) / found.shape[0] / 2e6 == pytest.approx(millions, rel=1e-3)
+    assert found.flops(train=True) > 2.8 * found.flops(train=False)
+
+
+@pytest.mark.parametrize("name", ["mlp", "transformer", "resnet50"])
+def test_texts_of_networks_are_the_same_networks(monkeypatch, name):
+    """In our words, and in those of models of ONNX."""
+    reference = pytest.importorskip("onnx.reference")
+    monkeypatch.setenv("BENCHMARK_SCALE", "0.125")
+    network = {n.name: n for n in network_texts.NETWORKS}[name]
+    if len(network.shape) > 2:
+        network = network._replace(shape=(2, 3, 32, 32))
+    elif name == "transformer":
+        network = network._replace(shape=(2, 6))
+    made = network_texts.Made(network)
+    model = reference.ReferenceEvaluator(network_systems.onnx_model(network, made))
+    (wanted,) = model.run(None, {"x": made.x})
+    f = network_systems.Ostinato(made.weights, made.running, False)
+    note = agree(summary(network.text(f, made.x)), summary(wanted), 1e-4)
+    assert note == ""
 
 
 def test_loops_give_what_numpys_give():
