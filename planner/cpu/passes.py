@@ -15,6 +15,7 @@ from .behind_products import take_epilogues
 from .fuse import LARGER, fuse
 from .loop_kernels import make_loop_kernels
 from .prepack import mark_prepacked
+from .remaking import make_again
 from .slices import slice_first
 from .symmetric import halve
 from .tiling import tile_in_cache
@@ -29,6 +30,7 @@ PASSES = (
     split_interiors,
     make_loop_kernels,
     take_epilogues,
+    make_again,
     fuse,
     tile_in_cache,
     fuse_horizontally,

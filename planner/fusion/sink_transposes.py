@@ -11,8 +11,10 @@ before                                                after
 return %6                                             return %6
 
 Kernels write their results in order, so one that reads a transpose goes through memory crosswise; products
-read transposes as they are, and reductions have other axes. Sums of other rows have other bits, so nothing
-is turned under `any-workers`. This belongs to this machine: plan files hold the graph without it."""
+read transposes as they are, and reductions have other axes. The transpose of a product, such as the slopes of
+weights that are read as `x @ w.T`, is the product of both transposes; repeated operands are read as they are,
+so that what is one is seen to be. Sums of other rows have other bits, so
+nothing is turned under `any-workers`. This belongs to this machine: plan files hold the graph without it."""
 
 from __future__ import annotations
 
@@ -24,6 +26,7 @@ from ostinato.ops.array.expressions import permuted, prepend_axes
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.device import Device, described
 from ostinato.ops.core.graph import Graph, Node
+from ostinato.ops.core.layout import Layout
 from ostinato.ops.core.registry import OPS, op_of
 from ostinato.ops.core.spec import Spec
 from ostinato.ops.jit.library_steps import SCALARS
@@ -45,10 +48,89 @@ class _Turned:
     steps: set[int] = field(default_factory=set)  # values that a product's library may make with it
 
 
+def _read_as_it_is(graph: Graph) -> Graph:
+    """Operands that are repeated along axes of others are read without that, as slopes repeat sums."""
+
+    def repeated(v: int) -> int:
+        k = graph.producers[v]
+        return graph.nodes[k].inputs[0] if k >= 0 and op_of(graph.nodes[k].op).moves.repeats else v
+
+    found = dict[int, list[int]]()
+    for k, node in enumerate(graph.nodes):
+        if not op_of(node.op).scalar or all(repeated(v) == v for v in node.inputs):
+            continue
+        read = list(node.inputs)
+        for j, v in enumerate(node.inputs):
+            rest = [graph.specs[w].shape for w in (*read[:j], *read[j + 1 :])]
+            if rest and np.broadcast_shapes(*rest) == node.specs[0].shape:
+                read[j] = repeated(v)
+        found[k] = read
+
+    def make(builder: Builder, k: int, values: Sequence[int]) -> Sequence[int]:
+        node = graph.nodes[k]
+        read = [values[v] for v in found[k]]
+        return builder.add(node.op, read, node.params, node.specs, node.line)
+
+    return replace(graph, found, make)
+
+
+def _turn_products(graph: Graph) -> Graph:
+    """Products of which kernels read the transpose alone are made so."""
+    found = dict[int, Node]()
+    for k, node in enumerate(graph.nodes):
+        if not op_of(node.op).turns_axes or graph.producers[node.inputs[0]] < 0:
+            continue
+        (v,), axes, (turned,) = node.inputs, node.kw["axes"], graph.outs(k)
+        product = graph.nodes[graph.producers[v]]
+        ranks = {graph.specs[w].ndim for w in product.inputs}
+        if (
+            (kind := op_of(product.op).product) is not None
+            and kind.gemm
+            and ranks == {len(axes)}
+            and axes == _swapped(len(axes))
+            and graph.uses[v] == (k,)
+            and all(map(_is_plain, [graph.specs[w] for w in product.inputs]))
+            and v not in graph.outputs
+            and graph.specs[v].size >= MIN_SUNK_ELEMENTS
+            and any(op_of(graph.nodes[u].op).scalar for u in graph.uses[turned])
+        ):
+            found[k] = product
+
+    def make(builder: Builder, k: int, values: Sequence[int]) -> Sequence[int]:
+        product, axes = found[k], graph.nodes[k].kw["axes"]
+        a, b = [
+            permuted(builder, values[v], axes, _turned_spec(graph.specs[v], axes), product.line)
+            for v in product.inputs
+        ]
+        specs = graph.nodes[k].specs
+        return builder.add(product.op, (b, a), product.params, specs, product.line)
+
+    return replace(graph, found, make)
+
+
+def _swapped(ndim: int) -> Axes:
+    return (*range(ndim - 2), ndim - 1, ndim - 2)
+
+
+def _is_plain(spec: Spec) -> bool:
+    """Whether its layout says no more than which axes are cut."""
+    layout = spec.layout
+    return layout is None or not (layout.windows or layout.blocks or layout.stored)
+
+
+def _turned_spec(spec: Spec, axes: Axes) -> Spec:
+    layout = spec.layout
+    if layout is not None:
+        cuts = [axes.index(s) if isinstance(s, int) else s for s in layout.splits]
+        layout = Layout(layout.mesh, tuple(cuts))
+    return Spec(tuple([spec.shape[a] for a in axes]), spec.dtype, layout)
+
+
 def sink_transposes(graph: Graph, target: Target) -> Graph:
     """The pass."""
     if target.numerics == "any-workers":
         return graph
+    graph = _turn_products(_read_as_it_is(graph))
     turns = any(OPS[n.op].turns_axes for n in graph.nodes)
     found = _found(graph, described(target.device)) if turns else _Turned(graph)
     made: dict[int, int] = {}  # as they lie, of the new graph

@@ -213,7 +213,8 @@ def test_norms_are_few_kernels() -> None:
         assert len(ops) <= 3 + 4
         ops = passes(ost.grad(net, (1, 2, 3)), x, w, s, b)
         assert ops.count("conv") == 5
-        assert [op for op in ops if op not in ("conv", "permute_dims")] == ["fused_nest"] * 3
+        moves = ("conv", "permute_dims", "barrier")
+        assert [op for op in ops if op not in moves] == ["fused_nest"] * 3
 
 
 A = ost.ones((2, 6, 3))

@@ -46,6 +46,30 @@ def test_before_and_after() -> None:
     assert canonical(sink_transposes(after, HERE)) == canonical(after)
 
 
+SLOPES = """
+    (%0: float32[64,80], %1: float32[64,90], %2: float32[90,80])
+    %3 = permute_dims(%0; axes=(1, 0)) : float32[80,64]
+    %4 = matmul(%3, %1) : float32[80,90]
+    %5 = permute_dims(%4; axes=(1, 0)) : float32[90,80]
+    %6 = subtract(%2, %5) : float32[90,80]
+    return %6
+"""
+
+
+def test_a_product_that_is_read_as_its_transpose_is_made_so() -> None:
+    """Of one reader, and by a kernel; else it stays."""
+    made = sink_transposes(parse(SLOPES), HERE)
+    (product,) = (n for n in made.nodes if n.op == "matmul")
+    assert product.specs[0].shape == (90, 80)
+    assert [n.op for n in made.nodes][-2:] == ["matmul", "subtract"]
+    for old, new in [
+        ("return %6", "return %6, %4"),
+        ("subtract(%2, %5) : float32[90,80]", "matmul(%5, %4) : float32[90,90]"),
+    ]:
+        graph = parse(SLOPES.replace(old, new))
+        assert sink_transposes(graph, HERE) is graph
+
+
 def test_what_stays() -> None:
     """What is given back, sorted, or met by something large that is not turned; and fixed trees."""
     given = """
