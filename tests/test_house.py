@@ -543,7 +543,9 @@ def test_pipes_hold_no_text_of_machine_code() -> None:
     assert not found
 
 
-LLVM_TEXT = r"""(?m)^\s*(\*?\(?f?["'])?\s*%[\w{}.$]+ = |^\s*(define|declare) .*@"""
+LLVM_TEXT = (  # which is no picture of a graph: that has brackets behind an operation's name
+    r"""(?m)^\s*(\*?\(?f?["'])?\s*%[\w{}.$]+ = (?!\w+\()|^\s*(define|declare) .*@"""
+)
 
 
 def test_the_house_does_not_silt_up() -> None:
@@ -552,5 +554,5 @@ def test_the_house_does_not_silt_up() -> None:
     lines = {path: text.count("\n") for path, text in texts.items()}
     written_out = sum(len(re.findall(LLVM_TEXT, text)) for text in texts.values())
     assert sum(lines.values()) <= 139_400
-    assert written_out <= 500
+    assert written_out <= 318
     assert max(lines.values()) <= 900
