@@ -130,7 +130,8 @@ def sink_transposes(graph: Graph, target: Target) -> Graph:
     """The pass."""
     if target.numerics == "any-workers":
         return graph
-    graph = _turn_products(_read_as_it_is(graph))
+    if target.memory_limit is None:  # what is read as it is may be made later, and wait
+        graph = _turn_products(_read_as_it_is(graph))
     turns = any(OPS[n.op].turns_axes for n in graph.nodes)
     found = _found(graph, described(target.device)) if turns else _Turned(graph)
     made: dict[int, int] = {}  # as they lie, of the new graph

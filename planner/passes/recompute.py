@@ -108,7 +108,7 @@ def held(graph: Graph, program: Program, device: Device) -> Held:
     results = {known[v] for v, s in enumerate(slots) if s.kind == "output" and v in known}
     base = list(range(len(graph.specs)))
     for v, mine in known.items():
-        if root[v] != v and root[v] in known:
+        if root[v] != v and known.get(root[v], -1) in looks_of(graph, mine):
             base[mine] = known[root[v]]
     for v in range(len(graph.inputs), len(graph.specs)):
         if base[v] == v and v not in stays and (seen := looked_at(graph, v)) >= 0:
@@ -208,6 +208,12 @@ def looked_at(graph: Graph, v: int) -> int:
     if node.op == "barrier":
         return node.inputs[v - graph.starts[k]]
     return node.inputs[0] if OPS[node.op].view is not None else -1
+
+
+def looks_of(graph: Graph, v: int) -> Iterator[int]:
+    """Yield what a value is another look at, and what that is one of."""
+    while (v := looked_at(graph, v)) >= 0:
+        yield v
 
 
 def read_by(node: Node) -> tuple[int, ...]:

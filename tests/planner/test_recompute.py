@@ -298,7 +298,7 @@ def test_with_room_for_twice_as_much_nobody_looks_at_kernels(
         assert [r.seconds for r in plan.ladder] == [0] * len(plan.ladder)
 
 
-@pytest.mark.parametrize("share", [0.3, 0.2])
+@pytest.mark.parametrize("share", [0.35, 0.25])
 @pytest.mark.usefixtures("no_turns")
 def test_a_deep_network_is_made_again_once_at_most(
     share: float, monkeypatch: pytest.MonkeyPatch
