@@ -48,7 +48,10 @@ SAMPLES: dict[str, list[Sample]] = {}
 
 _PLANNED = "put in by the planner; the layouts in which samples run are full of them"
 NOT_SAMPLED = {
-    **dict.fromkeys(("relayout", "narrow", "all_reduce", "reduce_scatter", "all_gather"), _PLANNED),
+    **dict.fromkeys(
+        ("relayout", "narrow", "all_reduce", "reduce_scatter", "all_gather", "join_pieces"),
+        _PLANNED,
+    ),
     **dict.fromkeys(("broadcast", "all_to_all", "halo", "start", "wait", "addend"), _PLANNED),
     **dict.fromkeys(("round_addends", "widen_sum"), "put in; see planner/test_narrow_sums.py"),
     "mark": "made by gradients, taken away by the planner",

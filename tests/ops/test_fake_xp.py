@@ -155,6 +155,7 @@ NOT_RUN = {
     "eig": "CuPy has none for all versions of CUDA",
     **dict.fromkeys(("first_number", "numbers", "bits32", "bits64", "normal32"), MACHINE_CODE),
     "counted": MACHINE_CODE,
+    "join_pieces": "interiors are computed apart on CPUs alone",
     "joined": "taken into kernels, or taken apart",
     "fused_foreach": "parts of one kernel, by a table; see planner/test_horizontal.py",
     "fused_product": "made for the libraries of CPUs alone",
@@ -436,10 +437,12 @@ def test_what_is_done_as_cupy_does_it():
     x[1, 2][...] = 1  # one element is a view, too
     assert to_host(x).tolist() == [[12, 16, 20], [4, 6, 1]]
     z, stream = x + 0j, fake_cuda.Stream(non_blocking=True)
+    fake_cuda.synchronize()
     with stream:
         stream.begin_capture(fake_cuda.Runtime.streamCaptureModeThreadLocal)
         z.imag = x
         stream.end_capture().launch()
+    fake_cuda.synchronize()
     assert to_host(z)[0].tolist() == [12 + 12j, 16 + 16j, 20 + 20j]  # not before
     view = x[:, ::-1].T
     view[0] = 0

@@ -244,7 +244,8 @@ def _can_be(tiles: Tiles) -> bool:
     rows = {*tiles.rows}
     if 0 in tiles.extents or any(step(tiles, x) is None for x in rows):
         return False
-    if math.prod(n for x, n in enumerate(tiles.extents) if x not in rows) >= 1 << 31:
+    inside = [{*tiles.labels(v)} - rows for v in range(len(tiles.body.specs))]
+    if any(math.prod(tiles.extents[x] for x in own) >= 1 << 31 for own in inside):
         return False  # as elements of a row are counted in 32 bits
     if any(rows & {*tiles.labels(v)} for v in tiles.gathered) or rows & {*tiles.running.values()}:
         return False
