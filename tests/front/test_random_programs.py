@@ -153,3 +153,58 @@ def test_gradients(seed: int, workers: int) -> None:
         got = sum((np.asarray(g) * d).sum() for g, d in zip(slopes, along, strict=True))
     errors = [abs((at(h) - at(-h)) / (2 * h) - got) for h in (1e-6, 1e-7)]
     assert min(errors) <= 1e-4 * (abs(got) + 1e-2)
+
+
+TURNS = 3
+
+
+def _turn(xp: Any, run: Callable[..., tuple[Any, ...]], state: Sequence[Any]) -> tuple[Any, ...]:
+    """A program as the body of a loop: what it makes is added to its operands."""
+    made = run(xp, *state)
+
+    def fits(y: Any, x: Any) -> Any:
+        ends = zip(y.shape[::-1], x.shape[::-1], strict=False)
+        alike = y.ndim <= x.ndim and all(n in (1, m) for n, m in ends)
+        return xp.tanh(y if alike else y.reshape((-1,))[y.size // 2]) * 0.1
+
+    return tuple(
+        [
+            xp.tanh(x * 0.9 + fits(y, x) + fits(made[2], x))
+            for x, y in zip(state, made, strict=False)
+        ]
+    )
+
+
+@pytest.mark.parametrize("mesh", [(1,), (2, 2)])
+@pytest.mark.parametrize("seed", [104, 106, *range(2000, 2000 + PROGRAMS // 3)])
+def test_loops_and_their_gradients(seed: int, mesh: tuple[int, ...]) -> None:
+    """A program again and again, and for each element of a batch that has fewer of them than there are workers."""
+    ins, run = program(seed)
+    rng = np.random.default_rng(seed)
+    many = len(mesh) > 1
+    states = [np.stack([x * (1 - 0.2 * k) for k in range(3)]) for x in ins] if many else ins
+    along = [rng.standard_normal(x.shape) for x in states]
+
+    def squares(state: Sequence[Any]) -> Any:
+        return sum((x * x).sum() for x in state)
+
+    def looped(*x: Any) -> Any:
+        return squares(ost.repeat(TURNS, lambda state: _turn(ost, run, state), x))
+
+    def by_numpy(*state: Numbers) -> float:
+        for _ in range(TURNS):
+            state = _turn(np, run, state)
+        return float(squares(state))
+
+    def at(step: float) -> float:
+        moved = [x + step * d for x, d in zip(states, along, strict=True)]
+        return sum(map(by_numpy, *moved)) if many else by_numpy(*moved)
+
+    with sessions.use(mesh):
+        given = [ost.asarray(x, split=(1, None) if many else None) for x in states]
+        total = (lambda x: ost.vmap(looped)(*x).sum()) if many else (lambda x: looped(*x))
+        value, slopes = ost.compile(ost.value_and_grad(total))(tuple(given))
+        np.testing.assert_allclose(value, at(0.0), 1e-9)
+        got = sum((np.asarray(g) * d).sum() for g, d in zip(slopes, along, strict=True))
+    errors = [abs((at(h) - at(-h)) / (2 * h) - got) for h in (1e-6, 1e-7)]
+    assert min(errors) <= 1e-4 * (abs(got) + 1e-2)

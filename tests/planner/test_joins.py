@@ -337,3 +337,26 @@ def test_numbers_as_arrays_among_parts() -> None:
         with sessions.use((workers,)):
             made = ost.compile(ost.grad(step))(ost.asarray(x, split=0))
             np.testing.assert_allclose(made, wanted, 1e-12, 1e-12)
+
+
+def test_single_elements_of_joins_inside_loops() -> None:
+    """Kernels inside loops make numbers, too, and these have no axis that boxes would lie along."""
+
+    def joined(xp: Any, y: Any) -> Any:
+        y = xp.concatenate([y, y[:2]])
+        return xp.tanh(y[150]) * xp.concatenate([y[1:], y[:1]])[151]
+
+    def padded(xp: Any, y: Any) -> Any:
+        y = xp.pad(y, [(0, 2)], constant_values=1.0)
+        return xp.exp(y)[150] + xp.tanh(y[::-1])[103]
+
+    x = np.random.default_rng(3).standard_normal((300, 17))
+    for number in (joined, padded):
+
+        def turn(xp: Any, x: Any, number: Callable[..., Any] = number) -> Any:
+            return xp.sort(xp.tanh(x), axis=1) * number(xp, xp.sort(x, axis=0)[:, 0])
+
+        wanted = turn(np, turn(np, x))
+        with sessions.use():
+            made = ost.compile(lambda x, turn=turn: ost.repeat(2, lambda x: turn(ost, x), x))(x)
+        np.testing.assert_allclose(made, wanted, 1e-12)

@@ -49,9 +49,10 @@ def boxed_kernel(
     count, last = len(body.inputs), len(shape) - 1
     parts = boxes_of(body, tuple([x.shape for x in arrays[:count]]), tuple(shape))
     kept = [d for d in range(last) if any(hi - lo > 1 for hi, lo in (_range(p, d) for p in parts))]
-    if axes or not kept or any(hi - lo > 1 for hi, lo in (_range(p, last) for p in parts)):
+    along = any(hi - lo > 1 for hi, lo in (_range(p, last) for p in parts if shape))
+    if shape and (axes or along or not kept):
         kept.append(last)
-    begins = sorted({p.box[last][0] for p in parts})
+    begins = sorted({p.box[last][0] for p in parts if axes})
     terms = _terms(body, shape, len(begins)) if axes else {}
     cells = Cells(max(shape, default=1))
 
@@ -83,8 +84,8 @@ def boxed_kernel(
     calls = list[tuple[Kernel, Sequence[Address]]]()
     for part, sizes, own in zip(parts, extents, where, strict=True):
         loops = Loops(
-            tuple([math.prod(sizes[g] for g in group) for group in groups]),
-            tuple([tuple([x.steps[group[-1]] for group in groups]) for x in own]),
+            tuple([math.prod(sizes[g] for g in group) for group in groups]) or (1,),
+            tuple([tuple([x.steps[group[-1]] for group in groups]) or (0,) for x in own]),
         )
         kernel = loops_kernel(_of_rows(part.body), loops, threads, min(axes, 1), share)
         calls.append((kernel, [Address(x.array, x.offset) for x in own]))

@@ -260,8 +260,8 @@ class Writer:
 
     def _flat_of(self, x: Seen) -> Seen | None:
         spec = Spec((math.prod(x.shape),), x.dtype)
-        if x.is_number:
-            return x
+        if x.is_number:  # of at most one axis, as the rows are
+            return self.known(self.number(x)) if len(x.shape) > 1 else x
         if x.lies is not None:
             own = Strided(x.lies.at, (x.dtype.itemsize,), x.lies.room)
             whole = x.lies.strides == strided_like(x.shape, x.dtype).strides
