@@ -108,14 +108,45 @@ Known = tuple[int | None, ...]  # a shape, as far as operands say it
 
 def shapes_of(body: Graph, given: Sequence[Shape]) -> list[Shape]:
     """The shape of each value, where operands have these: parts of what the body was made for. Along what no
-    operand has, it is as there."""
+    operand has, it is as what is made of it, and else as there."""
     found: list[Known] = [*given]
     for k, node in enumerate(body.nodes):
         found.append(_local(body, k, [found[v] for v in node.inputs]))
+    for k in reversed(range(len(body.nodes))):
+        _tell_operands(body, k, found)
     return [
         tuple([whole if n is None else n for n, whole in zip(own, spec.shape, strict=True)])
         for own, spec in zip(found, body.specs, strict=True)
     ]
+
+
+def _tell_operands(body: Graph, k: int, found: list[Known]) -> None:
+    """Say along what an operand such as a number for all elements has as many as the result here."""
+    node, made = body.nodes[k], found[body.outs(k)[0]]
+    if all(None not in found[v] for v in node.inputs):
+        return
+    kept, lies = _lies(body, k)
+    here = {(d, 0, 1): (n, m) for d, n, m in zip(kept, made, node.specs[0].shape, strict=True)}
+    for v, dims in zip(node.inputs, lies, strict=True):
+        told = [
+            here[at][0] if n is None and at in here and here[at][1] == m else n
+            for n, at, m in zip(found[v], dims, body.specs[v].shape, strict=True)
+        ]
+        found[v] = tuple(told)
+
+
+def _lies(body: Graph, k: int) -> tuple[Sequence[int], Sequence[Dims]]:
+    """The axes that a result keeps, and where along all of them operands lie."""
+    node, (spec,) = body.nodes[k], body.nodes[k].specs
+    specs = [body.specs[v] for v in node.inputs]
+    if is_move(node):
+        found = dims_of(node, specs, spec, spread=False)
+        assert found is not None
+        return range(spec.ndim), found
+    _, axes = combines(body, node)
+    ndim = max((s.ndim for s in specs), default=0)
+    lies = [tuple([Along(d + ndim - s.ndim, 0, 1) for d in range(s.ndim)]) for s in specs]
+    return [d for d in range(ndim) if d not in axes], lies
 
 
 def _local(body: Graph, k: int, ins: Sequence[Known]) -> Known:
@@ -125,15 +156,7 @@ def _local(body: Graph, k: int, ins: Sequence[Known]) -> Known:
         kw = node.kw
         cut = zip(ins[0], specs[0].shape, kw["starts"], kw["sizes"], kw["steps"], strict=True)
         return tuple(here if (a, n, s) == (0, m, 1) else n for here, m, a, n, s in cut)
-    if not is_move(node):
-        _, axes = combines(body, node)
-        ndim = max((s.ndim for s in specs), default=0)
-        kept = [d for d in range(ndim) if d not in axes]
-        lies = [tuple([Along(d + ndim - s.ndim, 0, 1) for d in range(s.ndim)]) for s in specs]
-    else:
-        kept, found = [*range(spec.ndim)], dims_of(node, specs, spec, spread=False)
-        assert found is not None
-        lies = [*found]
+    kept, lies = _lies(body, k)
     made: list[int | None] = []
     for d, n in zip(kept, spec.shape, strict=True) if specs else ((0, n) for n in spec.shape):
         here = [

@@ -360,3 +360,18 @@ def test_single_elements_of_joins_inside_loops() -> None:
         with sessions.use():
             made = ost.compile(lambda x, turn=turn: ost.repeat(2, lambda x: turn(ost, x), x))(x)
         np.testing.assert_allclose(made, wanted, 1e-12)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 3])
+def test_numbers_as_arrays_on_parts(rows: int) -> None:
+    """Of them a worker has as many rows as of what is made of them, if that is none, too."""
+    body = parse("""
+        (%0: float64[3,1] @ whole of 1)
+        %1 = full(; dtype=dtype float64, shape=(3,4), value=0) : float64[3,4] @ whole of 1
+        %2 = exp(%1) : float64[3,4] @ whole of 1
+        %3 = update_slice(%2, %0; mode='set', starts=(0,1), steps=(1,1)) : float64[3,4] @ whole of 1
+        return %3
+    """)
+    given, made = np.full((rows, 1), 2.0), np.zeros((rows, 4))
+    OPS[JOINED].kernel(np, (made,), given, body=body)
+    np.testing.assert_array_equal(made, [[1.0, 2.0, 1.0, 1.0]] * rows if rows else made)
