@@ -148,9 +148,10 @@ def multiplies(name: str) -> bool:
 
 @lru_cache(1024)
 def _rounds_pairs(name: str) -> bool:
-    text = OPS[name].scalar
+    if not (text := OPS[name].scalar):
+        return False
     products = any(isinstance(w, ast.Mult | ast.Div) for w in _words(text))
-    return products or bool(_code(text)[1] & {"abs", "sign", "sqrt"}) if text else False
+    return products or bool(_code(text)[1] & {"abs", "sign", "sqrt"})
 
 
 def differs(name: str, dtypes: Sequence[DType]) -> bool:

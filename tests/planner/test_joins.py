@@ -375,3 +375,15 @@ def test_numbers_as_arrays_on_parts(rows: int) -> None:
     given, made = np.full((rows, 1), 2.0), np.zeros((rows, 4))
     OPS[JOINED].kernel(np, (made,), given, body=body)
     np.testing.assert_array_equal(made, [[1.0, 2.0, 1.0, 1.0]] * rows if rows else made)
+
+
+def test_complex_numbers_move_under_libm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Moves have no expression, and no bits of their own."""
+    monkeypatch.setenv("OSTINATO_MATH", "libm")
+    x = np.random.default_rng(5).standard_normal((70, 90)) * (1 + 2j)
+
+    def moved(xp: Any, x: Any) -> Any:
+        return xp.concatenate([x + 1, x[:3]]) - xp.roll(x[:1], 2, axis=1)
+
+    with ost.session():
+        np.testing.assert_array_equal(ost.compile(lambda x: moved(ost, x))(x), moved(np, x))
