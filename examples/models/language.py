@@ -20,15 +20,13 @@ class Language(nn.Layer):
         self, letters: int = 256, features: int = 650, layers: int = 2, rate: float = 0.5
     ) -> None:
         self.embedding = nn.Embedding(letters, features, weight_init=nn.initializers.uniform(0.05))
-        self.cells = [nn.LSTM(features, features) for _ in range(layers)]
+        self.cells = nn.LSTM(features, features, layers=layers, dropout=rate)
         self.drop = nn.Dropout(rate)
         self.head = nn.Linear(features, letters)
 
     def forward(self, x: Any) -> Any:
-        y = self.drop(self.embedding(x))
-        for cell in self.cells:
-            y = self.drop(cell(y)[0])
-        return self.head(y)
+        y, _ = self.cells(self.drop(self.embedding(x)))
+        return self.head(self.drop(y))
 
 
 def main(features: int = 32, length: int = 16, steps: int = 20) -> list[float]:

@@ -24,6 +24,8 @@ from ..core.apply import apply, as_array
 from ..core.array import Array
 from ..core.array_methods import Operandish
 from ..flow.repeat_scan import scan
+from ..random.seeds import fold
+from .composed_layers import dropout as drop
 from .composed_layers import relu
 
 __all__ = ["gru", "lstm", "rnn"]
@@ -75,6 +77,8 @@ def _through(
     bidirectional: bool,
     lengths: Operandish | None,
     layout: str,
+    dropout: float,
+    seed: Any,
     apart: bool = False,
 ) -> tuple[Array, list[Array]]:
     """All layers, one after the other, and their last states; with biases of states `apart`, or added to those
@@ -120,6 +124,8 @@ def _through(
         made.append(out)
         if len(made) == directions:
             y = made[0] if directions == 1 else concat(made, axis=2)
+            if dropout and k + 1 < len(weights):
+                y = drop(y, dropout, seed=None if seed is None else fold(seed, k))
     y = astype(moveaxis(y, 0, 1) if layout == "NTC" else y, x.dtype)
     return y, [astype(stack(list(states)), x.dtype) for states in zip(*last, strict=True)]
 
@@ -155,6 +161,8 @@ def lstm(
     bidirectional: bool = False,
     lengths: Operandish | None = None,
     layout: Layout = "NTC",
+    dropout: float = 0.0,
+    seed: Any = None,
 ) -> tuple[Array, tuple[Array, Array]]:
     """Long short-term memory: what comes out of the last layer at each time, and all layers' last states h and
     c, of shape (layers, samples, size).
@@ -162,7 +170,8 @@ def lstm(
     Each layer has a tuple of weights as PyTorch has them, for inputs (4*size, features) and for states
     (4*size, size), whose rows are for the input, forget, cell and output gate, then one or two biases or none;
     a bidirectional layer has two such tuples. `layout`: samples, time, channels, or time first. Behind
-    its length a sample gives zeros and keeps its state.
+    its length a sample gives zeros and keeps its state. `dropout`: the rate at which what one layer
+    gives the next one is dropped, as `ost.nn.dropout` does with this seed.
 
     >>> w = [(ost.ones((8, 3)), ost.ones((8, 2)))]
     >>> y, (h, c) = ost.nn.lstm(ost.zeros((1, 5, 3)), w)
@@ -177,7 +186,8 @@ def lstm(
         return sigmoid(o) * tanh(c), c
 
     start = (None, None) if initial is None else initial
-    y, (h, c) = _through("lstm", x, weights, start, turn, 4, bidirectional, lengths, layout)
+    how = (bidirectional, lengths, layout, dropout, seed)
+    y, (h, c) = _through("lstm", x, weights, start, turn, 4, *how)
     return y, (h, c)
 
 
@@ -191,6 +201,8 @@ def gru(
     bidirectional: bool = False,
     lengths: Operandish | None = None,
     layout: Layout = "NTC",
+    dropout: float = 0.0,
+    seed: Any = None,
 ) -> tuple[Array, Array]:
     """Gated recurrent units, as `lstm`; rows of weights are for the reset, update and new gate. The state is
     reset behind its product (as in PyTorch) or before it (as in the paper). Of one bias, the state has
@@ -217,9 +229,8 @@ def gru(
             n = tanh(n + _by_state(r * h, new, None))
         return ((1 - s) * n + s * h,)
 
-    y, (h,) = _through(
-        "gru", x, weights, (initial,), turn, 3, bidirectional, lengths, layout, linear_before_reset
-    )
+    how = (bidirectional, lengths, layout, dropout, seed, linear_before_reset)
+    y, (h,) = _through("gru", x, weights, (initial,), turn, 3, *how)
     return y, h
 
 
@@ -233,6 +244,8 @@ def rnn(
     bidirectional: bool = False,
     lengths: Operandish | None = None,
     layout: Layout = "NTC",
+    dropout: float = 0.0,
+    seed: Any = None,
 ) -> tuple[Array, Array]:
     """A plain recurrent network, as `lstm`, whose weights have `size` rows.
 
@@ -250,5 +263,6 @@ def rnn(
     def turn(z: Array, state: States, u: Array, b: Array | None) -> States:
         return (by[activation](z + _by_state(state[0], u, b)),)
 
-    y, (h,) = _through("rnn", x, weights, (initial,), turn, 1, bidirectional, lengths, layout)
+    how = (bidirectional, lengths, layout, dropout, seed)
+    y, (h,) = _through("rnn", x, weights, (initial,), turn, 1, *how)
     return y, h

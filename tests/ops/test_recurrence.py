@@ -148,6 +148,67 @@ def test_a_turn_multiplies_the_state_alone(name: str) -> None:
         np.testing.assert_allclose(np.asarray(half).astype(float), exact, 5e-3, 5e-3)
 
 
+@pytest.mark.parametrize("both", [False, True])
+def test_what_a_layer_gives_the_next_one_is_dropped(both: bool) -> None:
+    """Of layers that give back what they get, all is seen: the rate, a mask for each, the scale, and that
+    nothing is dropped behind the last one."""
+    same, apart = np.eye(6), np.eye(6)
+    if both:  # each direction gives one half, and gets both
+        same, apart = np.eye(12), np.eye(12).reshape(2, 6, 12)
+    x = np.random.default_rng(1).uniform(1, 2, (7, 30, len(same)))
+
+    def run(layers: int, rate: float, seed: Any, **how: Any) -> Any:
+        one = [(w, np.zeros((6, 6))) for w in (apart if both else [apart])]
+        return np.asarray(
+            ost.nn.rnn(
+                x, one * layers, activation="relu", bidirectional=both, dropout=rate, seed=seed, **how
+            )[0]
+        )  # fmt: skip
+
+    for layers, rate in ((1, 0.5), (2, 0.25), (3, 0.5)):
+        made = []
+        for workers in (1, 3):
+            with on(workers):
+                made.append(run(layers, rate, 3) / x)
+        np.testing.assert_array_equal(*made)
+        scale = (1 - rate) ** (1 - layers)
+        assert set(np.unique(made[0].round(9))) <= {0.0, round(scale, 9)}
+        assert (made[0] > 0).mean() == pytest.approx(1 / scale, abs=0.06)
+    assert not np.array_equal(run(2, 0.5, 3), run(2, 0.5, 4))
+    assert not np.array_equal(run(2, 0.5, None), run(2, 0.5, None))
+
+
+@pytest.mark.parametrize("kind", [ost.nn.LSTM, ost.nn.GRU])
+def test_layers_with_dropout(kind: Any) -> None:
+    model = kind(3, 4, layers=3, bidirectional=True, dropout=0.4).init(seed=2, dtype="float64")
+    plain = model.replace(dropout=0.0)
+    x = np.random.default_rng(2).normal(size=(5, 6, 3))
+    close = np.testing.assert_allclose
+    runs = []
+    for workers in (1, 3):
+        with on(workers):
+            y, states = model(x, train=True, key=7)
+            runs.append((np.asarray(y), np.asarray(states[0])))
+            close(model(x)[0], plain(x)[0])
+            assert not np.allclose(runs[-1][0], model(x)[0])
+            assert not np.allclose(runs[-1][0], model(x, train=True, key=8)[0])
+    for a, b in zip(*runs, strict=True):
+        close(a, b)
+    with on(1):
+        close(model.replace(layers=1)(x, train=True)[0], plain.replace(layers=1)(x)[0])
+        names = ("weight_ih_l0", "weight_hh_l1", "weight_ih_l2_reverse")
+        of = lambda x, *w: model.replace(**dict(zip(names, w, strict=True)))(  # noqa: E731
+            x, train=True, key=7
+        )[0]
+        check(of, x, *(np.asarray(getattr(model, n)) for n in names), rtol=1e-5)
+        one_way = kind(3, 4, layers=2, dropout=0.4).init(dtype="float64")
+        first, states = one_way(x[:, :2])
+        rest, _ = one_way(x[:, 2:], states)
+        close(np.concatenate([first, rest], 1), one_way(x)[0])
+        zeros = ost.tree_map(ost.zeros_like, states)
+        close(one_way(x, zeros, train=True, key=1)[0], one_way(x, train=True, key=1)[0])
+
+
 X, W = ost.ones((2, 4, 3)), (ost.ones((8, 3)), ost.ones((8, 2)))
 WRONG = [
     (lambda: ost.nn.lstm(X[0], [W]), ArgumentError, "layout='NTC' of 2 axes; needed 'NTC' or"),
@@ -158,6 +219,12 @@ WRONG = [
         lambda: ost.nn.lstm(X, [W], (ost.ones((2, 2)), ost.ones((2, 2)))),
         ShapeError,
         r"an initial state .*; needed shape \(1, 2, 2\)",
+    ),
+    (lambda: ost.nn.LSTM(3, 2, dropout=1.0), ArgumentError, "LSTM.*got rate 1.0; needed 0 <= rate"),
+    (
+        lambda: ost.nn.lstm(X, [W, (ost.ones((8, 2)),) * 2], dropout=-1),
+        ArgumentError,
+        "dropout.*got rate -1; needed 0 <= rate < 1",
     ),
     (lambda: ost.nn.rnn(X, [W], activation="erf"), ArgumentError, "activation='erf'; needed"),
 ]

@@ -33,6 +33,12 @@ def counted(name: str, **counts: int) -> None:
             )
 
 
+def check_rate(name: str, rate: float) -> None:
+    """A rate of what is dropped, or an error."""
+    if not 0 <= rate < 1:
+        raise misfit(ArgumentError, name, got=f"rate {rate}", needed="0 <= rate < 1")
+
+
 class Linear(Layer):
     """x times a matrix, plus a bias, along the last axis. `weight` has the shape (outputs, inputs).
 
@@ -94,8 +100,7 @@ class Dropout(Layer):
     """
 
     def __init__(self, rate: float = 0.5) -> None:
-        if not 0 <= rate < 1:
-            raise misfit(ArgumentError, "Dropout", got=f"rate {rate}", needed="0 <= rate < 1")
+        check_rate("Dropout", rate)
         self.rate = rate
 
     def forward(self, x: Operandish) -> Array:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from ...core.array_methods import Operandish
 from ..recurrence import gru, lstm
-from .dense import counted
+from .dense import check_rate, counted
 from .initializers import Initializer, uniform
 from .layer import Initial, Layer
 
@@ -30,15 +30,18 @@ class _Recurrent(Layer):
         bias: bool = True,
         bidirectional: bool = False,
         layout: str = "NTC",
+        dropout: float = 0.0,
         weight_init: Initializer | None = None,
     ) -> None:
         counted(type(self).__name__, inputs=inputs, size=size, layers=layers)
+        check_rate(type(self).__name__, dropout)
         init = weight_init or uniform(1 / math.sqrt(size))
         rows = self.gates * size
         self.size = size
         self.layers = layers
         self.bidirectional = bidirectional
         self.layout = layout
+        self.dropout = dropout
         for end, features in self._ends(inputs):
             setattr(self, f"weight_ih{end}", Initial((rows, features), init, (features, rows)))
             setattr(self, f"weight_hh{end}", Initial((rows, size), init, (size, rows)))
@@ -63,6 +66,7 @@ class _Recurrent(Layer):
         names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
         own = vars(self)
         weights = [[own[n + end] for n in names if n + end in own] for end, _ in self._ends(0)]
+        rate = self.dropout if self.training and self.layers > 1 else 0.0
         return type(self).function(
             x,
             weights,
@@ -70,6 +74,8 @@ class _Recurrent(Layer):
             bidirectional=self.bidirectional,
             lengths=lengths,
             layout=self.layout,
+            dropout=rate,
+            seed=self.next_seed() if rate else None,
         )
 
 
