@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from ostinato.ops.array.arithmetic import rsqrt, sqrt, square
 from ostinato.ops.array.casts import astype
+from ostinato.ops.array.concatenation import concat
 from ostinato.ops.array.elementwise import floating
 from ostinato.ops.array.moments import mean as mean_of
 from ostinato.ops.array.moments import moments_of
@@ -100,9 +101,12 @@ def batch_norm_train(
     *,
     eps: float = 1e-5,
     layout: str | None = None,
+    samples: int | None = None,
 ) -> tuple[Array, Array, Array]:
     """Each channel with mean 0 and variance 1 over the whole batch, however workers share it, then scaled
     and shifted; with the means and variances (of which a network keeps running ones for `batch_norm`).
+    samples: so many at a time are a group with a mean and variance of its own, and what is left over is
+    one, too; what is given back are the groups' means, weighted by samples.
 
     >>> y, mean, var = ost.nn.batch_norm_train([[1.0, 2.0], [3.0, 6.0]], eps=0.0)
     >>> mean, var
@@ -110,14 +114,35 @@ def batch_norm_train(
     """
     name = "batch_norm_train"
     x = floating(x)
-    d = _axes(x, layout, name)[1]
+    first, d, space = _axes(x, layout, name)
     wide = widened(x)
-    mean, var = moments_of(wide, tuple([k for k in range(x.ndim) if k != d]))
+    if samples is None:
+        mean, var = moments_of(wide, tuple(sorted((first, *space))))
+    else:
+        mean, var = _in_groups(wide, first, space, for_each(samples, 1, name, "samples")[0])
     factor = rsqrt(var + eps)
     if scale is not None:
         factor = factor * _along(scale, x, d, name, "scale")
     y = _scaled((wide - mean) * factor, x, d, None, bias, name)
+    if samples is not None:
+        mean, var = (mean_of(v, first) for v in (mean, var))
     return y, reshape(mean, (x.shape[d],)), reshape(var, (x.shape[d],))
+
+
+def _in_groups(x: Array, first: int, space: Pair, samples: int) -> tuple[Array, Array]:
+    """Means and variances of each sample's group. Only those of samples, which are small, are taken apart,
+    so that images are gone through wherever workers have them."""
+    centres, spreads = moments_of(x, space) if space else (x, None)
+    count, shape, found = x.shape[first], centres.shape, []
+    whole = count - count % samples
+    for begin, size, each in ((0, whole, samples), (whole, count - whole, count - whole)):
+        if size or (not count and each):
+            cut = {first: (begin, size, 1)}
+            part = slice_axes(centres, cut), None if spreads is None else slice_axes(spreads, cut)
+            parts = (*shape[:first], size // each, each, *shape[first + 1 :])
+            found.append(_together(*part, parts, first + 1))
+    means, variances = zip(*found, strict=True)
+    return concat(means, axis=first), concat(variances, axis=first)
 
 
 def group_norm(

@@ -117,6 +117,70 @@ def test_norms_of_channels(seed: int) -> None:
                     np.testing.assert_allclose(np.asarray(a)[j], b, 1e-10, 1e-10)
 
 
+@pytest.mark.parametrize(
+    ("layout", "count", "samples"),
+    [("NC", 6, 2), ("NCW", 7, 3), ("NHWC", 5, 1), ("CNW", 4, 9), ("NDHWC", 6, 4)],
+)
+def test_statistics_of_so_many_samples_at_a_time(layout: str, count: int, samples: int) -> None:
+    """What workers with so many samples would do; what is left over is a group, too."""
+    there, back = any_order(layout)
+    rng = np.random.default_rng(count)
+    x = rng.normal(size=[{"N": count, "C": 3}.get(c, 3) for c in layout]) * 3 + 1
+    scale, bias = rng.normal(size=(2, 3))
+
+    def reference(x: Any, s: Any, b: Any) -> Any:
+        z = there(x)
+        cuts = range(0, count, samples)
+        made = [batch(z[k : k + samples], s, b) for k in cuts]
+        shares = [len(z[k : k + samples]) / count for k in cuts]
+        rest = [sum(w * m[j] for w, m in zip(shares, made, strict=True)) for j in (1, 2)]
+        return back(np.concatenate([y for y, *_ in made])), *rest
+
+    def function(x: Any, s: Any, b: Any) -> Any:
+        return ost.nn.batch_norm_train(x, s, b, layout=layout, samples=samples)
+
+    assert_same(function, reference, x, scale, bias, few=True, meshes=(((3,), 2), ((2, 2), 2)))
+    with on(1):
+        check(function, x, scale, bias, rtol=1e-5)
+        two = ost.vmap(function)(*(np.stack([a, a + 0.5]) for a in (x, scale, bias)))
+        for a, b in zip(two, reference(x + 0.5, scale + 0.5, bias + 0.5), strict=True):
+            np.testing.assert_allclose(np.asarray(a)[1], b, 1e-10, 1e-10)
+        model = ost.nn.BatchNorm(3, layout=layout, samples=samples).init(dtype="float64")
+        y, new = model.apply(x)
+        plain, mean, var = reference(x, np.ones(3), np.zeros(3))
+        np.testing.assert_allclose(y, plain, 1e-10, 1e-10)
+        np.testing.assert_allclose(new.running_mean, 0.1 * mean)
+        n = there(x)[:samples, 0].size
+        np.testing.assert_allclose(new.running_var, 0.9 + 0.1 * var * n / max(n - 1, 1))
+        np.testing.assert_allclose(new(x), new.replace(samples=None)(x))
+
+
+def test_groups_within_workers_need_no_messages() -> None:
+    """Statistics of a whole batch are one sum over workers, forward and back; those of groups that workers
+    have whole are none. Images are gone through as often."""
+    x = ost.spec((32, 64, 56, 56), "float32", split=0)
+    s = ost.spec(64, "float32")
+
+    def sums(samples: int | None, slopes: bool) -> int:
+        def loss(x: Any, s: Any, b: Any) -> Any:
+            return (ost.nn.batch_norm_train(x, s, b, samples=samples)[0] ** 3).sum()
+
+        norm = lambda x, s, b: ost.nn.batch_norm_train(x, s, b, samples=samples)[0]  # noqa: E731
+        plan = ost.plan(ost.grad(loss) if slopes else norm, x, s, s, mesh=4, machine="h200-ib")
+        sent = [n.kw.get("collective", n.op) for n in plan.lowered.nodes]
+        assert not {"all_gather", "all_to_all", "halo"} & set(sent)
+        return sent.count("all_reduce")
+
+    for slopes in (False, True):
+        assert sums(None, slopes) > 0
+        assert [sums(n, slopes) for n in (8, 4, 1)] == [0, 0, 0]
+    a, one = RNG.normal(size=(12, 8, 10, 10)), np.ones(8)
+    total = lambda x, s: (ost.nn.batch_norm_train(x, s, samples=4)[0] ** 3).sum()  # noqa: E731
+    with on(1):
+        assert len(passes(total, a, one)) <= 2
+        assert len(passes(ost.grad(total, (0, 1)), a, one)) <= 3
+
+
 def test_second_gradients() -> None:
     x, s = RNG.normal(size=(3, 4, 3)), RNG.normal(size=4)
     with on(1):
@@ -225,6 +289,16 @@ WRONG = [
         lambda: ost.nn.batch_norm_train(A, ost.ones(3)),
         ShapeError,
         r"batch_norm_train.*got scale .*\(6,\): one number",
+    ),
+    (
+        lambda: ost.nn.batch_norm_train(A, samples=0),
+        ArgumentError,
+        "batch_norm_train.*got samples=0; needed one whole number of 1 or more",
+    ),
+    (
+        lambda: ost.nn.BatchNorm(6, samples=2.0),
+        ArgumentError,
+        "BatchNorm.*got samples=2.0; needed a",
     ),
     (lambda: ost.nn.instance_norm(A[0]), ShapeError, "an array of 2 axes; needed samples, ch"),
     (lambda: ost.nn.batch_norm_train(A, layout="NHWC"), ArgumentError, "needed the letters NCW"),

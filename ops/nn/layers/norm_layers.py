@@ -52,7 +52,8 @@ class _Affine(Layer):
 class BatchNorm(_Affine):
     """Each channel with mean 0 and variance 1, then scaled and shifted: in training over the batch, else
     by the running mean and variance, to which `apply` adds those of batches with a weight of `momentum`
-    (the variance as PyTorch does, over n - 1).
+    (the variance as PyTorch does, over n - 1). samples: statistics of so many samples at a time instead,
+    as a group of workers would have them, on any number of workers; their mean is what is learnt.
 
     >>> model = ost.nn.BatchNorm(2).init()
     >>> y, model = model.apply(ost.asarray([[1.0, 2.0], [3.0, 6.0]]))
@@ -71,22 +72,27 @@ class BatchNorm(_Affine):
         momentum: float = 0.1,
         affine: bool = True,
         layout: str | None = None,
+        samples: int | None = None,
         scale_init: Initializer | None = None,
     ) -> None:
-        counted("BatchNorm", channels=channels)
+        counted("BatchNorm", channels=channels, **({} if samples is None else {"samples": samples}))
         super().__init__((channels,), eps, affine, scale_init)
         self.running_mean: Any = Initial((channels,), zeros())
         self.running_var: Any = Initial((channels,), ones())
         self.momentum = momentum
         self.layout = layout
+        self.samples = samples
 
     def forward(self, x: Operandish) -> Array:
         how: dict[str, Any] = {"eps": self.eps, "layout": self.layout}
         if not self.training:
             return batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, **how)
         x = as_array(x)
-        y, mean, var = batch_norm_train(x, self.weight, self.bias, **how)
+        y, mean, var = batch_norm_train(x, self.weight, self.bias, samples=self.samples, **how)
         count = x.size // max(mean.size, 1)
+        if self.samples is not None:
+            whole = x.shape[(self.layout or "N").index("N")]
+            count = count // max(whole, 1) * min(self.samples, whole)
         var = var * (count / max(count - 1, 1))
         self.update(
             running_mean=lambda old: self._blended(old, mean),
