@@ -76,7 +76,7 @@ def batches_of(who: str, data: Any, batch: int | None, shuffle: int | None) -> B
         except (TypeError, ValueError):
             return Iterated(lambda epoch: data(), True)
         return Iterated(data, True)
-    if isinstance(data, Iterable):
+    if isinstance(data, Iterable) and not isinstance(data, (str, bytes, dict)):
         return Iterated(lambda epoch: data, iter(data) is not data)
     needed = "a pipe, arrays, something to iterate over, or a function that gives that"
     raise misfit(ArgumentError, who, got=f"data of type {type(data).__name__}", needed=needed)

@@ -30,7 +30,7 @@ from ostinato.ops.array.shape import copy
 from ostinato.ops.core import activity
 from ostinato.ops.core.array import Array
 from ostinato.ops.core.tracebacks import door
-from ostinato.ops.core.tree import tree_map
+from ostinato.ops.core.tree import flatten, tree_map, unflatten
 from ostinato.ops.core.user_line import misfit, short, user_line
 from ostinato.reading import evaluate
 from ostinato.states import load_state, save_state, saved_steps
@@ -160,6 +160,7 @@ class _Loop(Run):
         self.meter = Meter(self._told)
         self.ranked: list[list[float]] = []  # of the best epochs: value and step
         self.bad = 0  # epochs since the best one
+        self.shared: set[int] | None = None  # which metrics are arrays of the state
         self.screen: Any = None
         self.total: int | None = None  # batches of this epoch, if its data says
         self.length: int | None = None  # as far as it is known
@@ -209,7 +210,7 @@ class _Loop(Run):
         finally:
             getattr(batches, "close", lambda: None)()
         if not self.batch:
-            raise self._empty()
+            raise self._empty("fit", self.epoch)
         self.meter.flush()
         if self._stopped and self.batch != self.total:
             return
@@ -231,7 +232,7 @@ class _Loop(Run):
 
     def _one_step(self, batch: Any) -> None:
         try:
-            self.state, metrics = self.make(self.state, batch)
+            self.state, metrics = _pair(self.make(self.state, batch))
         except Exception as error:
             where = f"batch {self.batch} of epoch {self.epoch}, step {self.step + 1} of ost.fit"
             error.add_note(f"in {where} ({self.line})")
@@ -241,7 +242,7 @@ class _Loop(Run):
         self.steps += 1
         size = count_samples(batch)
         self.samples += size
-        if self.meter.add(self.step, size, metrics):
+        if self.meter.add(self.step, size, self._kept(metrics)):
             self._show()
         for each in self.callbacks:
             if hasattr(each, "on_step"):
@@ -252,6 +253,18 @@ class _Loop(Run):
             and self.batch != self.total
         ):
             self.save()
+
+    def _kept(self, metrics: Any) -> Any:
+        """Metrics that may be read late: a step may write over arrays of its state, also over those that the
+        one before gave back as they came, and as metrics, too."""
+        leaves, structure = flatten(metrics)
+        if self.shared is None:
+            held = {id(x) for x in flatten(self.state)[0]}
+            self.shared = {k for k, x in enumerate(leaves) if id(x) in held}
+        if not self.shared:
+            return metrics
+        own = [_given(x) if k in self.shared else x for k, x in enumerate(leaves)]
+        return unflatten(structure, own)
 
     def _told(self, step: int, weight: int, metrics: Row) -> None:
         """The metrics of a step have become known."""
@@ -274,15 +287,17 @@ class _Loop(Run):
             evaluate([metrics for _, metrics in found])
             for weight, metrics in found:
                 means.add(weight, _numbers(metrics))
+            if not found:
+                raise self._empty("fit(validate=)", len(self.history.epochs))
         return {f"val_{name}": x for name, x in means.row().items()}
 
-    def _empty(self) -> Exception:
-        if self.epoch == 0:
-            return misfit(ArgumentError, "fit", got="data without a batch", needed="one at least")
+    def _empty(self, who: str, epoch: int) -> Exception:
+        if epoch == 0:
+            return misfit(ArgumentError, who, got="data without a batch", needed="one at least")
         return misfit(
             ArgumentError,
-            "fit",
-            got=f"data that ended before epoch {self.epoch}",
+            who,
+            got=f"data that ended before epoch {epoch}",
             needed=f"data for {self.epochs} epochs",
             do="pass what can be iterated over again, or a function that gives an iterator",
         )
@@ -301,7 +316,7 @@ class _Loop(Run):
     def _operation(self, step: int, most: int = 500) -> str:
         """The operation that made the first NaN, found by steps once more from the last checkpoint or the
         beginning with all results looked at, if these are few and the data comes again."""
-        again = _Loop(self.asked, self)
+        again, came = _Loop(self.asked, self), ""
         try:
             if self.folder is not None and saved_steps(self.folder):
                 again.folder = self.folder
@@ -312,7 +327,8 @@ class _Loop(Run):
                 while again.step < step:
                     batches, _ = again.data.epoch(again.epoch, again.batch, again.feed)
                     again.feed, again.batch = None, 0
-                    for batch in batches:
+                    for k, batch in enumerate(batches):
+                        came = came or _nan_in(batch, f"batch {k} of epoch {again.epoch}")
                         again.state, _ = again.make(again.state, batch)
                         evaluate(again.state)
                         again.step += 1
@@ -322,8 +338,8 @@ class _Loop(Run):
         except NaNError as error:
             return str(error)
         except Exception:  # it says no more than is known already
-            return ""
-        return ""
+            return came
+        return came
 
     # -- checkpoints -----------------------------------------------------------------------
     def save(self) -> None:
@@ -405,6 +421,23 @@ class _Loop(Run):
         print(f"epoch {self.epoch}/{self.epochs}: {_said(row)} ({rate})", flush=True)
 
 
+def _pair(made: Any) -> Any:
+    """The state and the metrics that a step gives."""
+    if isinstance(made, (tuple, list)) and len(made) == 2:
+        return made
+    kind = type(made).__name__
+    kind += f" of {len(made)}" if isinstance(made, (tuple, list, dict)) else ""
+    needed = "the next state and metrics, such as `return state, {'loss': loss}`"
+    raise misfit(ArgumentError, "fit", got=f"{kind} from the step", needed=needed)
+
+
+def _nan_in(batch: Any, name: str) -> str:
+    """Where a batch has NaN as it comes."""
+    found = [np.asarray(x) for x in flatten(batch)[0]]
+    has = any(x.dtype.kind in "fc" and np.isnan(x).any() for x in found)
+    return f"{name} has it as it comes" if has else ""
+
+
 def _given(x: Any) -> Any:
     """An array that may be given away while whoever passed it keeps his."""
     return copy(x) if isinstance(x, Array) else x
@@ -464,6 +497,14 @@ def _folder(path: str | os.PathLike[str]) -> Path:
 
 
 def _check(asked: Any) -> None:
+    if not callable(asked.step):
+        got = f"a step of type {type(asked.step).__name__}"
+        raise misfit(ArgumentError, "fit", got=got, needed="a function of the state and a batch")
+    check = asked.validate
+    if not (check is None or callable(check) or (isinstance(check, tuple) and len(check) == 2)):
+        needed = "a function of the state, or a pair: a function of state and batch, and data"
+        got = f"validate= of type {type(check).__name__}"
+        raise misfit(ArgumentError, "fit", got=got, needed=needed)
     _check_count("epochs", asked.epochs, 1)
     _check_count("best", asked.best, 0)
     for name in ("patience", "save_every", "keep"):

@@ -310,6 +310,16 @@ def ends_early() -> Iterator[Any]:
         (lambda: iter(()), {}, ArgumentError, "data without a batch"),
         (iter([table(8)]), {}, ArgumentError, "ended before epoch 1; needed data for 3 epochs; pass"),
         (7, {}, ArgumentError, "data of type int"),
+        ({"x": [1.0]}, {}, ArgumentError, "data of type dict; needed a pipe, arrays"),
+        ("rows", {}, ArgumentError, "data of type str; needed a pipe, arrays"),
+        ([table(8)], {"validate": [table(8)]}, ArgumentError, "validate= of type list; needed a fun"),
+        ([table(8)], {"validate": (loss, [])}, ArgumentError, r"\(validate=\).*data without a batch"),
+        (
+            [table(8)],
+            {"validate": (lambda s, b: loss(s.w, *b), iter([table(8)]))},
+            ArgumentError,
+            r"\(validate=\).*data that ended before epoch 1; .*; pass what can be",
+        ),
         ([table(8)], {"batch": 4}, ArgumentError, "batch= or shuffle= and list"),
         ([table(8)], {"epochs": 0}, ArgumentError, "epochs=0"),
         ([table(8)], {"mode": "big"}, ArgumentError, "mode='big'"),
@@ -320,6 +330,68 @@ def ends_early() -> Iterator[Any]:
 def test_refusals(data: Any, options: Any, kind: type[Exception], said: str) -> None:
     with pytest.raises(kind, match=said):
         train(data, **options)
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        (lambda w, b: {"loss": w}, "got dict of 1 from the step"),
+        (lambda w, b: {"w": w, "loss": w}, "got dict of 2 from the step"),
+        (lambda w, b: ost.zeros(2), "got Array from the step; needed the next state and metrics, such"),
+        (lambda w, b: None, "got NoneType from the step"),
+        (lambda w, b: (w, w, w), "got tuple of 3 from the step"),
+        (3, "a step of type int; needed a function of the state and a batch"),
+    ],
+)  # fmt: skip
+def test_a_step_gives_a_pair(made: Any, said: str) -> None:
+    with pytest.raises(ArgumentError, match=said) as caught:
+        ost.fit(made, ost.asarray(0.0), [np.ones(3)], epochs=2, progress=False)
+    assert "test_fit.py" in str(caught.value)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_metrics_that_are_arrays_of_the_state(compiled: bool) -> None:
+    """The next step may write over its state, also where that is what came and goes on as it is."""
+
+    def made(state: Any, batch: Any) -> Any:
+        new = {**state, "w": state["w"] + batch.sum(), "before": state["w"]}
+        return new, {name: new[name] for name in ("rate", "w", "before")}
+
+    step = ost.compile(made, donate=("state",)) if compiled else made
+    state = {"w": ost.zeros(()), "rate": ost.asarray(0.1), "before": ost.zeros(())}
+    _, history = ost.fit(step, state, [np.ones(1)] * 3, epochs=1, progress=False)
+    wanted = [{"rate": 0.1, "w": k + 1.0, "before": float(k)} for k in range(3)]
+    assert history.curve == wanted
+    assert float(state["rate"]) == 0.1
+
+
+def test_batches_of_other_sizes_and_ends() -> None:
+    """The last batch is smaller; an epoch has fewer batches than the one before."""
+    x, y = table(20)
+    rows = [(x[k : k + 8], y[k : k + 8]) for k in range(0, 20, 8)]
+    state, history = train(lambda epoch: iter(rows[epoch:]), 2)
+    same(state, train([*rows, *rows[1:]], 1)[0])
+    assert [row["step"] for row in history.epochs] == [3, 5]
+
+
+def test_a_batch_with_nan_is_named() -> None:
+    bad = np.asarray([1.0, np.nan])
+    data = [np.ones(2), np.ones(2), bad]
+
+    def step(w: Any, batch: Any) -> Any:
+        return w + batch.mean(), {"loss": w + batch.mean()}
+
+    with pytest.raises(
+        NaNError, match=r"loss = nan in step 3, .*: batch 2 of epoch 0 has it as it"
+    ):
+        ost.fit(step, ost.asarray(0.0), data, epochs=1, progress=False)
+
+    def masked(w: Any, batch: Any) -> Any:
+        w = w - ost.nanmean(batch)
+        return w, {"loss": ost.log(w)}
+
+    with pytest.raises(NaNError, match=r"loss = nan in step 3, which began here: log .*test_fit"):
+        ost.fit(masked, ost.asarray(2.5), [bad] * 3, epochs=1, progress=False)
 
 
 def test_a_step_that_raises_says_where() -> None:
