@@ -67,7 +67,7 @@ lint: $(VENV)/made-dev
 
 types: $(VENV)/made-dev
 	rm -rf .typecheck && mkdir -p .typecheck/ostinato
-	for path in ostinato/*.py ostinato/onnx ostinato/optim ostinato/training ostinato/py.typed; do ln -s ../../$$path .typecheck/$$path; done
+	for path in ostinato/*.py ostinato/*.pyi ostinato/onnx ostinato/optim ostinato/training ostinato/py.typed; do ln -s ../../$$path .typecheck/$$path; done
 	for room in ops planner runtime io_pipeline; do ln -s ../../$$room .typecheck/ostinato/$$room; done
 	$(BIN)/mypy .typecheck/ostinato benchmarks examples
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import importlib
 import os
+import re
 import subprocess
 import sys
 import types
@@ -316,3 +317,8 @@ def test_what_has_a_name_can_be_imported_by_it(name: str) -> None:
     found = importlib.import_module(f"ostinato.{name}")
     assert found is getattr(ost, name)
     assert all(hasattr(found, public) for public in found.__all__)
+    stub = Path(ost.__file__).with_name(f"{name}.pyi")  # what type checkers read in its place
+    if found.__name__ != f"ostinato.{name}":
+        lines = re.findall(r"from (\S+) import (\S+)", stub.read_text())
+        named = [importlib.import_module(at).__all__ if x == "*" else [x] for at, x in lines]
+        assert {public for names in named for public in names} == {*found.__all__}

@@ -51,7 +51,11 @@ def linked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("linked")
     (folder / "ostinato").mkdir()
     for path in (ROOT / "ostinato").iterdir():
-        if path.suffix == ".py" or path.name == "py.typed" or (path / "__init__.py").exists():
+        if (
+            path.suffix in (".py", ".pyi")
+            or path.name == "py.typed"
+            or (path / "__init__.py").exists()
+        ):
             (folder / "ostinato" / path.name).symlink_to(path)
     for room in ROOMS[:-1]:
         (folder / "ostinato" / room).symlink_to(ROOT / room)

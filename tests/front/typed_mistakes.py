@@ -9,7 +9,19 @@ from typing import Any
 import numpy as np
 
 import ostinato as ost
+from ostinato.fft import rfft
+from ostinato.linalg import qr as factorize
+from ostinato.nn import Conv, initializers, relu
+from ostinato.random import normal
+from ostinato.signal import stft
+from ostinato.solve import cg
+from ostinato.special import erf
 
+layer: ost.nn.Conv = Conv(1, 2, 3, weight_init=initializers.he_normal())
+layers = (ost.nn.MaxPool(2, stride=2), ost.nn.AvgPool(3), ost.nn.ConvTranspose(1, 2, 3))
+layers_of_text = ost.nn.LSTM(3, 4, layers=2, dropout=0.1), ost.nn.GRU(3, 4), ost.nn.BatchNorm(3)
+drawn: ost.Array = relu(erf(normal(4, seed=1)))
+several = (rfft(drawn), factorize, stft, cg)
 x = ost.ones((3, 4), dtype=ost.float32, split=0)
 y: ost.Array = ost.tanh(x @ x.mT) + 1
 z: ost.Array = 2.0 * y - np.ones((3, 3)) / 3

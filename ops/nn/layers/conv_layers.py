@@ -82,7 +82,7 @@ class _Filters(Layer):
         return {name: getattr(self, name) for name in names}
 
 
-class Conv(_Filters):
+class Conv(_Filters, init=False):
     """A convolution over 1 to 3 axes of space: as many as `window` or `layout` says, or `axes`. The
     others are as in `ost.nn.conv`. `weight` is OIHW whatever the layout.
 
@@ -124,7 +124,7 @@ class _Pool(Layer):
         return type(self).pool(x, self.window, **self.options)
 
 
-class MaxPool(_Pool):
+class MaxPool(_Pool, init=False):
     """The largest element of each window; the options are those of `ost.nn.max_pool`.
 
     >>> ost.nn.MaxPool(3, stride=2, padding=1)(ost.ones((1, 3, 6, 6))).shape
@@ -134,7 +134,7 @@ class MaxPool(_Pool):
     pool = staticmethod(max_pool)
 
 
-class AvgPool(_Pool):
+class AvgPool(_Pool, init=False):
     """The mean of each window; the options are those of `ost.nn.avg_pool`.
 
     >>> ost.nn.AvgPool(2)(ost.ones((1, 3, 6, 6))).shape

@@ -112,7 +112,8 @@ class Layer(Recorded):
     unnamed: ClassVar[tuple[str, ...]] = ()  # attributes that names of weights leave out
     forward: ClassVar[Callable[..., Any]]
 
-    def __init_subclass__(cls, **given: Any) -> None:
+    def __init_subclass__(cls, *, init: bool = True, **given: Any) -> None:
+        """init: False tells type checkers that a subclass inherits its `__init__`."""
         super().__init_subclass__(**given)
         if "__init__" not in vars(cls):
             made: Any = dataclass(eq=False, repr=False)(type(cls.__name__, (), _declared(cls)))

@@ -79,7 +79,7 @@ class _Recurrent(Layer):
         )
 
 
-class LSTM(_Recurrent):
+class LSTM(_Recurrent, init=False):
     """Long short-term memory, in several layers and both directions: what comes out at each time, and the
     last states (h, c), as `ost.nn.lstm` gives them. A call takes these as `initial`.
 
@@ -92,7 +92,7 @@ class LSTM(_Recurrent):
     function = staticmethod(lstm)
 
 
-class GRU(_Recurrent):
+class GRU(_Recurrent, init=False):
     """Gated recurrent units, as `ost.nn.gru`: what comes out at each time, and the last states.
 
     >>> y, h = ost.nn.GRU(3, 4, layers=2).init(seed=0)(ost.ones((2, 5, 3)))

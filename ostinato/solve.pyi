@@ -1,0 +1,1 @@
+from ostinato.ops.solve import *

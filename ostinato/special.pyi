@@ -1,0 +1,2 @@
+from ostinato.ops.special.composed_functions import *
+from ostinato.ops.special.special_functions import *
