@@ -265,6 +265,19 @@ def test_any_program(seed: int) -> None:
         same(f(given), wanted)
 
 
+@pytest.mark.usefixtures("small")
+def test_zeros_of_a_worker_without_rows() -> None:
+    """No operand says how many rows are here; what is put into them does."""
+    x = np.arange(1.0, 11).reshape(2, 5)
+
+    def rolled(x: Any) -> Any:
+        shifted = ost.zeros((2, 5)).at[:, 1:].set(x[:, :-1]).at[:, :1].add(x[:, -1:])
+        return shifted * x + 1
+
+    with on(3):
+        same(ost.compile(rolled)(ost.asarray(x, split=0)), np.roll(x, 1, 1) * x + 1)
+
+
 @needs_kernels
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("seed", some(range(40), 4))
