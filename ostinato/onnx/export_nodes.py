@@ -15,6 +15,7 @@ from onnx import helper
 
 from ostinato.errors import OstinatoError, UnknownOpError
 from ostinato.ops.core.graph import Graph, Node
+from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import DType, bool_, int64, is_float, promote
 from ostinato.ops.core.user_line import short
 
@@ -833,7 +834,11 @@ def emit(body: Body) -> None:
                 *[body.values[v] for v in node.inputs], **node.kw
             )
             continue
-        function = EXPORTS.get(node.op)
+        function, here = EXPORTS.get(node.op), OPS[node.op].parallel.here
+        if function is None and here is not None:  # its windows are for workers
+            name, params = here(node.kw)
+            node = Node(name, node.inputs, tuple(sorted(params.items())), node.specs, node.line)
+            function = EXPORTS.get(name)
         if function is None:
             raise refusal(node, "an operation")
         try:

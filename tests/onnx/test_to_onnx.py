@@ -127,6 +127,10 @@ CASES: dict[str, tuple[Any, ...]] = {
         S((4, 5)),
         X,
     ),
+    "images enlarged": (
+        lambda x: (nn.upsample(x, 2), nn.upsample(x, size=(7, 9), mode="linear")),
+        S((2, 3, 5, 4)),
+    ),
     "more elements": (
         lambda x, y: (ost.logaddexp(x, y), ost.hypot(x, y), ost.cbrt(x), ost.clip(x, -0.5, 0.5)),
         X,
