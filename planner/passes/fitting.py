@@ -26,9 +26,7 @@ TURNS, AGAIN = "made in turns", "made again"
 NEARER = 0.95  # of the peak before: a part in turns that brings less is the last
 MAX_DETAILED_NODES = 120  # nodes of a graph that is not looked at in each detail, nor,
 MAX_NODES = 200  # if it has more than so many, even where nothing else helps
-NEARLY_FREE = (
-    1.05  # times as long as without a limit: turns are not looked at then, in a large graph
-)
+NEARLY_FREE = 1.05  # times as long as without a limit: a large graph is not cut into turns then
 TAKEN = 3  # ways to cut a part into turns that are compared by time
 
 
@@ -125,7 +123,8 @@ def _candidates(
 
     kept_less = again(start)
     yield kept_less
-    if quickly and kept_less.peak <= limit and NEARER * kept_less.seconds < start.seconds:
+    large = len(start.graph.nodes) > MAX_NODES
+    if large and kept_less.peak <= limit and kept_less.seconds < NEARLY_FREE * start.seconds:
         return
     here = start
     if target.numerics == "any-workers":
