@@ -134,7 +134,7 @@ if _CHECKED:
 for _room in (fft, linalg, nn, random, signal, solve, special):  # `from ostinato.nn import Conv`
     _sys.modules[f"{__name__}.{_room.__name__.rpartition('.')[2]}"] = _room
 bool, session = bool_, _current  # under these names for type checkers, too
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 
 def __getattr__(name: str) -> object:
