@@ -22,7 +22,7 @@ from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.layout import Layout, Partial
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Spec
-from ostinato.ops.core.traffic import legs, scatters
+from ostinato.ops.core.traffic import legs, moved, scatters
 from ostinato.planner.layouts.costs import relayout_seconds
 from ostinato.planner.machine import Machine
 from ostinato.planner.plan import Target, largest_part
@@ -33,7 +33,7 @@ def communicate(graph: Graph, target: Target) -> Graph:
     """The pass. A graph without relayouts stays as it is."""
     if target.workers == 1:
         return graph
-    merged = _merged_halos(graph, target.machine)
+    merged = _merged_halos(graph, target)
     fetched: dict[tuple[int, Layout], tuple[int, tuple[int, ...]]] = {}
 
     def rule(builder: Builder, node: Node, inputs: Values) -> Sequence[int] | None:
@@ -207,9 +207,9 @@ def _halo(graph: Graph, value: int, end: Layout) -> _Halo:
     return _Halo(value, order, steps, _turned(end, order))
 
 
-def _merged_halos(graph: Graph, machine: Machine) -> dict[tuple[int, Layout], tuple[_Halo, bool]]:
-    """For windows on one value that are sooner fetched together, in whatever orders its axes are read, the
-    window around them; and whether the value is read in its own order, too."""
+def _merged_halos(graph: Graph, target: Target) -> dict[tuple[int, Layout], tuple[_Halo, bool]]:
+    """For windows on one value that are less or sooner fetched together, in whatever orders its axes are
+    read, the window around them; and whether the value is read in its own order, too."""
     groups: dict[Any, dict[tuple[int, Layout], _Halo]] = {}
     for node in graph.nodes:
         if (
@@ -230,8 +230,9 @@ def _merged_halos(graph: Graph, machine: Machine) -> dict[tuple[int, Layout], tu
         for end in ends[1:]:
             around = _around(around, end)
         if len(asked) > 1 and not here.partial_axes:
-            took = partial(relayout_seconds, machine, spec.shape, spec.dtype.itemsize, here)
-            if took(around) <= sum(took(h.end) for h in asked.values()):
+            took = partial(relayout_seconds, target.machine, spec.shape, spec.dtype.itemsize, here)
+            sent = partial(moved, here, shape=spec.shape)
+            if any(f(around) <= sum(f(h.end) for h in asked.values()) for f in (took, sent)):
                 own = any(not h.steps for h in asked.values())
                 found.update({k: (replace(h, end=around), own) for k, h in asked.items()})
     return found

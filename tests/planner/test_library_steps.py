@@ -74,7 +74,8 @@ def test_steps_are_done_with_the_product(seed: int) -> None:
                 made = ost.compile(function)
                 found = np.asarray(made(ost.asarray(low[0], split=split), *low[1:]))
                 np.testing.assert_allclose(found, wanted, 1e-3, 2e-5 * np.abs(wanted).max())
-                assert kinds(made).count("fused_product") == 1 == 1 + kinds(made).count("conv")
+                assert "fused_product" in kinds(made)  # or several, of interior and edges
+                assert "conv" not in kinds(made)
             trained: Any = ost.compile(step)
             for g, exactly in zip(trained(*low)[1], exact, strict=True):
                 scale = np.abs(exactly).max()
