@@ -384,9 +384,9 @@ def _winograd(
         return [a[r, q] for r in range(m + 2) for q in range(m + 2)]
 
     whole = larger[0] if larger else out[..., 0, :]
-    before = _transform(_IMAGES[m], pieces(padded), flat(images), threads)
-    weigh = _transform(_FILTERS[m], given(w), flat(filters), threads)
-    after = _transform(_RESULTS[m], flat(sums), results(whole), threads)
+    before = _transform("images", m, pieces(padded), flat(images), threads)
+    weigh = _transform("filters", m, given(w), flat(filters), threads)
+    after = _transform("results", m, flat(sums), results(whole), threads)
     left, right, made = (a.reshape((m + 2) ** 2, -1, a.shape[-1]) for a in (images, filters, sums))
     multiply = product(left, right, made, threads) or np.matmul
     if before is None or weigh is None or after is None:
@@ -411,16 +411,17 @@ def _winograd(
 
 
 def _transform(
-    matrix: Any, ins: Sequence[Any], outs: Sequence[Any], threads: int
+    what: str, m: int, ins: Sequence[Any], outs: Sequence[Any], threads: int
 ) -> Function | None:
     """Elements of a square as sums of those of another, by a matrix along each side."""
     shape = ins[0].shape
-    body = _transformed(matrix, ins[0].dtype)
+    body = _transformed(what, m, ins[0].dtype)
     return native_kernel(body, shape, [a.strides for a in (*ins, *outs)], threads)
 
 
 @lru_cache(16)
-def _transformed(matrix: Any, dtype: DType) -> Graph:
+def _transformed(what: str, m: int, dtype: DType) -> Graph:
+    matrix = {"images": _IMAGES, "filters": _FILTERS, "results": _RESULTS}[what][m]
     n = len(matrix[0])
     builder = Builder([Spec((1,), dtype)] * n**2)
     x = [[Expression(builder, n * r + q) for q in range(n)] for r in range(n)]
