@@ -400,8 +400,9 @@ erf: Unary = unary(
 
 
 def _pow_grad(g: Array, out: Array, x: Array, y: Array) -> Sequence[Array | None]:
-    flat = logical_and(equal(y, 0), logical_or(equal(x, 0), isnan(x)))  # 0 times what is no number
-    by_x = where(flat, 0, y * _pow(where(flat, 1, x), y - 1))
+    flat = equal(y, 0)  # where 1 / x may be infinite, and y - 1 no number of y's dtype
+    below = where(logical_or(equal(x, 0), isnan(x)), 1, x)
+    by_x = where(flat, y / below, y * _pow(x, where(flat, 1, y - 1)))
     by_y = where(equal(x, 0), 0, log(where(equal(x, 0), 1, x)) * out)
     return g * by_x, (g * by_y if is_inexact(y.dtype) else None)
 
@@ -476,9 +477,8 @@ hypot: Binary = binary(
 
 
 def _logaddexp_grad(g: Array, out: Array, x: Array, y: Array) -> Sequence[Array | None]:
-    ahead = where(
-        logical_and(isinf(x), equal(x, y)), 0, x - y
-    )  # equal infinities have no difference
+    alike = logical_and(isinf(x), equal(x, y))  # which have no difference
+    ahead = where(alike, 0, x - y)
     return g * sigmoid(ahead), g * sigmoid(-ahead)
 
 

@@ -614,6 +614,18 @@ def test_no_gradient(run, text):
     assert f"test_gradients.py:{run.__code__.co_firstlineno}" in str(caught.value)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("exponent", ["uint8", "int8", ""])
+def test_powers_of_0_are_flat(dtype: str, exponent: str) -> None:
+    """Also of numbers whose inverse is infinite, and where one less than 0 is 255."""
+    x = np.array(
+        [np.finfo(dtype).smallest_subnormal, 2, 0, -3, np.inf, np.nan, np.finfo(dtype).max], dtype
+    )
+    y = np.zeros(x.shape, exponent or dtype)
+    slope = np.asarray(ost.grad(lambda x: (x ** ost.asarray(y)).sum())(x))
+    np.testing.assert_array_equal(slope, np.zeros(x.shape))
+
+
 @pytest.mark.parametrize(
     ("name", "function", "at"),
     [
