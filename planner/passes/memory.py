@@ -15,6 +15,7 @@ import bisect
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ostinato.ops.core.build import Builder
@@ -651,6 +652,47 @@ def addends(node: Node) -> list[Spec]:
 def going_on(body: Graph) -> list[int]:
     """The nodes in turns of which the next one needs what the last one ended with."""
     return [j for j, node in enumerate(body.nodes) if OPS[node.op].run.carries_state]
+
+
+@dataclass(slots=True)
+class Lifetime:
+    """A value that has a place in the arena of its program."""
+
+    size: int
+    made: int  # the kernel that makes it
+    until: int  # the last one that needs it
+    reads: list[int]  # those that read it
+
+
+def roots_of(program: Program) -> list[int]:
+    """What each value of a program looks at, or itself."""
+    found = list(range(len(program.slots)))
+    for v, slot in enumerate(program.slots):
+        if slot.kind == "alias":
+            found[v] = found[slot.at]
+    return found
+
+
+def lifetimes(program: Program) -> tuple[dict[int, Lifetime], list[int]]:
+    """Values in the arena, and the bytes that they take while each kernel runs, without what only it needs."""
+    graph, slots, root = program.graph, program.slots, roots_of(program)
+    reads: dict[int, list[int]] = {}
+    for k, node in enumerate(graph.nodes):
+        if not node.specs or slots[graph.starts[k]].kind != "alias":
+            for v in node.inputs:
+                reads.setdefault(root[v], []).append(k)
+    change = [0] * (len(graph.nodes) + 1)
+    found: dict[int, Lifetime] = {}
+    ends: dict[int, tuple[int, int]] = {}  # of places: who had them last until when, and its size
+    for v, slot in enumerate(slots):
+        if slot.kind == "arena":
+            size, made, mine = local_bytes(graph.specs[v]), graph.producers[v], reads.get(v, [])
+            found[v] = Lifetime(size, made, max(mine, default=made), mine)
+            begin = made + (ends.get(slot.at) == (made, size))  # in the place of what dies there
+            ends[slot.at] = found[v].until, size
+            change[begin] += size
+            change[found[v].until + 1] -= size
+    return found, list(itertools.accumulate(change[:-1]))
 
 
 def scratch_bytes(device: Device, graph: Graph, node: Node) -> list[int]:

@@ -42,7 +42,7 @@ from ostinato.planner.prediction import work_of
 from ostinato.planner.rewrite import map_bodies, reorder, with_nodes
 
 from .blocking import running
-from .memory import scratch_bytes
+from .memory import Lifetime, lifetimes, roots_of, scratch_bytes
 
 KEPT_RATIO = 16  # times smaller than what is made of it: kept rather than made again
 WORTH = 2000  # a value is looked at if it is at least this part of the limit
@@ -62,16 +62,6 @@ _NEVER = {
 
 
 # -- what is held when ---------------------------------------------------------------------------
-@dataclass(slots=True)
-class Lifetime:
-    """A value of a graph that has a place in the arena of its program."""
-
-    size: int
-    made: int  # the kernel that makes it
-    until: int  # the last one that needs it
-    reads: list[int]  # those that read it
-
-
 @dataclass(slots=True)
 class Held:
     """What a graph's program holds, kernel by kernel, by the graph's own values."""
@@ -99,12 +89,9 @@ def held(graph: Graph, program: Program, device: Device) -> Held:
     """Find what the program of a graph holds, in which that can be `followed`."""
     when = [-1] * len(graph.nodes)
     known = _followed(graph, program.graph, when)
-    slots, kernels = program.slots, program.graph
-    root = list(range(len(slots)))
-    for v, slot in enumerate(slots):
-        if slot.kind == "alias":
-            root[v] = root[slot.at]
-    usage, stays = _usage(program, root, known, device)
+    slots, kernels, root = program.slots, program.graph, roots_of(program)
+    usage, lives = _usage(program, device)
+    stays = {known[v]: life for v, life in lives.items() if v in known}
     results = {known[v] for v, s in enumerate(slots) if s.kind == "output" and v in known}
     base = list(range(len(graph.specs)))
     for v, mine in known.items():
@@ -162,41 +149,15 @@ def _followed(graph: Graph, kernels: Graph, when: list[int]) -> dict[int, int]:
     return known
 
 
-def _usage(
-    program: Program, root: Sequence[int], known: dict[int, int], device: Device
-) -> tuple[list[int], dict[int, Lifetime]]:
-    """The bytes while each kernel runs, and where the values that are known stay."""
-    kernels, slots = program.graph, program.slots
-    reads: dict[int, list[int]] = {}
-    for k, node in enumerate(kernels.nodes):
-        if not node.specs or slots[kernels.starts[k]].kind != "alias":
-            for v in node.inputs:
-                reads.setdefault(root[v], []).append(k)
-    change = [0] * (len(kernels.nodes) + 1)
-    stays: dict[int, Lifetime] = {}
-    ends: dict[int, tuple[int, int]] = {}  # of places: who had them last until when, and its size
-    for v, slot in enumerate(slots):
-        if slot.kind != "arena":
-            continue
-        size, made = local_bytes(kernels.specs[v]), kernels.producers[v]
-        mine = reads.get(v, [])
-        until = max(mine, default=made)
-        begin = made + (ends.get(slot.at) == (made, size))  # in the place of what dies there
-        ends[slot.at] = until, size
-        change[begin] += size
-        change[until + 1] -= size
-        if v in known:
-            stays[known[v]] = Lifetime(size, made, until, mine)
+def _usage(program: Program, device: Device) -> tuple[list[int], dict[int, Lifetime]]:
+    """The bytes while each kernel runs, and where values stay."""
+    stays, usage = lifetimes(program)
     for k, places in enumerate(program.scratch):
         if places and k not in program.bodies:
-            size = sum(scratch_bytes(device, kernels, kernels.nodes[k]))
-            change[k] += size
-            change[k + 1] -= size
+            usage[k] += sum(scratch_bytes(device, program.graph, program.graph.nodes[k]))
     for k, bodies in program.bodies.items():
-        inner = max((p.arena_bytes for p in bodies), default=0)
-        change[k] += inner
-        change[k + 1] -= inner
-    return list(itertools.accumulate(change[:-1])), stays
+        usage[k] += max((p.arena_bytes for p in bodies), default=0)
+    return usage, stays
 
 
 def looked_at(graph: Graph, v: int) -> int:

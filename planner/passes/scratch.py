@@ -12,7 +12,6 @@ All follows from the graph and from assumed rates; where timing may choose it do
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import NamedTuple
@@ -24,11 +23,11 @@ from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.flow.control import CONTROL
 from ostinato.planner.machine import unmeasured
-from ostinato.planner.plan import Program, Target, largest_part, local_bytes, peak_bytes
+from ostinato.planner.plan import Program, Target, largest_part, peak_bytes
 from ostinato.planner.rewrite import inline, is_kernel, map_bodies
 from ostinato.planner.tuning.fronts import Point, divisions, share_memory, sizes, unit_of
 
-from .memory import assign_memory, scratch_bytes
+from .memory import assign_memory, lifetimes, scratch_bytes
 
 # Times as long as the way before it a way is taken to need, and tries to leave out what an arena loses.
 ASSUMED = {"later": 16.0, "tries": 4.0}
@@ -83,34 +82,11 @@ def room_for(program: Program, target: Target, lost: int = 0) -> tuple[Rooms, di
     if target.memory_limit is None:
         return [most] * len(program.graph.nodes), dict.fromkeys(program.bodies, most)
     left = target.memory_limit - (peak_bytes(program) - program.arena_bytes) - lost
-    held = usage(program)
-    inner = {
-        k: min(most, float(left - held[k] - max((max(usage(p), default=0) for p in bodies), default=0)))
-        for k, bodies in program.bodies.items()
-    }  # fmt: skip
+    held, inner = lifetimes(program)[1], dict[int, float]()
+    for k, bodies in program.bodies.items():
+        deepest = max((max(lifetimes(p)[1], default=0) for p in bodies), default=0)
+        inner[k] = min(most, float(left - held[k] - deepest))
     return [min(most, float(left - n)) for n in held], inner
-
-
-def usage(program: Program) -> list[int]:
-    """The bytes of the arena that values take while each node runs, without what only it needs."""
-    graph, slots = program.graph, program.slots
-    root = list(range(len(slots)))
-    last = list(graph.producers)
-    for v, slot in enumerate(slots):
-        root[v] = root[slot.at] if slot.kind == "alias" else v
-    for k, node in enumerate(graph.nodes):
-        for v in node.inputs:
-            last[root[v]] = max(last[root[v]], k)
-    change = [0] * (len(graph.nodes) + 1)
-    ends: dict[int, tuple[int, int]] = {}  # of places: until when somebody has them, and how much
-    for v, slot in enumerate(slots):
-        if slot.kind == "arena":
-            size, made = local_bytes(graph.specs[v]), graph.producers[v]
-            begin = made + (ends.get(slot.at) == (made, size))  # in the place of what dies there
-            ends[slot.at] = last[v], size
-            change[begin] += size
-            change[last[v] + 1] -= size
-    return list(itertools.accumulate(change[:-1]))
 
 
 # -- parts ---------------------------------------------------------------------------------------
