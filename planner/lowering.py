@@ -11,6 +11,7 @@ from ostinato.ops.core.device import described
 from ostinato.ops.core.graph import Graph
 
 from .cpu import passes as cpu
+from .cpu.fuse import LARGER
 from .gpu import passes as gpu
 from .passes.memory import assign_memory
 from .passes.scratch import fit_scratch
@@ -98,4 +99,4 @@ def placed(graph: Graph, target: Target, reuse: Sequence[int]) -> Program:
     """The program, with as little scratch memory as the limits ask for."""
     device = described(target.device)
     program = assign_memory(graph, device, reuse)
-    return fit_scratch(program, target, device, reuse, rules(target).fuse, cpu.CAN_COME_APART)
+    return fit_scratch(program, target, device, reuse, rules(target).fuse, LARGER)

@@ -70,9 +70,8 @@ class Work:
     moved: float = 0.0  # bytes read and written
     elements: float = math.inf  # of the largest array
     by_elements: float = 0.0  # operations of products that a kernel of elements does
-    gathered: float = (
-        0.0  # terms of short sums within a kernel, which a GPU reads from shared memory
-    )
+    # terms of short sums within a kernel, which a GPU reads from shared memory
+    gathered: float = 0.0
 
     @property
     def operations(self) -> float:

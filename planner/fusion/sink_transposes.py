@@ -13,8 +13,8 @@ return %6                                             return %6
 Kernels write their results in order, so one that reads a transpose goes through memory crosswise; products
 read transposes as they are, and reductions have other axes. The transpose of a product, such as the slopes of
 weights that are read as `x @ w.T`, is the product of both transposes; repeated operands are read as they are,
-so that what is one is seen to be. Sums of other rows have other bits, so
-nothing is turned under `any-workers`. This belongs to this machine: plan files hold the graph without it."""
+so that what is one is seen to be. Sums of other rows have other bits, so nothing is turned under `any-workers`.
+This belongs to this machine: plan files hold the graph without it."""
 
 from __future__ import annotations
 

@@ -34,10 +34,8 @@ least = np.minimum.reduce  # sooner than `min`, which asks more
 LIMIT = 1 << 20  # entries of a table
 SWEEPS = 64  # over all variables that are left; of many, fewer:
 MOVES = 150_000  # of costs to and from a table
-GAPS = (
-    2e-3,
-    5e-3,
-)  # of the cost, above a bound, as no price is known so well; where sweeps are fewer
+# Of the cost, above a bound, as no price is known so well: with all sweeps, and where these are fewer.
+GAPS = (2e-3, 5e-3)
 TRIES = (1, 3, 7, 15, 31)  # sweeps behind which
 PROMISING = (0.2, 0.05, 0.01, 0.0)  # values are tried that raise the bound by so much of the gap
 AT_ONCE = 1 << 18  # differences, which are sooner made than equal columns are found

@@ -63,9 +63,8 @@ class _Memory:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.root = list(range(len(graph.specs)))
-        self.left: dict[
-            int, set[int]
-        ] = {}  # of each value the nodes that read it, also through looks
+        # of each value the nodes that read it, also through looks
+        self.left: dict[int, set[int]] = {}
         outputs = {*graph.outputs}
         for k, node in enumerate(graph.nodes):
             if self.looks(k):

@@ -90,9 +90,8 @@ def _divided(
     measured = _lines(site, made, ways, target, room, measure)
     if not measured:
         return site
-    call = unmeasured(
-        target.device
-    ).call_seconds  # so that of equal divisions the one in fewer parts wins
+    # so that of equal divisions the one in fewer parts wins
+    call = unmeasured(target.device).call_seconds
     points = made.front([*measured], room, lambda size, way: call + measured[way](size))
     if not points or (text := made.text(points[-1])) in site.ways:
         return site

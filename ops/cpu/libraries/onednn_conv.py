@@ -114,9 +114,8 @@ def _conv_of(x: Any, w: Any, out: Any, at: Place, p: Any) -> _Conv:
         before = [-b for b in begins]
         apart = x.strides[0] - x.strides[-1] if n > 1 and c > 1 else 0
         large = math.prod(over) > math.prod(made)
-        if apart < 0 or (
-            large and not apart
-        ):  # slopes of weights: samples, which lie last, are summed
+        # slopes of weights: samples, which lie last, are summed
+        if apart < 0 or (large and not apart):
             weights = (g, o, n, *made), _lies(out, (-2, -1, 0, *range(1, k + 1)))
             images = (c, g * n, *space), _images(x, -1, 0, k)
             results = (c, g * o, *over), _images(w, k, -1, k, 0)

@@ -43,9 +43,8 @@ class Nest(Stages):
     packed: set[int] = field(default_factory=set)  # those that are the same for all units
     walked: int = -1  # the label along which sums run, and
     tile: int = 0  # how many elements of it are in cache
-    abreast: int = (
-        -1
-    )  # the label of which a unit has ABREAST rows, that read most elements together
+    # the label of which a unit has ABREAST rows, that read most elements together
+    abreast: int = -1
 
     @property
     def across(self) -> bool:
