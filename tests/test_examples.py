@@ -297,8 +297,7 @@ def test_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_examples_are_short() -> None:
     for path in (ROOT / "examples").glob("*.py"):
         if path.name != "demo.py":
-            most = 140 if path.name == "train_images.py" else 70  # a whole training, with pictures
-            assert len(path.read_text().splitlines()) < most, path.name
+            assert len(path.read_text().splitlines()) < 70, path.name
 
 
 def test_the_code_of_the_readme(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""A training step of any model, with momentum, and images and volumes that are made."""
+"""Training steps of any model, with momentum or an optimizer, and images and volumes that are made."""
 
 from __future__ import annotations
 
@@ -27,6 +27,36 @@ def step_of(loss: Callable[[Any, Any], Any], rate: float = 0.01, momentum: float
         return nn.combine(weights, model), momenta, value
 
     return step
+
+
+def told(scores: Any, y: Any) -> dict[str, Any]:
+    """How well classes are named."""
+    return {"loss": nn.cross_entropy(scores, y), "right": (scores.argmax(1) == y).mean()}
+
+
+def classifying(optimizer: Any) -> Any:
+    """A step for `ost.fit`, of a model and the optimizer's state, by batches of images and classes."""
+
+    def step(state: Any, batch: Any) -> Any:
+        model, (x, y) = state["model"], batch
+
+        def loss(weights: Any) -> Any:
+            scores, new = nn.combine(weights, model).apply(x)
+            made = told(scores, y)
+            return made["loss"], (new, made)
+
+        weights = nn.parameters(model)
+        slopes, (new, made) = ost.grad(loss, has_aux=True)(weights)
+        weights, rest = optimizer.update(weights, slopes, state["optimizer"])
+        return {"model": nn.combine(weights, new), "optimizer": rest}, made
+
+    return step
+
+
+def judge(state: Any, batch: Any) -> dict[str, Any]:
+    """How classes of what was not trained with are named."""
+    x, y = batch
+    return told(state["model"](x), y)
 
 
 def train(
