@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from .machine import THREADS
-from .network_texts import Made, Network, Words, pooled
+from .network_texts import Arrays, Made, Network, Words, pooled
 from .peers import ostinato_end, torch_compiled, torch_end, torch_host, torch_tensor
 from .workload import Case
 
@@ -56,7 +56,7 @@ def only_with_bf16() -> None:
 
 
 # -- Ostinato ------------------------------------------------------------------------------
-class Ostinato(Words):
+class Ostinato(Arrays):
     def __init__(self, *given: Any) -> None:
         import ostinato as ost
 
@@ -96,17 +96,8 @@ class Ostinato(Words):
     def flat(self, x: Any) -> Any:
         return x.reshape((x.shape[0], -1))
 
-    def add(self, x: Any, y: Any) -> Any:
-        return x + y
-
-    def scale(self, x: Any, by: float) -> Any:
-        return x * by
-
     def rows_of(self, table: Any, ids: Any) -> Any:
         return self.nn.embedding(ids, table)
-
-    def first_rows(self, table: Any, count: int) -> Any:
-        return table[:count]
 
     def attend(self, q: Any, k: Any, v: Any, heads: int) -> Any:
         shape = *q.shape[:2], heads, -1
@@ -178,7 +169,7 @@ def _ended(made: Any) -> Any:
 
 
 # -- PyTorch -------------------------------------------------------------------------------
-class Torch(Words):
+class Torch(Arrays):
     def __init__(self, *given: Any) -> None:
         import torch  # type: ignore[import-not-found, unused-ignore]
 
@@ -224,17 +215,8 @@ class Torch(Words):
     def flat(self, x: Any) -> Any:
         return x.flatten(1)
 
-    def add(self, x: Any, y: Any) -> Any:
-        return x + y
-
-    def scale(self, x: Any, by: float) -> Any:
-        return x * by
-
     def rows_of(self, table: Any, ids: Any) -> Any:
         return self.nn.embedding(ids, table)
-
-    def first_rows(self, table: Any, count: int) -> Any:
-        return table[:count]
 
     def attend(self, q: Any, k: Any, v: Any, heads: int) -> Any:
         parts = [z.unflatten(2, (heads, -1)).transpose(1, 2) for z in (q, k, v)]
@@ -293,7 +275,7 @@ def torch(network: Network, train: bool, *how: str) -> Case:
 
 
 # -- JAX -----------------------------------------------------------------------------------
-class Jax(Words):
+class Jax(Arrays):
     """With channels last, as Flax has them."""
 
     def __init__(self, *given: Any) -> None:
@@ -373,17 +355,8 @@ class Jax(Words):
     def flat(self, x: Any) -> Any:
         return self.np.moveaxis(x, -1, 1).reshape((x.shape[0], -1))
 
-    def add(self, x: Any, y: Any) -> Any:
-        return x + y
-
-    def scale(self, x: Any, by: float) -> Any:
-        return x * by
-
     def rows_of(self, table: Any, ids: Any) -> Any:
         return table[ids]
-
-    def first_rows(self, table: Any, count: int) -> Any:
-        return table[:count]
 
     def attend(self, q: Any, k: Any, v: Any, heads: int) -> Any:
         parts = [z.reshape((*z.shape[:2], heads, -1)) for z in (q, k, v)]

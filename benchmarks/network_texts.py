@@ -68,6 +68,19 @@ class Words:
         raise AttributeError(name)
 
 
+class Arrays(Words):
+    """Words of libraries whose arrays have operators."""
+
+    def add(self, x: Any, y: Any) -> Any:
+        return x + y
+
+    def scale(self, x: Any, by: float) -> Any:
+        return x * by
+
+    def first_rows(self, table: Any, count: int) -> Any:
+        return table[:count]
+
+
 class Shapes(Words):
     """Makes weights, and counts operations; arrays have a shape and nothing else."""
 
