@@ -74,7 +74,8 @@ def test_steps_are_done_with_the_product(seed: int) -> None:
                 made = ost.compile(function)
                 found = np.asarray(made(ost.asarray(low[0], split=split), *low[1:]))
                 np.testing.assert_allclose(found, wanted, 1e-3, 2e-5 * np.abs(wanted).max())
-                assert "fused_product" in kinds(made)  # or several, of interior and edges
+                done = kinds(made).count("fused_product")  # of several, interior and edges
+                assert done == 1 if workers == 1 else 1 <= done <= 3
                 assert "conv" not in kinds(made)
             trained: Any = ost.compile(step)
             for g, exactly in zip(trained(*low)[1], exact, strict=True):
