@@ -99,9 +99,11 @@ class Sink:
         self.part = self.stage.part
 
     def _end_beside(self) -> None:
-        unstage(self.part)
+        is_gone = unstage(self.part)
         if self.stage is not None:
             self.stage.let_go()
+            if not is_gone:  # who read it may have looked while the stage was ours
+                clear(self.stage.target)
 
     def write(self, part: np.ndarray[Any, Any], box: Box) -> Any:
         """Write a box of the array. What it gives, the caller of the engine gets."""

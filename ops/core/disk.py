@@ -238,7 +238,7 @@ class Stage:
 
     def __init__(self, target: str) -> None:
         clear(target)
-        taken = None
+        self.target, taken = target, None
         while taken is None:
             self.part = staged(target)
             os.mkdir(os.path.dirname(self.part), 0o700)
@@ -252,15 +252,15 @@ def staged(target: str) -> str:
     return os.path.join(folder, f".{name}.{secrets.token_hex(4)}.part", name)
 
 
-def unstage(part: str) -> None:
-    """Leave nothing behind of where something was made."""
+def unstage(part: str) -> bool:
+    """Leave nothing behind of where something was made; False if it is left to somebody who reads it."""
     folder = os.path.dirname(part)
     if _STAGE.fullmatch(os.path.basename(folder)):
         for path in (part, part + ".old"):
             if os.path.isdir(path) and not os.path.islink(path):
                 with contextlib.suppress(OSError):
                     if not _remove(path):
-                        return  # to who reads it last, or writes next
+                        return False  # to who reads it last, or writes next
             else:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(path)
@@ -268,6 +268,22 @@ def unstage(part: str) -> None:
             os.unlink(os.path.join(folder, LOCK))
         with contextlib.suppress(OSError):  # of somebody else, or gone
             os.rmdir(folder)
+    return True
+
+
+def _is_read(folder: str) -> bool:
+    """Whether somebody reads a folder; False of what is gone."""
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(handle)
+    return False
 
 
 def _taken(path: str) -> int | None:
@@ -292,37 +308,42 @@ def _taken(path: str) -> int | None:
 
 
 def clear(target: str) -> None:
-    """Remove what writers of this target left who are no more."""
+    """Remove what writers of this target left who are no more. Who stops reading while another one holds the
+    lock leaves it to that one, who looks once more when the lock is free."""
     folder, name = os.path.split(target)
     names: list[str] = []
     with contextlib.suppress(OSError):  # of a folder that this user may not list
         names = os.listdir(folder) if fcntl is not None else []
     for left in names:
         if (m := _STAGE.fullmatch(left)) and m[1] == name:
+            stage = os.path.join(folder, left)
+            parts = [os.path.join(stage, name + end) for end in ("", ".old")]
             with contextlib.suppress(OSError):
-                _clear_one(target, os.path.join(folder, left))
+                while not _clear_one(target, stage) and not any(map(_is_read, parts)):
+                    pass
 
 
-def _clear_one(target: str, stage: str) -> None:
+def _clear_one(target: str, stage: str) -> bool:
+    """Remove one folder; False if it is left to somebody who reads it."""
     if not stat.S_ISDIR(os.lstat(stage).st_mode):
-        return
+        return True
     lock, part = os.path.join(stage, LOCK), os.path.join(stage, os.path.basename(target))
     if not os.listdir(stage):  # its writer died at once, or has to look for another name
         os.rmdir(stage)
-        return
+        return True
     handle = os.open(lock, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         said, facts = os.read(handle, 1024), os.fstat(handle)
         if said and not said.startswith(_MARK):
-            return
+            return True
         here = not said or said == _MARK + platform.node().encode()
         if not here:  # whose locks may not be seen from here
             newest = max(os.lstat(os.path.join(stage, n)).st_mtime for n in os.listdir(stage))
             if time.time() - max(newest, facts.st_mtime) < AGED:
-                return
+                return True
         if os.path.exists(part + ".old") and not os.path.exists(target):
             os.rename(part + ".old", target)
-        unstage(part)
+        return unstage(part)
     finally:
         os.close(handle)

@@ -23,6 +23,7 @@ from ostinato.io_pipeline import source as io_source
 from ostinato.io_pipeline.array_files import NpySource, open_source
 from ostinato.io_pipeline.chunks import ChunkSource
 from ostinato.io_pipeline.source import runs
+from ostinato.ops.core import disk
 from ostinato.ops.core.spec import DTYPES
 from ostinato.runtime.read_ahead import ReadAhead
 
@@ -657,3 +658,23 @@ def test_xarray() -> None:
         ost.asarray(xarray.Dataset({"x": x}))
     with pytest.raises(DTypeError, match=r"got dtype datetime64\[ns\]; needed one of bool"):
         ost.asarray(xarray.DataArray(np.array(["2020-01-01"], "M8[ns]")))
+
+
+def test_who_stops_reading_while_a_writer_ends_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reader finds the writer's lock held, and the writer has found the reader's."""
+    path = tmp_path / "x.zarr"
+    ost.save(path, np.zeros((30, 4)))
+    readers, removed, tries = [disk.Held(str(path))], disk._remove, []
+
+    def remove(folder: Any) -> bool:
+        tries.append(removed(folder))
+        if tries == [False, False]:  # the second is the writer's last
+            readers.clear()
+        return tries[-1]
+
+    monkeypatch.setattr(disk, "_remove", remove)
+    ost.save(path, np.ones((30, 4)))
+    assert not readers
+    assert [p.name for p in tmp_path.iterdir()] == ["x.zarr"]
