@@ -11,7 +11,6 @@ from ostinato.ops.core.device import described
 from ostinato.ops.core.graph import Graph
 
 from .cpu import passes as cpu
-from .cpu.fuse import LARGER
 from .gpu import passes as gpu
 from .passes.memory import assign_memory
 from .passes.scratch import fit_scratch
@@ -31,11 +30,12 @@ class Rules:
     cache: int = 0  # bytes of a turn that stay in cache until they are read; 0: no such turns
     fuse: Pass | None = None  # of these, who makes kernels that have several ways, of which timing
     # takes one; without the `larger` ones, if that is said
+    larger: Collection[str] = ()  # kernels that can come apart again
 
 
 RULES = {
-    "cpu": Rules(cpu.PASSES, cpu.NEED_ROOM, cpu.CACHE, cpu.FUSE),
-    "cuda": Rules(gpu.PASSES, fuse=gpu.FUSE),
+    "cpu": Rules(cpu.PASSES, cpu.NEED_ROOM, cpu.CACHE, cpu.FUSE, cpu.CAN_COME_APART),
+    "cuda": Rules(gpu.PASSES, fuse=gpu.FUSE, larger=cpu.CAN_COME_APART),
 }
 PLAIN = Rules()
 
@@ -97,6 +97,6 @@ def lower(
 
 def placed(graph: Graph, target: Target, reuse: Sequence[int]) -> Program:
     """The program, with as little scratch memory as the limits ask for."""
-    device = described(target.device)
+    device, own = described(target.device), rules(target)
     program = assign_memory(graph, device, reuse)
-    return fit_scratch(program, target, device, reuse, rules(target).fuse, LARGER)
+    return fit_scratch(program, target, device, reuse, own.fuse, own.larger)

@@ -12,7 +12,7 @@ from ostinato.planner.passes.interior import split_interiors
 from ostinato.planner.passes.order import order
 
 from .behind_products import take_epilogues
-from .fuse import fuse
+from .fuse import LARGER, fuse
 from .loop_kernels import make_loop_kernels
 from .prepack import mark_prepacked
 from .remaking import make_again
@@ -40,4 +40,5 @@ PASSES = (
 )
 FUSE = fuse  # makes kernels that have several ways, of which timing takes one
 NEED_ROOM = (halve, split_interiors)  # what is left out where memory is short
+CAN_COME_APART = LARGER
 CACHE = 1 << 22  # bytes of a turn that stay in cache until they are read

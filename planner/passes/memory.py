@@ -664,8 +664,8 @@ class Lifetime:
     reads: list[int]  # those that read it
 
 
-def roots_of(program: Program) -> list[int]:
-    """What each value of a program looks at, or itself."""
+def find_roots(program: Program) -> list[int]:
+    """For each value of a program what it looks at, or itself."""
     found = list(range(len(program.slots)))
     for v, slot in enumerate(program.slots):
         if slot.kind == "alias":
@@ -675,7 +675,7 @@ def roots_of(program: Program) -> list[int]:
 
 def lifetimes(program: Program) -> tuple[dict[int, Lifetime], list[int]]:
     """Values in the arena, and the bytes that they take while each kernel runs, without what only it needs."""
-    graph, slots, root = program.graph, program.slots, roots_of(program)
+    graph, slots, root = program.graph, program.slots, find_roots(program)
     reads: dict[int, list[int]] = {}
     for k, node in enumerate(graph.nodes):
         if not node.specs or slots[graph.starts[k]].kind != "alias":

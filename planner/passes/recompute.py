@@ -42,7 +42,7 @@ from ostinato.planner.prediction import work_of
 from ostinato.planner.rewrite import map_bodies, reorder, with_nodes
 
 from .blocking import running
-from .memory import Lifetime, lifetimes, roots_of, scratch_bytes
+from .memory import Lifetime, find_roots, lifetimes, scratch_bytes
 
 KEPT_RATIO = 16  # times smaller than what is made of it: kept rather than made again
 WORTH = 2000  # a value is looked at if it is at least this part of the limit
@@ -89,7 +89,7 @@ def held(graph: Graph, program: Program, device: Device) -> Held:
     """Find what the program of a graph holds, in which that can be `followed`."""
     when = [-1] * len(graph.nodes)
     known = _followed(graph, program.graph, when)
-    slots, kernels, root = program.slots, program.graph, roots_of(program)
+    slots, kernels, root = program.slots, program.graph, find_roots(program)
     usage, lives = _usage(program, device)
     stays = {known[v]: life for v, life in lives.items() if v in known}
     results = {known[v] for v, s in enumerate(slots) if s.kind == "output" and v in known}
