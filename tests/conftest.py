@@ -25,7 +25,7 @@ os.environ.setdefault("OSTINATO_MACHINE", "prompt")  # small arrays are cut, too
 
 import gc
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -39,6 +39,9 @@ import ostinato as ost
 from ostinato import sessions
 
 from . import fake_device, kept, seconds, thorough  # noqa: F401  (OSTINATO_DEVICE=fake runs tests there)
+
+GPU_IS_LOST = pytest.StashKey[bool]()
+WORDS = ("illegaladdress", "misalignedaddress", "launchfailed")
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # which shells switch off behind `&`
 
@@ -88,7 +91,19 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     done = yield
     if "OSTINATO_TEST_SECONDS" in os.environ:
         seconds.note(item.nodeid, seconds.used() - before)
+    if item.stash.get(GPU_IS_LOST, False) and "PYTEST_XDIST_WORKER" in os.environ:
+        os._exit(1)  # another process goes on with the next test
     return done
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
+    """After an address that is not there a process can use a GPU no more: what fails with it is one test."""
+    report = yield
+    said = report.longreprtext.replace("_", "").lower() if report.failed else ""
+    if any(words in said for words in WORDS):
+        item.stash[GPU_IS_LOST] = True
+    return report
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item], config: pytest.Config) -> None:
