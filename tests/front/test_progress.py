@@ -211,7 +211,8 @@ def test_loads_and_saves_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         ost.load(tmp_path / "x.npy").numpy()
         ost.save_state(tmp_path / "states", {"a": ost.ones(9), "b": ost.ones(9)}, step=3)
         ost.load_state(tmp_path / "states")
-    said = [p for p in told.all if p.done]
+    kinds = "saving", "loading"  # on a busy machine planning may take long enough to be told, too
+    said = [p for p in told.all if p.done and p.what.startswith(kinds)]
     assert [p.what for p in said] == [
         "saving x.npy", "loading x.npy", "saving step 3", "loading step 3",
     ]  # fmt: skip
