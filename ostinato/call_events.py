@@ -10,9 +10,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from .code_facts import is_library_code
+from .hearing import here as _local
 from .reach import Reach
-
-_local = threading.local()
 
 
 @contextlib.contextmanager
@@ -81,6 +80,8 @@ else:
         known: dict[int, types.CodeType | None] = {}  # by id, as codes are hashed anew each time
 
         def hear(frame: types.FrameType, event: str, arg: Any) -> None:
+            if getattr(_local, "reach", None) is None:
+                return
             if event == "call":
                 code = frame.f_code
                 if id(code) not in known:

@@ -34,6 +34,7 @@ from ostinato.planner.plan import Key, Plan
 
 from .cards import array_card
 from .corners import corners, is_large
+from .hearing import unheard
 from .interop import to_dask
 from .pending import numbers_of
 from .sessions import Session, current, here, one_by_one
@@ -105,13 +106,16 @@ class NeedsValue(BaseException):
 
 
 def evaluate(*trees: Any) -> None:
-    """Compute pending arrays now, all in one plan.
+    """Compute pending arrays now, all in one plan. What turns out to be wrong, such as a place that is
+    out of bounds, is an error here; on a GPU that waits for plans that may find something.
 
     >>> x = ost.arange(3) + 1
     >>> ost.evaluate(x)
     """
     leaves = [x for tree in trees for x in flatten(tree)[0] if isinstance(x, Array)]
     _Reader().settle(leaves)
+    for engine in {id(e): e for x in leaves if (e := getattr(x._operand, "engine", None))}.values():
+        engine.look()
 
 
 class _Reader:
@@ -124,7 +128,8 @@ class _Reader:
 
     def value(self, x: Array) -> np.ndarray[Any, Any]:
         try:
-            return self._value(x)
+            with unheard():
+                return self._value(x)
         except Exception as error:
             shorten(error)
             raise

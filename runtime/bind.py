@@ -50,7 +50,7 @@ from ostinato.planner.title import title
 
 from ostinato import settings
 
-from .bound import Bound, Row, Stop
+from .bound import Bound, Row, Stop, may_note
 from .bound_values import RowOf
 from .capture_segments import Parts
 from .control_flow import SLICE, ControlFlow
@@ -361,8 +361,9 @@ class _Binder(ControlFlow):
             if not op.run.carries_state  # from NaN that its operand had before
         ]
         if watched:  # now, as the result may take an operand's memory
-            before = self.local("b")
-            self.write(f"{before} = has_nan({', '.join(ins)})", row)
+            before, is_kernel = self.local("b"), isinstance(node.kw.get("body"), Graph)
+            look = "kept_if_numbers" if is_kernel else "has_nan"
+            self.write(f"{before} = {look}({', '.join(ins)})", row)
         needs, more = self.scratch(graph, node)
         scratch = tuple(
             self.place(base + offset, s.shape, s.dtype)
@@ -428,7 +429,7 @@ class _Binder(ControlFlow):
             if op.run.scratch is not None:
                 params["scratch"] = scratch[:own]
             kernel_ = self.bind_kernel(graph, node)
-            if self.notes is not None and (op.run.bounds_checked or op.run.may_be_singular):
+            if self.notes is not None and may_note(op):
                 kernel_ = self.notes.site(node).watching(kernel_)
             f = self.name("k", kernel_)
             out = outs[0] if len(outs) == 1 else f"({', '.join(outs)})"

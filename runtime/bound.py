@@ -13,7 +13,7 @@ from ostinato.ops.core.device import (
     Loop,
 )
 from ostinato.ops.core.graph import Graph, Node
-from ostinato.ops.core.registry import OPS
+from ostinato.ops.core.registry import OPS, Op
 from ostinato.planner.plan import Program
 
 from ostinato.errors import (
@@ -149,10 +149,13 @@ def may_fail_later(program: Program) -> bool:
     somebody looks.
     """
     bodies = [body for found in program.bodies.values() for body in found]
-    runs = [OPS[n.op].run for n in program.graph.nodes]
-    return any(run.bounds_checked or run.may_be_singular for run in runs) or any(
-        map(may_fail_later, bodies)
-    )
+    ops = [OPS[n.op] for n in program.graph.nodes]
+    return any(map(may_note, ops)) or any(map(may_fail_later, bodies))
+
+
+def may_note(op: Op) -> bool:
+    """Whether a kernel may find something wrong that a device notes."""
+    return op.run.bounds_checked or op.run.may_be_singular or op.element.refuses
 
 
 def _factors(node: Node) -> Iterator[Node]:

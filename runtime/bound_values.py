@@ -29,6 +29,7 @@ from ostinato.errors import (
 from .bound import Row, Stop
 from .capture_segments import Parts
 from .messages.communicator import Communicator
+from .nan_search import first_with_nan, has_nan, kept_if_numbers
 from .packed_weights import PrepackedOperand
 from .read_ahead import ReadAhead, WriteBehind
 from .run_progress import Map
@@ -72,7 +73,8 @@ class Values:
             "copyto": self.xp.copyto,
         }
         self.names |= {"ReadAhead": ReadAhead, "WriteBehind": WriteBehind}
-        self.names |= {"has_nan": partial(_has_nan, self.xp)}
+        self.names |= {"has_nan": partial(has_nan, self.xp)}
+        self.names["kept_if_numbers"] = partial(kept_if_numbers, device)
         self.names["check_nan"] = partial(_check_nan, self.xp)
         self.fixed: dict[str, Any] = {}  # names that are the same array in every run
         self.shown: dict[str, Any] = {}  # the others: arrays that lie like them, without memory
@@ -250,13 +252,13 @@ def _in_turn(first: Look | None, second: Look) -> Look:
     return second if first is None else lambda x: second(first(x))
 
 
-def _has_nan(xp: Any, *arrays: Any) -> bool:
-    return any(x.dtype.kind in "fcV" and bool(xp.isnan(x).any()) for x in arrays)
-
-
-def _check_nan(xp: Any, node: Node, before: bool, outs: Sequence[Any]) -> None:
-    """Raises if a result has a NaN where no operand had one."""
-    if not before and _has_nan(xp, *outs):
+def _check_nan(xp: Any, node: Node, before: bool | list[Any], outs: Sequence[Any]) -> None:
+    """Raises if a result has a NaN where no operand had one; `before`: whether one had, or what operands
+    a kernel was given."""
+    if before is not True and has_nan(xp, *outs):
+        if before:
+            node, outs = first_with_nan(node, before, outs)
+            xp = np if isinstance(outs[0], np.ndarray) else xp
         count = sum(int(xp.isnan(x).sum()) for x in outs)
         raise NaNError.because(
             node.op,

@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 from ostinato.ops.core import activity
-from ostinato.ops.core.bounds import outside
 from ostinato.ops.core.device import Device, GraphCapture
 from ostinato.ops.core.garbage import seldom_collected
 from ostinato.ops.core.notes import Notes
@@ -30,7 +29,7 @@ from ostinato.ops.cpu.threads import follow, most_threads
 from ostinato.planner.plan import Plan
 from ostinato.planner.title import title
 
-from ostinato.errors import BoundsError, LinAlgError, OstinatoError, SessionError
+from ostinato.errors import OstinatoError, SessionError
 
 from .bind import bind
 from .bound import Bound, Row, blamed
@@ -231,6 +230,7 @@ class Worker:
         program = loaded.plan.program
         if self.closed:
             raise SessionError(CLOSED)
+        self.device.check_process()
         self._rest()
         if program.arena_bytes > self.arena.size:
             # by a quarter at least, so that a row of growing plans is not bound anew again and again
@@ -384,10 +384,7 @@ class Worker:
         """An error if a run found something wrong of which nobody knows yet."""
         found = self.notes.look() if self.notes is not None else None
         if found is not None:
-            node, place, size, otherwise = found
-            if otherwise:
-                raise blamed(node, LinAlgError, otherwise)
-            raise blamed(node, BoundsError, outside(place, size))
+            raise blamed(*found)
 
     def _no_result(self, loaded: Loaded, k: int) -> BaseException:
         graph = loaded.plan.program.graph

@@ -11,6 +11,7 @@
 using std::fabs;
 #define __global__
 #define __device__
+#define __noinline__
 #define __shared__ static __attribute__((section("shared_")))
 #define __launch_bounds__(...)
 #define OSTINATO_HOST

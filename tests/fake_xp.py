@@ -372,6 +372,8 @@ def _by_loop(
         raise TypeError(f"Wrong type ({given!r:.80}) of arguments for cupy_{name}")
     ins, kinds = fit[0]
     xs = [np.asarray(x).astype(kind) for x, kind in zip(given, ins, strict=True)]
+    if name == "power" and xs[1].dtype.kind == "i":
+        xs[1] = np.maximum(xs[1], 0)  # of negative powers it makes something, and says nothing
     found = _as_there(name, xs, plain(*xs) if name != "where" else np.where(*xs))
     found = [
         np.asarray(y).astype(kind)
@@ -780,13 +782,29 @@ def _take(a: Any, indices: Any, axis: int | None = None, out: Any = None) -> Any
 
 
 def _linalg(name: str) -> Callable[..., Any]:
-    checked = _checked(f"linalg.{name}", getattr(np.linalg, name), _LINALG[name], waits=True)
+    checked = _checked(f"linalg.{name}", _not_raising(name), _LINALG[name], waits=True)
 
     def call(a: Any, *args: Any, **kwargs: Any) -> Any:
         refuse_library("cuSOLVER")
         if _host(a).dtype.char not in "fdFD":
             raise TypeError(f"cupy.linalg.{name} takes no {a.dtype}")
         return checked(a, *args, **kwargs)
+
+    return call
+
+
+def _not_raising(name: str) -> Callable[..., Any]:
+    """What does not converge is NaN, of which cuSOLVER says nothing."""
+    function = getattr(np.linalg, name)
+
+    def call(a: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(a, *args, **kwargs)
+        except np.linalg.LinAlgError:
+            made = function(np.ones_like(a), *args, **kwargs)
+            for x in made if isinstance(made, tuple) else (made,):
+                x[...] = np.nan
+            return made
 
     return call
 

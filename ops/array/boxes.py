@@ -70,7 +70,8 @@ def _places(
         back, last = inside(shape[a], n, how)
         place = xp.where(i < back, i + shape[a], i)
         if how != "clip":
-            check_bounds(xp.where(place < 0, place - last - 1, place), last + 1)
+            begins_at = xp.where(place < 0, place - last - 1, place)
+            check_bounds(begins_at, last + 1, n if how == "slice" else 0)
         found.append(xp.clip(place, 0, last))
     return found
 

@@ -40,9 +40,10 @@ __all__ = [
 ]
 
 
-def check_bounds(indices: Any, size: int) -> None:
-    """NumPy's own check, for kernels that run NumPy without it. Devices note what they see."""
-    if noted(indices, size):
+def check_bounds(indices: Any, size: int, extent: int = 0) -> None:
+    """NumPy's own check, for kernels that run NumPy without it. Devices note what they see; `extent`: of
+    slices that begin there."""
+    if noted(indices, size, extent=extent):
         return
     if indices.ndim == 0:
         _check(int(indices), int(indices), size)

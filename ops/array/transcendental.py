@@ -6,13 +6,15 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from ostinato.errors import ArgumentError
+from ostinato.errors import ArgumentError, ExecutionError
 
 from ..core.apply import as_array
 from ..core.array import Array, another
 from ..core.array_methods import Operandish, export
+from ..core.device import device_of
+from ..core.notes import noted
 from ..core.registry import Scratch
-from ..core.spec import Shape, Spec, bool_, float32, is_float, is_inexact, promote
+from ..core.spec import Shape, Spec, bool_, float32, is_float, is_inexact, is_integer, promote
 from ..core.user_line import misfit
 from . import like_numpy
 from .arithmetic import _reciprocal, sqrt, square
@@ -407,8 +409,16 @@ def _pow_grad(g: Array, out: Array, x: Array, y: Array) -> Sequence[Array | None
     return g * by_x, (g * by_y if is_inexact(y.dtype) else None)
 
 
+NEGATIVE = "Integers to negative integer powers are not allowed."  # as NumPy says it
+
+
 def _pow_kernel(xp: Any, out: Any, x: Any, y: Any) -> None:
-    """NumPy's takes square roots for exponents 1/2, which differ for -0 and -inf."""
+    """NumPy's takes square roots for exponents 1/2, which differ for -0 and -inf. Other libraries make
+    something of whole numbers that have no such power."""
+    if is_integer(out.dtype) and not device_of(out).is_host and y.dtype.kind == "i":
+        below = y < 0
+        if not noted(below, 1, NEGATIVE, ExecutionError) and below.any():
+            raise ValueError(NEGATIVE)
     roots = (y == 0.5) if is_float(out.dtype) else None
     if roots is None or not xp.any(roots):
         xp.power(x, y, out)
@@ -420,7 +430,7 @@ def _pow_kernel(xp: Any, out: Any, x: Any, y: Any) -> None:
 
 
 _pow: Binary = binary(
-    "pow", "power", kernel=_pow_kernel, doc="x to the y.", grad=_pow_grad, flops=20
+    "pow", "power", kernel=_pow_kernel, doc="x to the y.", grad=_pow_grad, flops=20, refuses=True
 )
 
 

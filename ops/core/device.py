@@ -345,6 +345,9 @@ class Device:
         """While a kernel calls `xp.linalg`: what is `otherwise` said of a matrix is raised, or noted."""
         return contextlib.nullcontext()
 
+    def check_process(self) -> None:
+        """An error if this process was forked from the one that began to use it, and cannot."""
+
     # -- memory ----------------------------------------------------------------------------
     def empty(self, shape: Sequence[int], dtype: DType) -> Any:
         """For one array, which may become a result."""

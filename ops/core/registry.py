@@ -152,6 +152,7 @@ class Element:
     # The monoid that combines it, along `axis` and in order, with all that stand before it.
     running: str = ""
     draws: bool = False  # a random number of the element's own number
+    refuses: bool = False  # some operands, which its kernel looks for where a device does not
     # (params, math) -> the op that makes such random numbers in registers, if one does
     random_in_kernel: Callable[[Params, str], str] | None = None
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import os
 import platform
 import sys
 import threading
@@ -47,10 +48,13 @@ from ostinato.ops.jit.foreach_parts import FOREACH, parts_of
 from ostinato.ops.jit.loops import Loops, dense_loops, loops_of, space, strides_over
 from ostinato.ops.jit.moves import has_moves
 
+from ostinato.errors import SessionError
+
 from . import conditions, convolutions, factor_notes, products, whole_lines
 from .capture import Captures
 from .copies import Copies
 from .epilogue import epilogue_of, is_one_call, with_epilogue
+from .jit.lines import sharing
 from .libraries import cublaslt, cudnn
 from .libraries.cublaslt import Library
 from .loops import flat, stages, streams
@@ -86,6 +90,7 @@ class Gpu(Device):
         convolving: cudnn.Convolver | str | None = None,
     ) -> None:
         super().__init__(name, xp)
+        self._process = os.getpid()
         self._library, self._driver, self._convolving = library, driver, convolving
         self.folds: dict[Any, Function] = {}  # of messages, by how arrays lie
         for op in products.PRODUCTS:
@@ -256,18 +261,22 @@ class Gpu(Device):
         at: Place | None = None,
         read_next: bool = False,
     ) -> Function | Prepackable | None:
-        if node.op == IN_STAGES:
-            shapes, steps = [x.shape for x in arrays], [x.strides for x in arrays]
-            nest = analyse(**node.kw, shapes=shapes, strides=steps)
-            return None if nest is None else self.launching(streams.kernel_of(nest))
+        if node.op in (IN_STAGES, *FLAT):
+            with sharing(node.kw["body"]):
+                return self._fused(node, shape, arrays)
         native = self.natives.get(node.op)
         if native is not None:
             made: Function | None = native.made(node, arrays, threads, scratch, at)
             return made
-        if node.op == FOREACH:
-            return self._foreach(node, shape, arrays)
-        if node.op not in FLAT:
-            return None
+        return self._foreach(node, shape, arrays) if node.op == FOREACH else None
+
+    def _fused(
+        self, node: Node, shape: Callable[[Spec], Shape], arrays: Sequence[Any]
+    ) -> Function | None:
+        if node.op == IN_STAGES:
+            shapes, steps = [x.shape for x in arrays], [x.strides for x in arrays]
+            nest = analyse(**node.kw, shapes=shapes, strides=steps)
+            return None if nest is None else self.launching(streams.kernel_of(nest))
         body, whole, axes = space(node, shape)
         if math.prod(whole) == 0:
             return None
@@ -409,6 +418,7 @@ class Gpu(Device):
     # -- memory --------------------------------------------------------------------------------
     def from_host(self, value: Any) -> Any:
         """When it returns, the host's memory may change. What is here already stays where it is."""
+        self.check_process()
         if isinstance(value, self.xp.ndarray):
             return self.xp.ascontiguousarray(value)
         dtype = value.dtype.newbyteorder("=")
@@ -495,6 +505,15 @@ class Gpu(Device):
         library = self.library
         by = library if isinstance(library, str) else f"cuBLASLt {library.functions.get_version()}"
         return name, f"CuPy {self.xp.__version__}", by, *cudnn.installed()
+
+    def check_process(self) -> None:
+        if os.getpid() != self._process:
+            raise SessionError.because(
+                "this process",
+                got="a GPU of the process that it was forked from",
+                needed="a process that begins anew: CUDA works in no forked child",
+                do='use multiprocessing.get_context("spawn"), or ost.connect(device="cpu") here',
+            )
 
     # -- one of several ------------------------------------------------------------------------
     def use(self, place: int | None = None) -> None:

@@ -41,9 +41,12 @@ _MASK = ALIGNED - 1
 
 
 def room(ins: Sequence[Shape], outs: Sequence[Shape], specs: Sequence[Spec]) -> Sequence[Scratch]:
-    """A workspace for a product of these."""
+    """A workspace for a product of these; of what is tiny, no more than all of its arrays take."""
     size = PARTS * math.prod(outs[0]) * max(4, specs[-1].dtype.itemsize)
-    return [Scratch((min(MAX_WORKSPACE_BYTES, max(MIN_WORKSPACE_BYTES, size)) + WORKSPACE,), int8)]
+    given = sum(math.prod(n) * s.dtype.itemsize for n, s in zip((*ins, *outs), specs, strict=False))
+    tiny = given <= MIN_WORKSPACE_BYTES // PARTS
+    size = min(size, given) if tiny else max(size, MIN_WORKSPACE_BYTES)
+    return [Scratch((min(MAX_WORKSPACE_BYTES, size) + WORKSPACE,), int8)]
 
 
 # -- as the library counts -----------------------------------------------------------------------

@@ -83,6 +83,8 @@ _OF_BITS = {"nextafter", "sort_key"}  # which are other numbers in another dtype
 def lower(name: str, operands: Sequence[Value], dtype: DType) -> Value:
     """One operation on registers."""
     op = OPS[name]
+    if operands and (made := operands[0].lines.shared(name, operands, dtype)) is not None:
+        return made
     if op.reduce is not None:  # one element, before it is combined with others
         given = [cast(x, dtype) for x in operands]
         return given[0] if op.reduce.element == "{0}" else expression(op.reduce.element, given)
@@ -120,14 +122,21 @@ def expression(text: str, given: Sequence[Value]) -> Value:
 
 
 @lru_cache(4096)
-def can_lower(name: str, dtypes: tuple[DType, ...], out: DType, writer: type[Lines]) -> bool:
-    """Whether kernels can be generated for an operation on these dtypes."""
+def instructions(
+    name: str, dtypes: tuple[DType, ...], out: DType, writer: type[Lines]
+) -> int | None:
+    """How many instructions an operation on these dtypes is; None if kernels cannot have it."""
     lines = writer()
     try:
         lower(name, [lines.named(f"%x{k}", d) for k, d in enumerate(dtypes)], out)
     except Unsupported:
-        return False
-    return True
+        return None
+    return len(lines.text)
+
+
+def can_lower(name: str, dtypes: tuple[DType, ...], out: DType, writer: type[Lines]) -> bool:
+    """Whether kernels can be generated for an operation on these dtypes."""
+    return instructions(name, dtypes, out, writer) is not None
 
 
 _OWN = {*INEXACT, *SPECIAL, *REJECTION}

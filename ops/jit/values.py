@@ -96,6 +96,10 @@ class Lines:
         """An elementary function, where the device's own is taken rather than ours."""
         return None
 
+    def shared(self, name: str, operands: Sequence[Value], dtype: DType) -> Value | None:
+        """An operation as a call of a function, where a text has it too often to be written each time."""
+        return None
+
     def repeat(
         self, name: str, step: Step, state: Sequence[Value], given: Sequence[Value], most: int
     ) -> Value:

@@ -15,6 +15,7 @@ from ostinato.ops.array.elementwise import where
 from ostinato.ops.array.shape import expand_dims, matrix_transpose
 from ostinato.ops.core.device import device_of
 from ostinato.ops.core.index import LETTERS, Indices
+from ostinato.ops.core.notes import noted
 from ostinato.ops.core.parameters import FLAG, SHARE
 from ostinato.ops.core.registry import Params, Scratch, Specs, op
 from ostinato.ops.core.spec import Shape, Spec, complex64, complex128, float32, int64, real_of
@@ -89,10 +90,21 @@ def svd_of_one(xp: Any, x: Any, u: Any, s: Any, vh: Any, full: bool = False) -> 
 
 
 def _singular(xp: Any, x: Any, only: bool, full: bool = False) -> tuple[Any, Any, Any]:
+    u, vh = None, None
     if only:
-        return None, xp.linalg.svd(x, compute_uv=False), None
-    u, s, vh = xp.linalg.svd(x, full_matrices=full)
+        s = xp.linalg.svd(x, compute_uv=False)
+    else:
+        u, s, vh = xp.linalg.svd(x, full_matrices=full)
+    _check(s, "SVD did not converge")
     return u, s, vh
+
+
+def _check(values: Any, otherwise: str) -> None:
+    """Libraries of devices say nothing of matrices with NaN."""
+    if not device_of(values).is_host:
+        unknown = values != values
+        if not noted(unknown, 1, otherwise) and unknown.any():
+            raise np.linalg.LinAlgError(otherwise)
 
 
 def _svd_grad(
@@ -153,6 +165,7 @@ op(
     algorithms=blocked.svd,
     cost=cubic(20.0),
     dense=True,
+    may_be_singular=True,
 )
 
 
@@ -165,11 +178,12 @@ def _eigh_rule(x: Spec) -> Specs:
 def _eigh_kernel(xp: Any, out: Any, x: Any) -> None:
     values, vectors = out
     if vectors is None:
-        put(xp, values, xp.linalg.eigvalsh(x))
-        return
-    w, v = xp.linalg.eigh(x)
+        w = xp.linalg.eigvalsh(x)
+    else:
+        w, v = xp.linalg.eigh(x)
+        put(xp, vectors, v)
+    _check(w, "Eigenvalues did not converge")
     put(xp, values, w)
-    put(xp, vectors, v)
 
 
 def _eigh_grad(g: Sequence[Array | None], y: Sequence[Array], x: Array) -> Sequence[Array | None]:
@@ -195,6 +209,7 @@ op(
     grad=_eigh_grad,
     cost=cubic(9.0),
     dense=True,
+    may_be_singular=True,
 )
 
 

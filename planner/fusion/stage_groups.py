@@ -375,9 +375,10 @@ def _in_body(
     for n, v in enumerate(group.operands):
         numbers |= dict(zip(group.labels.dims[v], stages.dims[n], strict=True))
     for k, node in enumerate(body.nodes):
-        if node.line:  # sources have none
-            outs = zip(graph.outs(int(node.line)), body.outs(k), strict=True)
-            for v, u in outs:
+        if node.line:  # sources have none, so they are known by who reads them
+            j = int(node.line)
+            ins = zip(graph.nodes[j].inputs, node.inputs, strict=True)
+            for v, u in (*ins, *zip(graph.outs(j), body.outs(k), strict=True)):
                 numbers |= dict(zip(group.labels.dims[v], stages.dims[u], strict=True))
     found = [numbers[x] for x in group.rows()]
     return tuple([x for x in found if x is not None])

@@ -381,7 +381,10 @@ def test_rows_beside_others(
 ) -> None:
     """No more is read and written than there is."""
     function, reads, writes = JOINS[name]
-    expected = function(np, x)
+    exact = (
+        x.astype("f8") if "running" in name else x
+    )  # NumPy's sums of 10,000 floats are no better
+    expected = function(np, exact).astype(x.dtype)
     with use((workers,), memory_limit=LIMIT // workers) as session:
         y = function(ost, file(tmp_path / "x.npy"))
         moved.clear()
@@ -390,7 +393,8 @@ def test_rows_beside_others(
         assert read["read"] <= 1.1 * reads * x.nbytes
         assert moved["written"] <= 1.1 * writes * expected.nbytes
         assert all(p.peak_bytes <= LIMIT // workers for p in session.plans.plans.values())
-    np.testing.assert_allclose(loaded(tmp_path / "y.npy"), expected, rtol=1e-5, atol=1e-6)
+    rounds = 64 * np.finfo("f4").eps * np.abs(expected).max() if "running" in name else 1e-6
+    np.testing.assert_allclose(loaded(tmp_path / "y.npy"), expected, rtol=1e-5, atol=rounds)
     assert {p.name for p in tmp_path.iterdir()} == {"x.npy", "y.npy"}
 
 

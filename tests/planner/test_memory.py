@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ostinato.ops.core.device import described
 from ostinato.ops.core.layout import Partial
 from ostinato.ops.core.registry import ANY, OPS, Place
 from ostinato.ops.core.spec import Spec
@@ -26,6 +27,7 @@ from ostinato.planner.passes import memory
 from ostinato.planner.plan import Program, local_bytes
 
 import ostinato as ost
+from ostinato import settings as chosen
 from ostinato.errors import ArgumentError, DonatedError, LinAlgError, MemoryLimitError
 from tests.helpers import assert_same, compare_all, counts_traces
 from tests.planner.test_any_layout import RELAXED, splits_for
@@ -149,7 +151,7 @@ def check_memory(program: Program, base: int = 0) -> None:
                 carried = [*(s for s in files for _ in range(memory.BUFFERS)), *carried]
             sizes = [local_bytes(s) for s in carried]
         else:
-            sizes = memory.scratch_bytes(CPU, graph, node)
+            sizes = memory.scratch_bytes(described(chosen.device), graph, node)
         places = program.scratch[k]
         if node.op in memory.LOOPS:
             places = [p for j, p in enumerate(places) if j not in stays]

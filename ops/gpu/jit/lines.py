@@ -6,16 +6,20 @@ a GPU and of a CPU give the same bits."""
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.spec import DType, bool_, float16, float32, float64, real_of
 from ostinato.ops.jit import scalar
 from ostinato.ops.jit.pairs import Pair, pair_of
 from ostinato.ops.jit.values import HALVES, Lines, Step, Unsupported, Value
 
+_now = threading.local()  # which operations are functions in this thread's texts
 ARITHMETIC = {
     "fadd": "+", "fsub": "-", "fmul": "*", "fdiv": "/",
     "add": "+", "sub": "-", "mul": "*", "and": "&", "or": "|", "xor": "^",
@@ -59,6 +63,10 @@ def _signed(x: Value) -> str:
 
 class CudaLines(Lines):
     """Statements of a function, each of which names a register."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.functions: frozenset[str] = getattr(_now, "functions", frozenset())
 
     def kind(self, dtype: DType) -> str:
         return c_type(dtype)
@@ -141,6 +149,23 @@ class CudaLines(Lines):
     def narrowed_half(self, x: Value) -> Value:
         return self.write(f"float_to_half({x.name})", float16)
 
+    def shared(self, name: str, operands: Sequence[Value], dtype: DType) -> Value | None:
+        """A call, unless something is known of its numbers, which a function does not know."""
+        known = any(isinstance(x, Pair) or x.number is not None for x in operands)
+        if name not in self.functions or known or dtype.kind == "c":
+            return None
+        inner = CudaLines()
+        inner.functions = frozenset()
+        given = [Value(inner, f"x{k}", x.dtype) for k, x in enumerate(operands)]
+        made = scalar.lower(name, given, dtype)
+        word = "_".join([f"f_{name}", *(x.dtype.name for x in operands), dtype.name])
+        takes = ", ".join(f"const {c_type(x.dtype)} {x.name}" for x in given)
+        body = "\n".join([*inner.text, f"return {made.name};"])
+        # behind all that it reads and calls
+        whole = f"__noinline__ __device__ {c_type(dtype)} {word}({takes}) {{\n{body}\n}}"
+        self.declared |= {*inner.declared, whole}
+        return self.write(f"{word}({', '.join(x.name for x in operands)})", dtype)
+
     def repeat(
         self, name: str, step: Step, state: Sequence[Value], given: Sequence[Value], most: int
     ) -> Value:
@@ -164,6 +189,24 @@ class CudaLines(Lines):
             made.append(Value(self, f"t{self.count}", x.dtype))
         self.text.append(f"{name}({', '.join(x.name for x in (*made, *given))});")
         return made[0]
+
+
+@contextlib.contextmanager
+def sharing(body: Graph, long: int = 8192, few: int = 16) -> Iterator[None]:
+    """While the text of a kernel is written: if that would be so long that compilers take more than seconds,
+    operations of more than a few instructions are functions, each written once."""
+    sizes = dict[str, int]()
+    total = 0
+    for node in body.nodes:
+        kinds = tuple([body.specs[v].dtype for v in node.inputs])
+        size = scalar.instructions(node.op, kinds, node.specs[0].dtype, CudaLines) or 0
+        sizes[node.op] = max(size, sizes.get(node.op, 0))
+        total += size
+    _now.functions = frozenset([op for op, n in sizes.items() if n >= few and total > long])
+    try:
+        yield
+    finally:
+        _now.functions = frozenset()
 
 
 def can_lower(name: str, dtypes: tuple[DType, ...], out: DType) -> bool:

@@ -89,17 +89,20 @@ class MovedWriter(ElementWriter):
 
     def __init__(self, body: Graph, shape: Shape, arrays: Sequence[Any], axes: int) -> None:
         count = len(body.inputs)
+        self.arrays = [(x.shape, x.strides) for x in arrays]
+        if not shape:  # one element, as that of a row
+            shape, ends = (1,), [((1,), (x.dtype.itemsize,)) for x in arrays[count:]]
+            self.arrays[count:] = ends
         kept = len(shape) - axes if axes else len(shape) - 1
         self.shape, self.kept, self.reduces = shape, kept, axes > 0
-        self.arrays = [(x.shape, x.strides) for x in arrays]
         self.shapes = shapes_of(body, [x.shape for x in arrays[:count]])
         extents = (*shape[:kept], math.prod(shape[kept:]))
         nothing = (0,) * len(extents)
-        ends = [
+        sums = [
             (*x.strides, 0) if _is_sum(body, v) else nothing
             for v, x in zip(body.outputs, arrays[count:], strict=True)
         ]
-        super().__init__(body, Loops(extents, (*[nothing] * count, *ends)))
+        super().__init__(body, Loops(extents, (*[nothing] * count, *sums)))
         self.told: dict[int, str] = {}
         self.vectored: dict[int, int] = {}  # to what bytes arrays have to be aligned
         self.begin()
