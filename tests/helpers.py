@@ -27,6 +27,9 @@ from tests.thorough import THOROUGH
 counts_traces = pytest.mark.skipif(
     bool(settings.check_stale), reason="it counts traces, and OSTINATO_CHECK_STALE makes more"
 )
+ON_CPU = (
+    settings.device == "cpu"
+)  # else plans, kernels and memory are not those that some tests know
 Split = int | tuple[int | None, ...] | None
 
 MESHES: tuple[tuple[tuple[int, ...], int], ...] = (

@@ -121,6 +121,7 @@ def test_thousands_of_workers_take_no_room() -> None:
 
 
 # -- sessions, functions, plans ------------------------------------------------------------
+@pytest.mark.cpu_only
 def test_a_session() -> None:
     with use((2,)) as session:
         f = ost.compile(lambda x: ost.tanh(x) + 1)

@@ -44,6 +44,7 @@ def test_no_command_is_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert "ostinato run -n 4 train.py" in capsys.readouterr().out
 
 
+@pytest.mark.cpu_only
 def test_tune_runs_a_script_and_keeps_what_it_found(tmp_path: Path) -> None:
     script = tmp_path / "job.py"
     script.write_text(SCRIPT)

@@ -216,6 +216,7 @@ def test_each_row_is_read_once_in_a_pass(
             np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=2e-3, atol=1e-3)
 
 
+@pytest.mark.cpu_only
 def test_no_more_than_the_limit_is_allocated(tmp_path: Path) -> None:
     """64 MiB under a limit of 8 MiB."""
     path = written(tmp_path, numbers(2 * MIB, 8))
@@ -249,6 +250,7 @@ with ost.connect(memory_limit=8 << 20):
 """
 
 
+@pytest.mark.cpu_only
 @pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="needs Linux")
 def test_the_process_stays_small(tmp_path: Path) -> None:
     """What the system counts: 96 MiB of file, and hardly more memory than for 12 MiB of it."""

@@ -41,6 +41,7 @@ def a_plan(mesh: tuple[int, ...] = (2,), runs: int = 5) -> Any:
         return f.plan
 
 
+@pytest.mark.cpu_only
 def test_explain_shows_what_was_decided_and_what_it_cost() -> None:
     text = a_plan().explain()
     assert re.search(r"plan [0-9a-f]{12} for 2 x cpu \(mesh 2\), numerics same-plan", text)
@@ -135,12 +136,14 @@ def test_explain_reaches_into_loops() -> None:
     assert re.search(r"^  matmul", text, re.M)
 
 
+@pytest.mark.cpu_only
 def test_summary_and_repr() -> None:
     plan = a_plan()
     assert str(plan).startswith(f"plan {plan.id[:12]} for 2 x cpu")
     assert repr(plan) == f"<Plan {plan.id[:12]}: {len(plan.program.graph.nodes)} nodes>"
 
 
+@pytest.mark.cpu_only
 def test_diff() -> None:
     with use():
         f = ost.compile(lambda x: ost.tanh(x @ x.T).sum())

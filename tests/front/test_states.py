@@ -442,6 +442,7 @@ def inner(node: Any) -> Any:
 
 
 # -- killed -----------------------------------------------------------------------------------------
+@pytest.mark.cpu_only
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_process_may_be_killed_at_any_moment() -> None:
     run = subprocess.run(

@@ -277,6 +277,7 @@ def test_who_closes_waits_for_the_write_that_is_going_on_only() -> None:
     assert done == [0]
 
 
+@pytest.mark.cpu_only
 @pytest.mark.parametrize("mesh", [(1,), (2,)])
 def test_reading_making_and_writing_overlap(
     tmp_path: Path, value: np.ndarray, mesh: Any, monkeypatch: pytest.MonkeyPatch
@@ -426,6 +427,7 @@ with ost.connect(workers=workers):
 """
 
 
+@pytest.mark.cpu_only
 @pytest.mark.parametrize("workers", [1, 2])
 def test_memory_of_a_process(tmp_path: Path, workers: int) -> None:
     """Far less than the array's 512 MiB, of which there is no file full: it has holes."""

@@ -19,6 +19,7 @@ import ostinato as ost
 from tests import kept
 from tests.front.typed_mistakes import BEGIN, RIGHT, WRONG
 
+pytest.importorskip("mypy")
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = ("ops", "planner", "runtime", "io_pipeline", "ostinato")
 MISTAKES = WRONG.strip().splitlines()

@@ -72,6 +72,7 @@ def some(way: str, seed: int) -> tuple[Any, Any, dict[str, Any], Any]:
     return x, w, p, pads
 
 
+@pytest.mark.cpu_only
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("way", conv_ways.CONV_WAYS)
 def test_a_way_alone(way: str, seed: int, forced: Any) -> None:
@@ -108,6 +109,7 @@ def test_a_way_alone(way: str, seed: int, forced: Any) -> None:
                     np.testing.assert_allclose(np.asarray(y), exactly, 0, scale)
 
 
+@pytest.mark.cpu_only
 @pytest.mark.parametrize("way", conv_ways.CONV_WAYS)
 def test_memory_of_a_way_is_the_arenas(way: str, forced: Any) -> None:
     """Said of the node before it runs, and so not taken where it does not fit."""

@@ -205,6 +205,7 @@ def on_the_device(ran: Ran) -> tuple[list[Any], int]:
     return [to_host(y) for y in found], counted.waits - before
 
 
+@pytest.mark.cpu_only
 @pytest.mark.parametrize("name", RUN)
 def test_on_the_device(name):
     waited, some = 0, False

@@ -303,6 +303,7 @@ def test_which_results_pass_the_caches(monkeypatch: Any) -> None:
     assert passes(100_000)
 
 
+@pytest.mark.cpu_only
 @pytest.mark.parametrize("read", ["not", "by an operation", "in a loop", "by the next turn"])
 def test_what_is_read_next_passes_the_caches_later(read: str, monkeypatch: Any) -> None:
     shares, streams = list[int](), native.streams

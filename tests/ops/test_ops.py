@@ -42,6 +42,9 @@ def test_a_missing_sample_is_named(monkeypatch):
         of("tanh")
 
 
+DECOMPOSED = ("eigh", "svd")
+
+
 @pytest.mark.parametrize("name", SAMPLED)
 def test_samples(name):
     """On one worker each; the first on two of three meshes, and a fifth of the others on one."""
@@ -50,12 +53,16 @@ def test_samples(name):
         others = r.sample(MESHES, 1) if r.random() < 0.2 else []
         used = {n.op for g in graphs(traced(sample)[0]) for n in g.nodes}
         assert name in used, f"a sample of {name} uses {sorted(used)} only"
+        x, atol = np.asarray(sample.inputs[0]) if name in DECOMPOSED else None, None
+        if x is not None:  # of what is put together again each element errs as the largest
+            atol = 32 * float(np.finfo(x.dtype).eps) * float(np.abs(x).max(initial=0))
         assert_same(
             sample.function,
             sample.reference,
             *sample.inputs,
             numerics=sample.numerics,
             rtol=sample.rtol,
+            atol=atol,
             meshes=MESHES if THOROUGH else others if k else r.sample(MESHES, 2),
         )
 

@@ -23,6 +23,7 @@ from ostinato.ops.jit.stacks import stacked
 
 import ostinato as ost
 from ostinato.errors import ArgumentError
+from tests.helpers import ON_CPU
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
 with_onednn = pytest.mark.skipif(
@@ -437,6 +438,7 @@ def test_halves_are_summed_in_single_precision(dtype: str) -> None:
     np.testing.assert_array_equal(np.asarray(wide), a.astype(np.float32))
 
 
+@pytest.mark.cpu_only
 def test_casts_that_are_not_for_products_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     a, b = numbers((13, 40), "float32"), numbers((40, 9), "float32", 1)
     f = ost.compile(lambda a, b: a.astype(ost.float64) @ b.astype(ost.float64))
@@ -468,7 +470,7 @@ def test_einsum_is_a_product_of_matrices(text: str, dtype: str, made: list[str])
     right_one = np.einsum(text, a.astype(np.float64), b.astype(np.float64))
     scale = np.abs(right_one).max()
     np.testing.assert_allclose(y, right_one, atol=scale * 2.0 ** (3 - BITS[dtype]))
-    assert made
+    assert made or not ON_CPU
     assert y.shape == tuple(sizes[c] for c in out)
 
 
@@ -492,6 +494,7 @@ def test_who_multiplies(made: list[str], shapes: Any, dtype: str, library: str) 
     assert made[-1] == library
 
 
+@pytest.mark.cpu_only
 def test_without_onednn_blas_does_all(made: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(onednn.settings, "onednn", "off")
     onednn.library.cache_clear()
@@ -606,6 +609,7 @@ def test_any_workers_has_the_same_bits_for_any_number_of_threads() -> None:
     assert run(1) == run(2)
 
 
+@pytest.mark.cpu_only
 def test_a_forked_child_multiplies_alone() -> None:
     code = """
 import os, signal, numpy as np, ostinato as ost
@@ -706,6 +710,7 @@ def test_info_says_who_multiplies_and_with_how_many_threads() -> None:
     assert "OpenBLAS" in found["products"]
 
 
+@pytest.mark.cpu_only
 def test_a_plan_with_products_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     a = ost.asarray(numbers((300, 300), "float32"))
     f = ost.compile(lambda a: a @ a)

@@ -204,6 +204,7 @@ def test_edges_of_long_windows_are_in_memory(taps: int) -> None:
     assert ("pad" in kernels) is (taps == 40), kernels
 
 
+@pytest.mark.cpu_only
 @alone
 @pytest.mark.parametrize("seed", range(6))
 def test_rows_of_windows_are_done_together(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -342,7 +342,8 @@ def test_operands_have_scipys_names(name):
     said = re.search(rf"^ *{theirs.__name__}\(([^/]*?),? out=", theirs.__doc__ or "", re.MULTILINE)
     if isinstance(theirs, np.ufunc):
         assert said, theirs.__doc__
-        assert ", ".join(mine) == said[1].rstrip(" ,[")
+        # SciPy 1.17 has other names for operands of ndtri
+        assert ", ".join(mine) == said[1].rstrip(" ,[") or (name, said[1]) == ("ndtri", "y")
     else:
         assert list(mine) == list(inspect.signature(theirs).parameters)[: len(mine)]
     assert all(p.kind is p.POSITIONAL_OR_KEYWORD for p in mine.values())

@@ -347,6 +347,7 @@ def test_packed_weights_of_blocks(shape: tuple[int, int, int]) -> None:
 
 
 # -- what the system, and the user, allow --------------------------------------------------
+@pytest.mark.cpu_only
 @pytest.mark.skipif(threads.cores() < 2, reason="there is one core")
 def test_kernels_follow_the_affinity() -> None:
     x = ost.asarray(np.random.default_rng(0).standard_normal(1 << 20))
@@ -415,6 +416,7 @@ print(threads.facts[threads.SPIN], len(numbers), threads.PLACED)
 """
 
 
+@pytest.mark.cpu_only
 @pytest.mark.parametrize(
     ("variables", "spin", "helps", "placed"),
     [

@@ -161,6 +161,7 @@ def test_a_step_of_k_means() -> None:
     np.testing.assert_allclose(y, right, atol=1e-4)
 
 
+@pytest.mark.cpu_only
 def test_what_is_large_is_never_whole() -> None:
     x, c = ost.asarray(numbers(40_000, 128)), ost.asarray(numbers(1024, 128, seed=1))
     f = ost.compile(lambda x, c: ((x[:, None] - c) ** 2).sum(-1).argmin(1))

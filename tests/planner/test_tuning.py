@@ -81,6 +81,7 @@ def dice(monkeypatch: pytest.MonkeyPatch) -> Dice:
     return made
 
 
+@pytest.mark.cpu_only
 def test_any_way_computes_the_same(dice: Dice) -> None:
     for seed in range(500, 518):
         dice.random.seed(seed)
@@ -89,6 +90,7 @@ def test_any_way_computes_the_same(dice: Dice) -> None:
     assert {APART, ONE_THREAD, "64 rows at a time", "512 rows at a time"} <= {*dice.taken}
 
 
+@pytest.mark.cpu_only
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_products_and_loops_in_any_way(dice: Dice, dtype: Any) -> None:
     rng = np.random.default_rng(1)
@@ -114,6 +116,7 @@ def test_products_and_loops_in_any_way(dice: Dice, dtype: Any) -> None:
     )
 
 
+@pytest.mark.cpu_only
 def test_bits_of_any_workers_do_not_depend_on_timing(dice: Dice) -> None:
     x = np.random.default_rng(2).standard_normal((400, 30)).astype(np.float32)
     seen = set()
@@ -406,6 +409,7 @@ def a_tuned_plan() -> Plan:
         return tune(plan, tuner(Clock(2e-3, 1e-3, 3e-3)), 2)
 
 
+@pytest.mark.cpu_only
 def test_a_plan_tells_and_keeps_what_was_chosen() -> None:
     plan = a_tuned_plan()
     assert plan.tuned is not None
@@ -439,6 +443,7 @@ def test_it_is_said_that_all_threads_gained_too_little() -> None:
     assert "; all threads won by less than 17%" in line
 
 
+@pytest.mark.cpu_only
 def test_a_plan_that_is_tuned_again_begins_with_the_rules() -> None:
     plan = a_tuned_plan()
     seen: list[Sequence[Site]] = []
@@ -452,6 +457,7 @@ def test_a_plan_that_is_tuned_again_begins_with_the_rules() -> None:
     assert not any("way" in n.kw for n in again.program.graph.nodes)
 
 
+@pytest.mark.cpu_only
 @pytest.mark.parametrize("ways", [["bogus", "bogus"], ["apart", "apart"], [], ["blas"] * 9])
 def test_ways_that_do_not_exist_change_nothing(ways: list[str]) -> None:
     plan = a_tuned_plan()
@@ -464,6 +470,7 @@ def test_ways_that_do_not_exist_change_nothing(ways: list[str]) -> None:
         np.testing.assert_allclose(session.engine.get(y), x @ x + 1, rtol=1e-4)
 
 
+@pytest.mark.cpu_only
 def test_small_plans_do_not_look_at_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whose name takes many times as long as they do."""
 
@@ -480,6 +487,7 @@ def test_small_plans_do_not_look_at_the_machine(monkeypatch: pytest.MonkeyPatch)
             ost.compile(lambda x: x @ x)(ost.zeros((500, 500)))
 
 
+@pytest.mark.cpu_only
 def test_sessions_time_what_is_worth_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Once: afterwards plans and other sessions know it."""
     monkeypatch.setattr(settings, "cache", tmp_path)
@@ -511,6 +519,7 @@ def test_sessions_time_what_is_worth_it(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert (off.tuned, spent) == (None, 0)
 
 
+@pytest.mark.cpu_only
 def test_what_a_busy_machine_chose_is_on_no_disk(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
