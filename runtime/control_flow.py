@@ -213,7 +213,9 @@ class ControlFlow(Values):
     ) -> None:
         """A loop whose turns the device counts, where it is repeated."""
         node, count, trips = program.graph.nodes[k], len(ends), program.graph.nodes[k].kw["trips"]
-        consts, buffers = ins[: len(ins) - count], [ins[len(ins) - count :], ends, spare]
+        consts = ins[: len(ins) - count]
+        inits = self.settle_in_place(ins[len(ins) - count :], ends, spare, row)
+        buffers = [inits, ends, spare]
         c, n, s = self.begin(*buffers)
         self.show_carried(node.specs, buffers[0], c, n, s)
         index, turns = self.array(self.xp.zeros((), np.int64)), self.local("u")
@@ -241,13 +243,17 @@ class ControlFlow(Values):
         c: Sequence[str],
         buffers: Sequence[Sequence[str]],
     ) -> str:
-        """A name for who knows whether there is one more turn; what the first one reads is set."""
+        """A name for who knows whether there is one more turn; what the first one reads is set, unless it is
+        updated in place."""
         assert self.parts is not None
         loop = self.parts.capture.loop(test, most)
         self.conditional.append((loop, node))
         name = self.name("l", loop)
-        given = ", ".join(f"({''.join(f'{x}, ' for x in names)})" for names in buffers)
-        self.write(f"{''.join(f'{x}, ' for x in c)}= {name}.begin({given})")
+        moves = [names for names in zip(c, *buffers, strict=True) if len({*names}) > 1]
+        given = [f"({''.join(f'{x}, ' for x in names)})" for names in zip(*moves, strict=True)]
+        local, *places = given or ["()"] * 4
+        begin = f"{name}.begin({', '.join(places)})"
+        self.write(f"{local[1:-1]}= {begin}" if moves else begin)
         return name
 
     def turn_by(self, name: str, trips: int, reverse: bool = False, begin: int = 0) -> Turns:

@@ -6,8 +6,9 @@
 
 A node is one of the driver's conditional nodes: its body runs while, or if, a word is not zero, which a
 kernel sets from a bool of the device: before the node, and at the end of each turn. A turn of a loop is the
-same kernels each time, so it ends with a copy of what it made to where it reads. CuPy 14 has no such
-nodes; its streams are the driver's, so here the driver's own functions add them (cuda-bindings).
+same kernels each time, so it ends with a copy of what it made to where it reads, unless it wrote over that.
+CuPy 14 has no such nodes; its streams are the driver's, so here the driver's own functions add them
+(cuda-bindings).
 
 What a body allocates comes from the pool's share for its stream, so a warm-up runs it on that stream,
 too, with the host looking at the conditions."""

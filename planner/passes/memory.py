@@ -554,10 +554,10 @@ class _Assigner:
         order = body_order(self.graph, k, self.contiguous)
         bodies = self._bodies(k, node)
         own: Mapping[int, int] = {}
-        if node.op in LOOPS and self.device.is_host:
+        if node.op in LOOPS:
             first = LOOPS[node.op] + node.kw["counts"][0]
             own = {j: first + j for j in range(node.kw["counts"][1])}
-        if node.op == "branch" and self.device.is_host:
+        if node.op == "branch":
             return self._sides(bodies)
         return tuple(
             assign_memory(g, self.device, (), order, own if n == 0 else {})

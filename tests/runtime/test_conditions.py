@@ -3,12 +3,14 @@ are made (tests/fake_driver.py), and whose kernels run on the host."""
 
 from __future__ import annotations
 
+import itertools
 import re
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from ostinato.ops.core.tree import flatten
 from ostinato.ops.gpu import conditions
 from ostinato.ops.gpu.loops.text import OPTIONS
 from ostinato.runtime import graph_capture
@@ -18,8 +20,10 @@ from tests import fake_driver, nvrtc
 from tests.cuda_host import COMPILER
 from tests.fake_device import BARE, FAKE, KERNELS
 from tests.fake_xp import counted, xp
+from tests.planner.test_in_place import CASES, LOOPS, N, copied_bytes, numbers
 from tests.runtime.gpu_team import session as team
 from tests.sessions import JOB
+from tests.thorough import some
 
 pytestmark = [
     pytest.mark.skipif(JOB > 1, reason="workers of such a device are threads"),
@@ -179,6 +183,35 @@ def test_a_counted_turn_knows_its_number() -> None:
         total.fill(0)
         made[0]()
         assert int(total) == 123
+
+
+@pytest.mark.parametrize(("case", "loop"), some([*itertools.product(CASES, LOOPS)], 2))
+def test_what_turns_update_stays_where_it_is(
+    case: str, loop: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether the graph has all turns, the device counts them, or it looks at their condition: no turn copies
+    what it leaves as it was, and no operand is written over."""
+    if loop == "repeat":
+        monkeypatch.setattr(graph_capture, "MOST_CALLS", 40)
+    turn, shapes = CASES[case]
+    value = numbers(shapes)
+    with ost.connect(device="fake") as session:
+        given = ost.tree_map(ost.asarray, value)
+        f = ost.compile(lambda s: LOOPS[loop](turn, s))
+        found = [flatten(f(given))[0] for _ in range(5)]
+        assert copied_bytes(f.plan) <= (8 * N * 4 if case == "rows that are read later" else 0)
+        graphs = replay_of(session).launched
+        results = [[np.asarray(x) for x in xs] for xs in found]
+        left = [np.asarray(x) for x in flatten(given)[0]]
+        assert graphs or "branch" in str(f.plan.program.graph)  # which may have gone one way only
+    with ost.connect():
+        wanted = f(ost.tree_map(ost.asarray, value))
+        last = [np.asarray(x) for x in flatten(wanted)[0]]
+    for made in results:
+        for x, y in zip(made, last, strict=True):
+            np.testing.assert_allclose(x, y, rtol=1e-12)
+    for x, y in zip(left, flatten(value)[0], strict=True):
+        np.testing.assert_array_equal(x, y)
 
 
 # -- branches --------------------------------------------------------------------------------------
