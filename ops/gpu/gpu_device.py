@@ -58,6 +58,7 @@ from .jit.lines import sharing
 from .libraries import cublaslt, cudnn
 from .libraries.cublaslt import Library
 from .loops import flat, stages, streams
+from .loops.block_tiles import steps_kernel
 from .loops.foreach import Launch, foreach_kernel
 from .loops.moved import moved_kernel
 from .loops.schedule import THREADS, analyse, square_tiles
@@ -74,6 +75,7 @@ SMALL_BYTES, PINNED_BYTES = 1 << 16, 1 << 28
 BESIDE = 1 << 16  # bytes from which a batch is copied beside what is computed
 _here = threading.local()  # which of several this thread asks
 FLAT, IN_STAGES = ("fused", "fused_joins", "fused_rows"), "fused_nest"
+IN_STEPS = "fused_steps"
 
 
 class Gpu(Device):
@@ -264,6 +266,9 @@ class Gpu(Device):
         if node.op in (IN_STAGES, *FLAT):
             with sharing(node.kw["body"]):
                 return self._fused(node, shape, arrays)
+        if node.op == IN_STEPS:
+            tiled = steps_kernel(node.kw["body"], arrays)
+            return None if tiled is None else self.launching(tiled)
         native = self.natives.get(node.op)
         if native is not None:
             made: Function | None = native.made(node, arrays, threads, scratch, at)

@@ -14,7 +14,7 @@ of them the more steps there are, so long chains become several kernels."""
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from dataclasses import replace as replaced
 
@@ -42,6 +42,8 @@ class Room:
     steps: int = 16  # of a kernel at the most
     worth: float = 0.95  # of the time that the kernels take one after the other
     less: float = 0.9  # of that share, which makes shorter chains worth it
+    near: float = 0.0  # of the time that memory takes, what lies between the steps takes
+    cheapest: Callable[[Chain, Target, Room], tuple[float, int]] | None = None  # if not by rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,7 @@ def find_chains(graph: Graph, target: Target, room: Room) -> Iterator[tuple[int,
             if len(own) < 2:
                 break
             chain = chain_of(graph, sorted(own))
-            share, axis = _cheapest(chain, target, room)
+            share, axis = (room.cheapest or _cheapest)(chain, target, room)
             if best is not None and share > room.less * best[0]:
                 break
             best = share, own, replaced(chain, axis=axis)

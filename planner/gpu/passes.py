@@ -18,6 +18,7 @@ from .batch_products import batch_products
 from .fuse import fuse
 from .split_terms import split_terms
 from .tf32 import use_tf32
+from .tiling import tile_in_blocks
 
 
 def sink_behind_windows(graph: Graph, target: Target) -> Graph:
@@ -38,6 +39,7 @@ PASSES = (
     use_tf32,
     sink_behind_windows,
     fuse,
+    tile_in_blocks,
     fuse_horizontally,
     order,
 )
