@@ -307,6 +307,7 @@ def test_rows_with_nan_and_infinities() -> None:
 def test_who_shares_a_row() -> None:
     """By its length alone, so that a sum's bits do not depend on the GPU."""
     assert [team_of(n) for n in (1, 8, 9, 1024, 1025)] == [1, 1, 32, 32, THREADS]
+    assert [team_of(n, 4096) for n in (8, 9, 8192, 8193)] == [1, 32, 32, THREADS]
     assert blocks_of(10**9, 1) == BLOCKS
     assert blocks_of(10**6, 16) == blocks_of(10**9, 16) == BLOCKS // 16
     assert blocks_of(10**9, BLOCKS) == blocks_of(1000, 1) == 1

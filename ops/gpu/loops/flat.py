@@ -322,16 +322,18 @@ def _beside_of(dtype: DType, each: int) -> str:
 
 
 # -- with reductions -----------------------------------------------------------------------------
-def team_of(terms: int) -> int:
-    """Threads that share a row."""
+def team_of(terms: int, rows: int = 1) -> int:
+    """Threads that share a row. Warps have longer ones if there are enough, as a block's threads take as long
+    to put together what they have as to make some ten elements each."""
     if terms <= MAX_THREAD_TERMS:
         return 1
-    return WARP if terms <= SOME else THREADS
+    most = 8 * SOME if rows * WARP >= BLOCKS * THREADS else SOME
+    return WARP if terms <= most else THREADS
 
 
 def blocks_of(terms: int, rows: int) -> int:
     """Blocks that share a row, where there are so few that else some multiprocessors had none."""
-    if team_of(terms) < THREADS:
+    if team_of(terms, rows) < THREADS:
         return 1
     return max(1, min(BLOCKS // rows, terms // (THREADS * EACH)))
 
@@ -351,7 +353,7 @@ def adding(
 def _reducing(writer: ElementWriter) -> Kernel:
     *outer, terms = writer.loops.extents
     rows = math.prod(outer)
-    team, blocks = team_of(terms), blocks_of(terms, rows)
+    team, blocks = team_of(terms, rows), blocks_of(terms, rows)
     batches = team > 1 and not has_moves(writer.body)
     each = neighbours_of(writer, few=False) if batches else 1
     lines = CudaLines()

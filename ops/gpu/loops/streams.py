@@ -22,7 +22,7 @@ from ostinato.ops.jit.values import Value, cast
 
 from ..jit.lines import c_type, memory_type
 from . import stages
-from .flat import MOST_ROWS
+from .flat import MOST_ROWS, team_of
 from .schedule import BLOCKS, LEFT, THREADS, VECTOR, WAITING, WARP, WRITTEN, Tiles
 from .stages import MULTIPROCESSORS, Finish, Writer
 from .text import Kernel
@@ -222,6 +222,7 @@ class LineWriter(StreamWriter):
         # what is combined over rows: a line's numbers, and its elements, of which threads keep their own's sums
         self.gathered = nest.gathered
         self.abreast = [v for v in self.gathered if self.is_along(v)]
+        once = self.live() + len(self.abreast)  # what is read again, or kept
         words = self.live() + sum(
             d.itemsize // 4 for v in self.abreast for _, d, _ in self.total(v).registers
         )
@@ -237,6 +238,10 @@ class LineWriter(StreamWriter):
             self.is_fixed, self.staying, self.dear = False, set(), set()
             team = THREADS if terms <= TEAMS[-1] * self.each else TEAMS[-1]
             each = self.each
+            turns = -(-terms // (each * team))
+        if not once and team > team_of(terms, nest.units):
+            self.is_fixed, self.staying, self.dear = False, set(), set()
+            team, each = WARP, self.each  # so little is put together
             turns = -(-terms // (each * team))
         self.each, self.team, self.turns = each, team, turns
         self.which = {f"beside{j}": j for j in range(each)}

@@ -77,11 +77,11 @@ class Total:
         lines.text += [f"{name} = {x.name};" for name, x in zip(own, made, strict=True)]
 
     def add(self, lines: CudaLines, more: Value, place: Value | None = None) -> None:
-        """One more element; of the best, it stands at this place."""
+        """One more element; of the best, it stands at this place, which is behind those before."""
         now = self.values(lines)
         if MONOIDS[self.kind].width == 2:
             assert place is not None
-            self.set(lines, self._better(now, [more, place]))
+            self.set(lines, self._better(now, [more, place], behind=True))
         elif self.kind == "moments":
             self.set(lines, self._one_more(lines, now, more))
         elif len(now) == 2:
@@ -149,15 +149,20 @@ class Total:
             return [now[0] + now[1]]
         return [unordered(now[0]) if self.is_ordered else now[0]]
 
-    def _better(self, now: Sequence[Value], more: Sequence[Value]) -> list[Value]:
-        """The better one of two, NaN first; of equals that which stands first."""
+    def _better(
+        self, now: Sequence[Value], more: Sequence[Value], behind: bool = False
+    ) -> list[Value]:
+        """The better one of two, NaN first; of equals that which stands first, the first one if the other is
+        `behind` it."""
         (best, place), (x, other) = now, more
         wins = x > best if MONOIDS[self.kind].order == "max" else x < best
-        same = x == best
-        if x.dtype.kind == "f":
+        is_float = x.dtype.kind == "f"
+        if is_float:
             wins = (wins | (x != x)) & (best == best)
-            same = same | ((x != x) & (best != best))
-        wins = wins | (same & (other < place))
+        if not behind:
+            same = x == best
+            same = same | ((x != x) & (best != best)) if is_float else same
+            wins = wins | (same & (other < place))
         return [where(wins, x, best), where(wins, other, place)]
 
     def _one_more(self, lines: CudaLines, now: Sequence[Value], more: Value) -> list[Value]:
