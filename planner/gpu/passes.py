@@ -18,7 +18,7 @@ from .batch_products import batch_products
 from .fuse import fuse
 from .split_terms import split_terms
 from .tf32 import use_tf32
-from .tiling import tile_in_blocks
+from .tiling import join_turns, tile_in_blocks
 
 
 def sink_behind_windows(graph: Graph, target: Target) -> Graph:
@@ -38,6 +38,7 @@ PASSES = (
     part_stacks,
     use_tf32,
     sink_behind_windows,
+    join_turns,
     fuse,
     tile_in_blocks,
     fuse_horizontally,

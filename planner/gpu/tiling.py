@@ -5,19 +5,34 @@ before                                              after
 %2 = fused_joins(%1; body=step) : float32[n,m]      return %1
 return %2
 
+Of loops whose turns are such steps several turns become one, so that there is something to put together:
+
+before                                              after
+%1 = loop(%0; trips=18, body={step})                %1 = loop(%0; trips=4, body={step, step, step, step})
+                                                    %2 = step(%1)
+                                                    %3 = step(%2)
+
 This belongs to this machine: plan files hold the graph without it. Idempotent."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
-from ostinato.ops.core.graph import Graph
+from ostinato.ops.core.build import Builder
+from ostinato.ops.core.graph import Graph, Node
+from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import strided_like
 from ostinato.ops.gpu.loops.block_tiles import BlockTile, neighbours_of, tile_of
+from ostinato.ops.gpu.loops.schedule import WRITTEN
+from ostinato.ops.jit.moves import has_moves
 from ostinato.planner.fusion.step_chains import Chain, Room, tile_steps
 from ostinato.planner.layouts.costs import kernel_work
 from ostinato.planner.machine import overlapped
 from ostinato.planner.plan import Target, largest_part
+from ostinato.planner.rewrite import inline, replace
+
+from .fuse import fuse
 
 LEAST_BYTES = 1 << 21  # of a step's result, or there are too few tiles
 
@@ -25,6 +40,56 @@ LEAST_BYTES = 1 << 21  # of a step's result, or there are too few tiles
 def tile_in_blocks(graph: Graph, target: Target) -> Graph:
     """The pass."""
     return tile_steps(graph, target, ROOM)
+
+
+def join_turns(graph: Graph, target: Target) -> Graph:
+    """The pass that puts turns of loops together, where kernels become fewer."""
+    many = {k: n for k, node in enumerate(graph.nodes) if (n := _turns(node, target)) > 1}
+
+    def make(builder: Builder, k: int, values: Sequence[int]) -> Sequence[int]:
+        node, count = graph.nodes[k], many[k]
+        trips, first = node.kw["trips"], node.kw["counts"][0]
+        ins, body = [values[v] for v in node.inputs], node.kw["body"]
+        kw = {**node.kw, "body": _together(body, first, count), "trips": trips // count}
+        made = [*builder.add(node.op, ins, tuple(kw.items()), node.specs, node.line)]
+        for _ in range(trips % count):
+            made = inline(builder, body, [ins[0], *ins[:first], *made])
+        return made
+
+    return replace(graph, many, make, lambda g: join_turns(g, target))
+
+
+def _turns(node: Node, target: Target) -> int:
+    """How many turns of a loop are to be one: 1 if no kernels become fewer. Turns do not ask for their
+    number, and stack nothing."""
+    if node.op != "loop" or len(node.specs) > node.kw["counts"][1] or node.kw["counts"][2]:
+        return 1
+    body, trips = node.kw["body"], node.kw["trips"]
+    draws = any(OPS[n.op].element.draws or OPS[n.op].run.host_callback for n in body.nodes)
+    large = max(largest_part(s).nbytes for s in node.specs) >= LEAST_BYTES
+    if draws or not large or body.uses[0] or 0 in body.outputs or not has_moves(body):
+        return 1
+    if any(any(n.subgraphs()) for n in body.nodes) or 8 * len(body.nodes) > WRITTEN:
+        return 1
+    found = [(float(_kernels(body, target)), 1)]
+    for count in (2, 4, 8):
+        if count <= trips:
+            together = _together(body, node.kw["counts"][0], count)
+            found.append((_kernels(together, target) / count, count))
+    (apart, _), (least, count) = found[0], min(found)
+    return count if 2 * least <= apart else 1
+
+
+def _together(body: Graph, first: int, count: int) -> Graph:
+    """A body that does what so many turns did, over so many constants."""
+    made, states = Builder(body.inputs), [*range(1 + first, len(body.inputs))]
+    for _ in range(count):
+        states = [*inline(made, body, [*range(1 + first), *states])]
+    return made.graph(states)
+
+
+def _kernels(body: Graph, target: Target) -> int:
+    return len(tile_in_blocks(fuse(body, target), target).nodes)
 
 
 def cheapest(chain: Chain, target: Target, room: Room) -> tuple[float, int]:

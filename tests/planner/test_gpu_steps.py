@@ -39,6 +39,7 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.setattr(module, name, 0)
     room = replace(tiling.ROOM, bytes=0, worth=float("inf"), less=0.0)
     monkeypatch.setattr(tiling, "ROOM", room)
+    monkeypatch.setattr(tiling, "LEAST_BYTES", 0)
     forget_plans()
     yield
     block_tiles.tile_of.cache_clear()
@@ -104,6 +105,26 @@ def test_wherever_arrays_begin(off: tuple[int, int]) -> None:
     np.testing.assert_array_equal(arrays[1], made)
 
 
+@needs_compiler
+@pytest.mark.usefixtures("small_tiles")
+@pytest.mark.parametrize("trips", [1, 2, 7, 9])
+def test_turns_of_loops(trips: int) -> None:
+    """As many as become one, and those that are left; over a constant, too."""
+    u, k = (np.random.default_rng(n).random((45, 92)).astype("f4") for n in (1, 2))
+
+    def step(xp: Any, u: Any, k: Any) -> Any:
+        return eight(xp, u, 1) * k + xp.roll(u, 1, 1)
+
+    with ost.connect(device=KERNELS):
+        f = ost.compile(lambda u, k: ost.repeat(trips, lambda u: step(ost, u, k), u))
+        for _ in range(3):
+            found = f(ost.asarray(u), ost.asarray(k))
+        made = u
+        for _ in range(trips):
+            made = step(np, made, k)
+        np.testing.assert_array_equal(np.asarray(found), made)
+
+
 # -- what is decided -------------------------------------------------------------------------
 def life(xp: Any, u: Any) -> Any:
     for _ in range(8):
@@ -150,3 +171,25 @@ def test_nvidias_compiler_reads_vectors(program: Any) -> None:
     )  # three rows or more in three steps, in two texts
     assert made.count("st.shared.v4") == 3 * (block_tiles.BlockTile.rows + 1)
     assert made.count("st.global.v4") == block_tiles.BlockTile.rows + 1
+
+
+def test_turns_become_one_where_kernels_become_fewer() -> None:
+    """Not where a turn ends with a sum that the next one needs, or asks for its number."""
+
+    def normed(u: Any) -> Any:
+        v = eight(ost, u, 1)
+        return v / ost.sqrt((v * v).sum())
+
+    def numbered(u: Any) -> Any:
+        return ost.scan(
+            lambda u, i: (eight(ost, u, 1) * i, None), u, ost.arange(10, dtype="float32")
+        )[0]
+
+    plan = planned(lambda _, u: ost.repeat(10, lambda u: eight(ost, u, 1), u), 4096, 4096)
+    loop, step = plan.program.graph.nodes
+    assert (loop.kw["trips"], [n.op for n in loop.kw["body"].nodes]) == (2, [TILED])
+    assert step.op == TILED
+    for program in (lambda u: ost.repeat(10, normed, u), numbered):
+        plan = planned(lambda _, u, p=program: p(u), 4096, 4096)
+        (loop,) = [n for n in plan.program.graph.nodes if n.op == "loop"]
+        assert loop.kw["trips"] == 10
