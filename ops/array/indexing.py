@@ -330,7 +330,8 @@ def _updated(xp: Any, out: Any, x: Any, i: Any, v: Any, axis: int, mode: str, at
     key = (slice(None),) * axis + (place,)
     values = values.astype(out.dtype, copy=False)
     if mode == "set":
-        if not device_of(out).is_host:  # NumPy's last value stays; others' may be any
+        several = place.size > 1
+        if several and not device_of(out).is_host:  # NumPy's last value stays; others' may be any
             last = xp.zeros(out.shape[axis], np.int32 if place.size < 1 << 31 else np.uint64)
             xp.maximum.at(last, place, xp.arange(place.size, dtype=last.dtype))
             values = values.take(last[place].astype(np.int64, copy=False), axis)
