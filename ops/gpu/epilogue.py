@@ -16,16 +16,25 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from ostinato.ops.array.bits import BITS, LINE, MASKED
 from ostinato.ops.core.device import Function
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Spec, float32, strided_like
 from ostinato.ops.jit.epilogues import begin_of, rest_of
-from ostinato.ops.jit.stacks import stacked
+from ostinato.ops.jit.stacks import Stack, stacked
 
 from .libraries.cublaslt import BGRAD, DRELU, GELU, RELU, RELU_AUX, Library
-from .products import WITH_EPILOGUES, ProductRun, layout_like, product, product_key
+from .products import (
+    WITH_EPILOGUES,
+    Launching,
+    ProductRun,
+    layout_like,
+    product,
+    product_key,
+    tiled_product,
+)
 
 _GELU = math.sqrt(2 / math.pi), 0.044715
 _CLOSE = 1e-6  # numbers that were rounded to float32
@@ -295,6 +304,7 @@ def with_epilogue(
     way: str,
     body: Graph,
     compiled: Compile,
+    launching: Launching | None = None,
 ) -> Function:
     """The function of the operands and the result of a kernel that begins with a product, as they lie."""
     which, count = begin_of(body), len(body.inputs)
@@ -302,11 +312,14 @@ def with_epilogue(
     if not arrays[count].size:
         return lambda *_: None
     found = epilogue_of(body, which)
+    own = _own(launching, arrays, way, body, found)
+    if own is not None:
+        return own
     if found.bits >= 0 or found.masked >= 0:
         apart = _node_by_node(library, xp, arrays, scratch, way, body)
     else:
         assert len(arrays) == count + 1, "one result"
-        apart = _apart(library, xp, arrays, scratch, way, body, compiled)
+        apart = _apart(library, xp, arrays, scratch, way, body, compiled, launching)
     run = _whole(library, arrays, scratch, way, body, found)
     if run is None:
         return apart
@@ -333,15 +346,8 @@ def _whole(
     """All of it in one call, if it is no more than that and the matrices can be read as they lie."""
     count = len(body.inputs)
     out = arrays[count]
-    if found.results != body.outputs or max(found.c, found.bias, found.masked) >= count:
-        return None
-    done = [k for k, n in enumerate(body.nodes) if n.op != "constant"]
-    left, right = (arrays[v] for v in body.nodes[found.members[0]].inputs)
-    if sorted(found.members) != done or left.size == 0:
-        return None
-    over = [out, *([arrays[found.c]] if found.c >= 0 else [])]
-    stacks = stacked(*map(layout_like, (left, right, *over)))
-    if any(x.shape != out.shape for x in over) or stacks is None:
+    stacks = _stacks(arrays, body, found, [found.c] if found.c >= 0 else [])
+    if stacks is None:
         return None
     tf32 = body.nodes[found.members[0]].kw.get("tf32", False)
     aux = (
@@ -367,6 +373,47 @@ def _whole(
         if not form.biases or bias.size != out.shape[-1] or not in_order:
             return None
     return ProductRun(library, form, scratch, way)
+
+
+def _stacks(
+    arrays: Sequence[Any], body: Graph, found: Epilogue, added: Sequence[int]
+) -> tuple[Stack, ...] | None:
+    """The matrices of a kernel that is no more than a product and what is done with it, and what lies over the
+    result; None if there is more, or if they do not lie as a product's do."""
+    count = len(body.inputs)
+    out = arrays[count]
+    if found.results != body.outputs or max(found.c, found.bias, found.masked) >= count:
+        return None
+    done = [k for k, n in enumerate(body.nodes) if n.op != "constant"]
+    left, right = (arrays[v] for v in body.nodes[found.members[0]].inputs)
+    if sorted(found.members) != done or left.size == 0:
+        return None
+    over = [arrays[v] for v in added]
+    if any(x.shape != out.shape for x in over):
+        return None
+    return stacked(*map(layout_like, (left, right, out, *over)))
+
+
+def _own(
+    launching: Launching | None, arrays: Sequence[Any], way: str, body: Graph, found: Epilogue
+) -> Function | None:
+    """By our own kernel, which has no functions behind sums."""
+    if found.act or body.nodes[found.members[0]].kw.get("tf32", False):
+        return None
+    count = len(body.inputs)
+    added = [(found.c, found.beta)] * (found.c >= 0) + [(found.bias, 1.0)] * (found.bias >= 0)
+    seen = list(arrays)
+    if 0 <= found.bias < count:
+        row = layout_like(arrays[found.bias])
+        if row.size != arrays[count].shape[-1]:
+            return None
+        seen[found.bias] = np.broadcast_to(row.reshape(-1), arrays[count].shape)
+    stacks = _stacks(seen, body, found, [v for v, _ in added])
+    run = tiled_product(launching, stacks, way, [by for _, by in added], found.alpha)
+    if run is None:
+        return None
+    places = [*body.nodes[found.members[0]].inputs, count, *(v for v, _ in added)]
+    return lambda *given: run(*[given[k] for k in places])
 
 
 def is_one_call(library: Library, body: Graph, arrays: Sequence[Any]) -> bool:
@@ -406,6 +453,7 @@ def _apart(
     way: str,
     body: Graph,
     compiled: Compile,
+    launching: Launching | None,
 ) -> Function:
     """The product, then a kernel for the rest, which reads the product where the result will be, or
     elsewhere if an operand is there."""
@@ -425,7 +473,9 @@ def _apart(
         if here not in kernels:  # made when it is needed, which is rare
             like = out if here else in_order
             matrices = [arrays[left], arrays[right], like]
-            products[here] = product(library, xp, matrices, scratch, way=way, tf32=tf32)
+            products[here] = product(
+                library, xp, matrices, scratch, way=way, tf32=tf32, launching=launching
+            )
             kernels[here] = compiled(rest, [like, *others, out])
         made = to if here else xp.empty(shape, spec.dtype)
         products[here](given[left], given[right], made)

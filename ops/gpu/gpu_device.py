@@ -206,7 +206,15 @@ class Gpu(Device):
     def _ways(self, ins: Specs, outs: Specs, p: Params, threads: int) -> Classes:
         body = p.get("body")
         given = _of_product(body) if body is not None else (*ins, *outs)
-        return [(way,) for way in products.WAYS] if self._is_ours(given) else ()
+        if not self._is_ours(given):
+            return ()
+        own = "text" not in p and self.own_products is not None
+        return [(way,) for way in (products.ways(given) if own else products.WAYS)]
+
+    @property
+    def own_products(self) -> products.Launching | None:
+        """Makes functions of kernels of products, where they may be ours."""
+        return self.launching if self.has_own_kernels else None
 
     def _product(
         self, arrays: Sequence[Any], threads: int, *, scratch: Sequence[Any], **how: Any
@@ -215,7 +223,7 @@ class Gpu(Device):
         if isinstance(library, str) or not cublaslt.multiplies(*(x.dtype for x in arrays)):
             return None
         make = products.einsum if "text" in how else products.product
-        return make(library, self.xp, arrays, scratch, **how)
+        return make(library, self.xp, arrays, scratch, launching=self.own_products, **how)
 
     def _with_epilogue(
         self,
@@ -228,7 +236,8 @@ class Gpu(Device):
     ) -> Function | None:
         if isinstance(self.library, str):
             return None
-        return with_epilogue(self.library, self.xp, arrays, scratch, way, body, self._elements)
+        given = self.library, self.xp, arrays, scratch, way, body
+        return with_epilogue(*given, self._elements, self.own_products)
 
     def _elements(self, body: Graph, arrays: Sequence[Any]) -> Function:
         """Elementwise operations over the last array's elements."""

@@ -1,5 +1,5 @@
-"""Products of matrices on a GPU, by cuBLASLt: which matrices of the library's a product is, as operands and
-results lie, and the function that runs it.
+"""Products of matrices on a GPU, by cuBLASLt or by a kernel of our own (loops/tiles.py): which matrices of the
+library's a product is, as operands and results lie, and the function that runs it.
 
 What the library cannot read where it lies (no axis of a matrix has neighbours side by side, or rows
 overlap) is copied in order first; what it refuses altogether is CuPy's `matmul`."""
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,10 +30,14 @@ from .libraries.cublaslt import (
     Problem,
     item,
 )
+from .loops import tiles
+from .loops.text import Kernel
 
 # Of matrices; where windows are, cuBLASLt has no call.
 PRODUCTS = tuple([n for n, op in OPS.items() if op.product is not None and not op.run.placed])
-WAYS = ("algorithm 1", "algorithm 2", "algorithm 3", "algorithm 4")  # as the library ranks them
+WAYS = tuple([f"algorithm {n}" for n in range(1, 9)])  # as the library ranks them
+TILES = "tiles"  # our own kernel
+Launching = Callable[[Kernel], Function]
 MIN_WORKSPACE_BYTES, MAX_WORKSPACE_BYTES = 1 << 20, 1 << 25  # bytes of a workspace
 PARTS = 16  # of a sum that are kept at once: what splits it needs a result's memory for each
 WITH_EPILOGUES = ("float32", *SCALES)
@@ -47,6 +51,42 @@ def room(ins: Sequence[Shape], outs: Sequence[Shape], specs: Sequence[Spec]) -> 
     tiny = given <= MIN_WORKSPACE_BYTES // PARTS
     size = min(size, given) if tiny else max(size, MIN_WORKSPACE_BYTES)
     return [Scratch((min(MAX_WORKSPACE_BYTES, size) + WORKSPACE,), int8)]
+
+
+def ways(specs: Sequence[Spec]) -> Sequence[str]:
+    """List the ways of a product of these; the first is what the rules take."""
+    like = [strided_like(s.shape, s.dtype) for s in specs]
+    stacks = None if any(s.pending for s in specs) else stacked(*like)
+    if stacks is None or {s.dtype for s in stacks} != {stacks[2].dtype}:
+        return WAYS
+    a, b, d = stacks
+    extents = *a.shape[-2:][::-1], math.prod(d.shape[:-2])
+    k, m, count = extents
+    problem = m, b.shape[-1], k, count, d.dtype
+    if d.dtype not in tiles.DTYPES or not d.size or tiles.fastest(*problem) is None:
+        return WAYS
+    return (TILES, *WAYS) if tiles.tiling_of(*problem) is not None else (*WAYS, TILES)
+
+
+def tiled_product(
+    launching: Launching | None,
+    stacks: Sequence[Stack] | None,
+    way: str,
+    factors: Sequence[float] = (),
+    alpha: float = 1.0,
+) -> Function | None:
+    """Make our kernel of a product and what is added to it, each times its factor, if it is the way or, where
+    none was chosen, clearly faster than the library."""
+    if launching is None or stacks is None or way not in ("", TILES) or not stacks[2].size:
+        return None
+    a, b, d, *added = stacks
+    tiling = None
+    if way == TILES:
+        count = math.prod(d.shape[:-2])
+        found = tiles.fastest(a.shape[-2], b.shape[-1], a.shape[-1], count, d.dtype)
+        tiling = found[1] if found is not None else None
+    kernel = tiles.kernel_of(a, b, d, [*zip(added, factors, strict=True)], alpha, tiling)
+    return launching(kernel) if kernel is not None else None
 
 
 # -- as the library counts -----------------------------------------------------------------------
@@ -218,11 +258,17 @@ def product(
     *,
     way: str = "",
     tf32: bool = False,
+    launching: Launching | None = None,
     **_: Any,
 ) -> Function:
-    """The function of two operands and a result that lie so."""
+    """The function of two operands and a result that lie so. `launching`: what makes functions of kernels,
+    where these are ours, too."""
     if arrays[2].size == 0 or arrays[0].size == 0:
         return lambda a, b, out: out.fill(0)
+    if not tf32:
+        own = tiled_product(launching, stacked(*map(layout_like, arrays)), way)
+        if own is not None:
+            return own
     for copied in _COPIES:
         stacks = stacked(*(layout_like(x, c) for x, c in zip(arrays, copied, strict=True)))
         form = product_key(*stacks, tf32=tf32) if stacks is not None else None

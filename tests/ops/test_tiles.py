@@ -1,96 +1,153 @@
-"""Blocks of products in tiles: what they are, however the matrices lie and are cut."""
+"""Products by our own kernel on a GPU: any matrices against NumPy, by any tile, on the host; which tile is taken,
+and that NVIDIA's compiler keeps it in registers."""
 
 from __future__ import annotations
 
-import ctypes
+import math
+import re
 from typing import Any
 
 import numpy as np
 import pytest
-from ostinato.ops.core.spec import DType, bfloat16, float32
-from ostinato.ops.cpu.jit.llvm import linked
-from ostinato.ops.cpu.kernels import gemm_tiles
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ostinato.ops.gpu.loops import tiles
+from ostinato.ops.gpu.loops.text import OPTIONS
+from ostinato.ops.jit.stacks import Stack, stacked, transposed
+from ostinato.planner.prediction import runs
 
-KINDS = [(float32, float32), (bfloat16, bfloat16), (bfloat16, float32)]
-SHAPES = [(8, 16, 2), (33, 70, 200), (132, 16, 130), (9, 129, 98), (40, 48, 1024), (64, 264, 30)]
+import ostinato as ost
+from tests import nvrtc
+from tests.cuda_host import COMPILER, HostKernel
+from tests.fake_device import KERNELS
 
-
-def numbers(*shape: int) -> np.ndarray:
-    return np.random.default_rng(shape).uniform(-1, 1, shape).astype(np.float32)
-
-
-def lines(size: int) -> np.ndarray:
-    """So many bytes from the beginning of a line of the cache."""
-    whole = np.full(size + 64, 255, np.uint8)
-    return whole[-whole.ctypes.data % 64 :][:size]
-
-
-def gemm_key(left: DType, right: DType, turned: bool) -> gemm_tiles.GemmKey:
-    form = gemm_tiles.gemm_key(left, turned, right)
-    if form is None:
-        pytest.skip("this processor has no such tiles")
-    return form
+needs_compiler = pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler")
+F32, F64 = np.dtype(np.float32), np.dtype(np.float64)
+LAYOUTS = ("rows", "columns", "rows of more", "odd rows", "apart", "backwards")
+BATCHES = st.sampled_from(
+    [((), ()), ((3,), (3,)), ((3,), ()), ((), (4,)), ((2, 3), (2, 3)), ((5, 1), (1, 2))]
+)
+EXTENTS = st.sampled_from([1, 2, 3, 5, 8, 13, 16, 17, 31, 32, 40, 65])
 
 
-def block(form: gemm_tiles.GemmKey, a: Any, b: Any, turned_b: bool) -> np.ndarray:
-    """The product of the matrices that lie so; `a` is transposed if the form says so."""
-    rows, columns = a.shape[form.turned], b.shape[1 - turned_b]
-    depth, width = a.shape[1 - form.turned], form.width(columns)
-    above, below = form.beyond
-    place = lines(4 * width * (above + rows + below)).view(np.float32).reshape(-1, width)
-    room, none = lines(form.panel_bytes(rows, depth)), np.zeros(gemm_tiles.AREA, np.uint8)
-    pointer, number = ctypes.c_void_p, ctypes.c_int64
-    kinds = {"ptr": pointer, "i64": number, "i1": ctypes.c_bool}
-    given = [kinds[kind] for kind in gemm_tiles.CALLED.split(", ")]
-    made = place[above:]
-    linked(gemm_tiles._text(form)).function(None, *given)(
-        *(a.ctypes.data, a.strides[0], rows, b.ctypes.data, b.strides[0], turned_b, columns),
-        *(depth, made.ctypes.data, made.strides[0], room.ctypes.data, none.ctypes.data),
-    )
-    return made[:rows, :columns]
+def laid(x: Any, how: str) -> Any:
+    """A matrix, or a stack, that lies in one of these ways."""
+    *batch, m, n = x.shape
+    if how == "columns":
+        return np.ascontiguousarray(x.swapaxes(-1, -2)).swapaxes(-1, -2)
+    if how in ("rows of more", "odd rows"):
+        more = 4 if how == "rows of more" else 3
+        around = np.full((*batch, m + 1, n + more), 7, x.dtype)
+        around[..., 1:, more:] = x
+        return around[..., 1:, more:]
+    if how == "apart":
+        around = np.full((*batch, m, 2 * n), 7, x.dtype)
+        around[..., ::2] = x
+        return around[..., ::2]
+    return np.ascontiguousarray(x[..., ::-1, :])[..., ::-1, :] if how == "backwards" else x.copy()
 
 
-@pytest.mark.parametrize("turned", [(False, False), (False, True), (True, False), (True, True)])
-@pytest.mark.parametrize("kinds", KINDS)
-def test_blocks(kinds: tuple[DType, DType], turned: tuple[bool, bool]) -> None:
-    form = gemm_key(*kinds, turned[0])
-    for m, n, k in SHAPES:
-        a = numbers(*((k, m) if turned[0] else (m, k))).astype(kinds[0])
-        b = numbers(*((n, k) if turned[1] else (k, n))).astype(kinds[1])
-        made = block(form, a, b, turned[1])
-        left, right = (x.astype(kinds[0]).astype(np.float64) for x in (a, b))
-        exact = (left.T if turned[0] else left) @ (right.T if turned[1] else right)
-        assert np.abs(made - exact).max() <= k * 2.0**-22
+@needs_compiler
+@settings(deadline=None, max_examples=12)
+@given(
+    extents=st.tuples(EXTENTS, EXTENTS, EXTENTS), batches=BATCHES, dtype=st.sampled_from([F32, F64]),
+    hows=st.tuples(*[st.sampled_from(LAYOUTS)] * 3), which=st.integers(0, 1 << 20),
+    added=st.sampled_from([(), (1.0,), (-1.0,), (-1.0, 1.0)]), alpha=st.sampled_from([1.0, -0.125]),
+    seed=st.integers(0, 99),
+)  # fmt: skip
+def test_any_matrices_by_any_tile(
+    extents: Any, batches: Any, dtype: Any, hows: Any, which: int, added: Any, alpha: float, seed: int
+) -> None:  # fmt: skip
+    (m, n, k), rng = extents, np.random.default_rng(seed)
+    outer = np.broadcast_shapes(*batches)
+    a = laid(rng.standard_normal((*batches[0], m, k)).astype(dtype), hows[0])
+    b = laid(rng.standard_normal((*batches[1], k, n)).astype(dtype), hows[1])
+    out = laid(np.zeros((*outer, m, n), dtype), hows[2])
+    around = out.base.copy() if out.base is not None else None
+    more = [rng.standard_normal(s).astype(dtype) for s in ((*outer, m, n), (n,))][-len(added) :]
+    more = more[: len(added)]
+    over = [np.broadcast_to(x, out.shape) for x in more]
+    found = stacked(a, b, out, *over)
+    assert found is not None
+    choice = [*tiles._tilings(m, n, k, math.prod(outer), dtype)]
+    with_factors = [*zip(found[3:], added, strict=True)]
+    kernel = tiles.kernel_of(*found[:3], with_factors, alpha, choice[which % len(choice)])
+    assert kernel is not None
+    arguments = [a, b, out, *more, *map(np.int64, kernel.facts)]
+    HostKernel(kernel.text, kernel.name, OPTIONS)(kernel.grid, (kernel.threads,), arguments)
+    wanted = alpha * (a.astype(F64) @ b) + sum(f * x for f, x in zip(added, more, strict=True))
+    tolerance = 2e-6 if dtype == F32 else 1e-14
+    np.testing.assert_allclose(out, wanted, 0, 8 * tolerance * (k + 4))
+    if around is not None and hows[2] in ("rows of more", "odd rows", "apart"):
+        kept = out.base.copy()
+        out[...] = 0
+        np.testing.assert_array_equal(out.base, around)
+        out.base[...] = kept
 
 
-@pytest.mark.parametrize("kinds", KINDS)
-def test_bits_depend_on_row_and_column_only(kinds: tuple[DType, DType]) -> None:
-    form = gemm_key(*kinds, False)
-    a, b = numbers(70, 130).astype(kinds[0]), numbers(130, 150).astype(kinds[1])
-    whole = block(form, a, b, False)
-    turned = np.ascontiguousarray(b.T)
-    for rows in (slice(0, 9), slice(13, 70)):
-        for columns in (slice(0, 33), slice(32, 150), slice(149, 150)):
-            np.testing.assert_array_equal(block(form, a[rows], b[:, columns], False),
-                                          whole[rows, columns])  # fmt: skip
-            np.testing.assert_array_equal(block(form, a[rows], turned[columns], True),
-                                          whole[rows, columns])  # fmt: skip
+def lying(*shape: int) -> Stack:
+    steps = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+    return Stack(shape, tuple(steps), F32)
 
 
-def test_rounding_on_the_way_changes_no_bit() -> None:
-    a, b = numbers(20, 64).astype(bfloat16), numbers(64, 50)
-    first = block(gemm_key(bfloat16, bfloat16, False), a, b.astype(bfloat16), False)
-    late = block(gemm_key(bfloat16, float32, False), a, b, False)
-    np.testing.assert_array_equal(first, late)
+# A gradient's and a Gram matrix's sums of long columns, tables times a few columns, small squares, and a step of a
+# recurrence; and what is the library's.
+OURS = {
+    "gram": (transposed(lying(500, 2000, 16)), lying(500, 2000, 16)),
+    "sums of classes": (transposed(lying(500, 4000, 8)), lying(500, 4000, 16)),
+    "a table": (lying(200_000, 64), lying(64, 16)),
+    "small squares": (lying(200_000, 8, 8), lying(200_000, 8, 8)),
+    "a layer": (lying(128, 784), lying(784, 528)),
+    "a recurrence": (lying(64, 256), lying(256, 1024)),
+}
+THEIRS = [(4096, 4096, 4096, 1), (100_000, 2000, 64, 1), (2048, 2048, 64, 16), (528, 528, 128, 1)]
 
 
-def test_what_is_beside_a_matrix_is_not_read() -> None:
-    """Numbers that are none lie around it."""
-    form = gemm_key(float32, float32, False)
-    around = np.full((60, 90), np.nan, np.float32)
-    for turned_b in (False, True):
-        around[5:45, 3:53] = numbers(40, 50)
-        b = around[5:45, 3:53]
-        a = numbers(11, 50 if turned_b else 40)
-        made = block(form, a, b, turned_b)
-        np.testing.assert_allclose(made, a @ (b.T if turned_b else b), atol=1e-5)
+def product_of(name: str) -> Any:
+    a, b = OURS[name]
+    d = lying(*a.shape[:-1], b.shape[-1])
+    return tiles.kernel_of(a, b, d)
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_short_sides_are_ours(name: str) -> None:
+    kernel = product_of(name)
+    assert kernel is not None
+    assert {*re.findall("(?:VA|VB) = [0-9]", kernel.text)} == {"VA = 4", "VB = 4"}, "vectors"
+
+
+@pytest.mark.parametrize("extents", THEIRS)
+def test_large_products_are_the_librarys(extents: Any) -> None:
+    assert tiles.tiling_of(*extents, F32) is None
+
+
+def test_doubles_of_which_no_side_is_very_short_are_the_librarys() -> None:
+    """It has tensor cores for them."""
+    assert tiles.tiling_of(128, 528, 784, 1, F64) is None
+
+
+@pytest.mark.skipif(not nvrtc.is_here(), reason="needs NVRTC: pip install nvidia-cuda-nvrtc-cu12")
+@pytest.mark.parametrize("name", OURS)
+def test_nvrtc_compiles_them(name: str) -> None:
+    made = nvrtc.compiled(product_of(name).text, OPTIONS)
+    assert re.search(r"ld\.global\.(nc\.)?v4", made)
+    assert ".local" not in made, "all that a thread has is in registers"
+    assert "fma.rn.f32" in made
+
+
+@needs_compiler
+def test_plans_multiply_by_them() -> None:
+    """Batches, a bias and a matrix to add, and with the bits of one run in the next one."""
+    rng = np.random.default_rng(3)
+    x, w, c = (rng.standard_normal(s).astype(F32) for s in ((700, 40), (40, 8), (700, 8)))
+    bias = rng.standard_normal(8).astype(F32)
+    with ost.connect(device=KERNELS):
+        step = ost.compile(lambda x, w, c, bias: 0.5 * (x @ w) - c + bias)
+        first, second = (np.asarray(step(x, w, c, bias)) for _ in range(2))
+        squares = rng.standard_normal((300, 8, 8)).astype(F32)
+        cubes = np.asarray(ost.compile(lambda s: s @ s @ ost.matrix_transpose(s))(squares))
+    np.testing.assert_allclose(first, 0.5 * (x @ w) - c + bias, 1e-5, 1e-4)
+    np.testing.assert_array_equal(first, second)
+    np.testing.assert_allclose(cubes, squares @ squares @ squares.swapaxes(1, 2), 1e-4, 1e-4)
+    plan = ost.plan(lambda s: s @ s, ost.spec((300, 8, 8)), device=KERNELS)
+    assert sum(runs(plan.program, k) for k in range(len(plan.program.graph.nodes))) == 1

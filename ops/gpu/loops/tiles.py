@@ -1,0 +1,497 @@
+"""Products of matrices of which one side is short, or a library's tiles would be few: a kernel of ours.
+
+    tile      rows by columns of a result that threads of a block keep in registers, each a few of both
+    depth     terms of the sums that go through shared memory at once, while the next ones are on their way
+    slices    teams of threads that share one tile's terms; their sums are added in order
+    together  tiles of a block, where matrices are small
+
+Operands are read as they lie, by vectors along the axis whose elements are neighbours. Which tile is taken
+depends on extents and dtypes only, and so does who adds what: a product has the same bits in each run and on
+each GPU. Behind it come a factor, matrices to add, and a row for all.
+
+Prices are those of an H100; of the library they are what was measured there."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from ostinato.ops.core.spec import DType, float32, float64
+from ostinato.ops.jit.stacks import Stack, transposed
+
+from ..jit.lines import c_type
+from .text import Kernel, whole
+
+DTYPES = (float32, float64)
+# Rows and columns of a tile, and of a thread.
+TILES = (
+    (8, 8, 2, 2), (8, 16, 2, 4), (16, 8, 4, 2), (16, 16, 4, 4), (16, 32, 4, 4), (32, 16, 4, 4),
+    (32, 32, 4, 4), (64, 16, 8, 4), (16, 64, 4, 8), (64, 32, 8, 4), (32, 64, 4, 8),
+    (128, 16, 8, 4), (128, 32, 8, 4), (64, 64, 8, 4), (128, 64, 8, 8),
+)  # fmt: skip
+DEPTHS = (8, 16, 32)
+
+
+@dataclass(frozen=True, slots=True)
+class TileLimits:
+    """Of a kernel, and of what is ours."""
+
+    shared: int = 48 << 10  # bytes of a block
+    held: int = 160  # bytes of operands that a thread has on their way to shared memory
+    threads: tuple[int, int] = (128, 512)
+    tiles: int = 1 << 31
+    axes: int = 4  # of stacks
+    pad: int = 4  # elements behind a row in shared memory, so that few of a warp use one bank
+    operations: float = 1e9  # of products of which no side is short
+    side: int = 32  # that is short
+    share: float = 0.9  # of the library's time, below which ours is taken
+
+
+@dataclass(frozen=True, slots=True)
+class TileRates:
+    """An H100's, and of the library there, as it was measured."""
+
+    multiprocessors: int = 132
+    clock: float = 1.7e9
+    lanes: int = 128  # multiplications of a multiprocessor at once
+    threads: int = 2048  # of one, with registers, and bytes that they share
+    registers: int = 1 << 16
+    shared: int = 227 << 10
+    memory: float = 2.8e12  # bytes per second
+    cache: float = 4.5e12  # of level 2
+    start: float = 2.5e-6  # seconds of a kernel
+    fetch: float = 0.55e-6  # of what is read ahead
+    beside: float = 0.15  # of what is hidden beside the longest part
+    step: float = 0.16e-6  # seconds of 8 terms, by the library
+    padded: float = 26e12  # its operations per second, of tiles that need not be full,
+    side: int = 32  # with so many rows and columns
+
+
+LIMITS, H100 = TileLimits(), TileRates()
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    rows: int
+    columns: int
+    down: int  # rows and columns of a thread
+    across: int
+    depth: int
+    slices: int = 1
+    together: int = 1
+
+    @property
+    def team(self) -> int:
+        """Threads of a tile's slice."""
+        return (self.rows // self.down) * (self.columns // self.across)
+
+    @property
+    def threads(self) -> int:
+        return self.team * self.slices * self.together
+
+    def shared_bytes(self, k: int, size: int) -> int:
+        pair = self.depth * (self.rows + self.columns + 2 * LIMITS.pad)
+        staged = self.buffers(k) * self.slices * pair
+        kept = self.slices * self.rows * self.columns if self.slices > 1 else 0
+        return size * self.together * max(staged, kept)
+
+    @property
+    def held(self) -> int:
+        """Elements of operands that a thread holds on their way to shared memory."""
+        return -(-self.depth * (self.rows + self.columns) // self.team)
+
+    def buffers(self, k: int) -> int:
+        return min(2, self.turns(k))
+
+    def turns(self, k: int) -> int:
+        return max(1, -(-k // (self.depth * self.slices)))
+
+    def tiles(self, m: int, n: int) -> int:
+        return -(-m // self.rows) * -(-n // self.columns)
+
+
+# -- which ---------------------------------------------------------------------------------------
+@functools.lru_cache(4096)
+def tiling_of(m: int, n: int, k: int, count: int, dtype: DType) -> Tiling | None:
+    """Choose the tiling of a stack of products, or None where the library is as fast."""
+    if dtype not in DTYPES or min(m, n) < 2 or not k or not count:
+        return None
+    work = 2.0 * m * n * k * count
+    short = min(m, n) <= LIMITS.side // (1 if dtype == float32 else 4)
+    if not short and (
+        work > LIMITS.operations or dtype == float64
+    ):  # whose tensor cores only the library uses
+        return None
+    best = fastest(m, n, k, count, dtype)
+    if best is None or best[0] > LIMITS.share * _library_seconds(m, n, k, count, dtype):
+        return None
+    return best[1]
+
+
+@functools.lru_cache(4096)
+def fastest(m: int, n: int, k: int, count: int, dtype: DType) -> tuple[float, Tiling] | None:
+    """Return the seconds of the fastest tiling, and it."""
+    priced = ((_seconds(t, m, n, k, count, dtype), t) for t in _tilings(m, n, k, count, dtype))
+    return min(priced, key=lambda pair: pair[0], default=None)
+
+
+def _tilings(m: int, n: int, k: int, count: int, dtype: DType) -> Iterator[Tiling]:
+    for rows, columns, down, across in TILES:
+        if (rows >= 2 * m and rows > 8) or (columns >= 2 * n and columns > 8):
+            continue
+        for depth in DEPTHS:
+            if depth >= 2 * k and depth > DEPTHS[0]:
+                continue
+            for slices in (1, 2, 4, 8, 16):
+                if (slices - 1) * depth >= k:
+                    continue
+                tiling = Tiling(rows, columns, down, across, depth, slices)
+                together = max(1, LIMITS.threads[0] // tiling.threads)
+                tiling = Tiling(rows, columns, down, across, depth, slices, together)
+                fits = tiling.shared_bytes(k, dtype.itemsize) <= LIMITS.shared
+                fits &= tiling.held * dtype.itemsize <= LIMITS.held
+                many = tiling.tiles(m, n) * count
+                if fits and tiling.threads <= LIMITS.threads[1] and many < LIMITS.tiles:
+                    yield tiling
+
+
+def _seconds(t: Tiling, m: int, n: int, k: int, count: int, dtype: DType) -> float:
+    size = dtype.itemsize
+    tiles = t.tiles(m, n) * count
+    blocks = -(-tiles // t.together)
+    values = t.down * t.across + 2 * (t.down + t.across) + t.held
+    registers = 48 + (size // 4) * values
+    resident = max(1, min(
+        H100.threads // t.threads,
+        H100.shared // (t.shared_bytes(k, size) + 1024),
+        H100.registers // (min(255, registers) * t.threads),
+    ))  # fmt: skip
+    own = -(-blocks // H100.multiprocessors)  # blocks of a multiprocessor
+    # a thread reads down + across elements of shared memory for down * across products
+    fed = min(1.0, t.down * t.across / (4.0 * (t.down + t.across)))
+    warps = min(own, resident) * t.threads / 32
+    rate = H100.lanes * H100.clock * fed * 0.8 * min(1.0, warps / 8) / (1 if size == 4 else 2)
+    turns = t.turns(k)
+    block = t.rows * t.columns * t.together * turns * (t.depth + 2) * t.slices / rate
+    rounds = own / resident if own > resident else 1.0
+    waits = rounds * (turns * H100.fetch + 0.5e-6 + (0.5e-6 if t.slices > 1 else 0.0))
+    moved = count * (m * k + k * n + m * n) * size / H100.memory
+    fetched = tiles * (t.rows + t.columns) * k * size / H100.cache
+    parts = own * block, waits, moved, fetched
+    return H100.start + max(parts) + H100.beside * (sum(parts) - max(parts))
+
+
+def _library_seconds(m: int, n: int, k: int, count: int, dtype: DType) -> float:
+    side_m, side_n = (-(-s // H100.side) * H100.side for s in (m, n))
+    padded = 2.0 * count * side_m * side_n * max(k, 8)
+    moved = count * (m * k + k * n + m * n) * dtype.itemsize / H100.memory
+    return H100.start + max(-(-k // 8) * H100.step, padded / H100.padded, moved)
+
+
+# -- the kernel ----------------------------------------------------------------------------------
+def kernel_of(
+    a: Stack, b: Stack, d: Stack, added: Sequence[tuple[Stack, float]] = (), alpha: float = 1.0,
+    tiling: Tiling | None = None,
+) -> Kernel | None:  # fmt: skip
+    """Make the kernel of d = alpha * (a @ b) and what is added, each times its factor. None where the
+    library is to multiply. `tiling`: another one than is priced best."""
+    stacks = [a, b, d, *(s for s, _ in added)]
+    if any(s.dtype != d.dtype for s in stacks) or len(d.shape) > 2 + LIMITS.axes:
+        return None
+    if d.strides[-1] != 1 and d.strides[-2] == 1:  # its transpose has neighbours in rows
+        turned = [transposed(s) for s in (b, a, d, *stacks[3:])]
+        stacks, order = turned, (1, 0, 2)
+    else:
+        order = (0, 1, 2)
+    (m, k), n = stacks[0].shape[-2:], stacks[1].shape[-1]
+    outer = stacks[2].shape[:-2]
+    count = math.prod(outer)
+    tiling = tiling or tiling_of(m, n, k, count, d.dtype)
+    if tiling is None:
+        return None
+    return _Text(tiling, stacks, order, (m, n, k), alpha, [by for _, by in added]).kernel()
+
+
+class _Text:
+    def __init__(
+        self, tiling: Tiling, stacks: Sequence[Stack], order: Sequence[int],
+        extents: tuple[int, int, int], alpha: float, factors: Sequence[float],
+    ) -> None:  # fmt: skip
+        self.tiling, self.stacks, self.order = tiling, stacks, order
+        self.m, self.n, self.k = extents
+        self.alpha, self.factors = alpha, factors
+        self.dtype = stacks[2].dtype
+        self.outer = stacks[2].shape[:-2]
+        self.kind = c_type(self.dtype)
+
+    def kernel(self) -> Kernel:
+        t, count = self.tiling, math.prod(self.outer)
+        tiles = t.tiles(self.m, self.n) * count
+        axes = range(len(self.outer))
+        given = [f"u8* q{n}" for n in range(len(self.stacks))]
+        names = {0: ("down0", "deep0"), 1: ("deep1", "across1")}
+        facts = [tiles, self.m, self.n, self.k, *self.outer]
+        given += [f"s64 {x}" for x in ("tiles", "rows", "columns", "terms")]
+        given += [f"s64 extent{axis}" for axis in axes]
+        for n, s in enumerate(self.stacks):
+            down, across = names.get(n, (f"down{n}", f"across{n}"))
+            given += [f"s64 {down}", f"s64 {across}", *(f"s64 outer{n}_{x}" for x in axes)]
+            facts += [*s.strides[-2:], *s.strides[:-2]]
+        by = self._numbers()
+        given += [f"s64 bits{n}" for n in range(len(by))]
+        facts += [int(np.array(x, self.dtype).view(f"i{self.dtype.itemsize}")) for x in by]
+        code = [*self._place(), *_LOOP.splitlines(), *self._end()]
+        grid = -(-tiles // t.together), 1
+        return whole(
+            "product", given, code, {self._constants() + _SIDE}, grid, tuple(facts),
+            threads=t.threads,
+        )  # fmt: skip
+
+    def _numbers(self) -> list[float]:
+        """Factors that are data: those other than 1."""
+        return [x for x in (self.alpha, *self.factors) if x != 1.0]
+
+    def _constants(self) -> str:
+        t, size = self.tiling, self.dtype.itemsize
+        (va, a_deep), (vb, b_deep) = self._vector(0), self._vector(1)
+        shared = -(-t.shared_bytes(self.k, size) // 16)
+        known = {
+            "BM": t.rows, "BN": t.columns, "BK": t.depth, "TM": t.down, "TN": t.across,
+            "VM": min(t.down, 16 // size), "VN": min(t.across, 16 // size),
+            "SLICES": t.slices, "TOGETHER": t.together, "TEAM": t.team,
+            "BUFFERS": t.buffers(self.k), "PM": t.rows + LIMITS.pad, "PN": t.columns + LIMITS.pad,
+            "VA": va, "VB": vb, "A_DEEP": int(a_deep), "B_DEEP": int(b_deep),
+            "VD": self._stored(), "ROOM": shared,
+        }  # fmt: skip
+        text = ", ".join(f"{name} = {value}" for name, value in known.items())
+        return f"typedef {self.kind} E;\nenum {{ {text} }};\n"
+
+    def _vector(self, n: int) -> tuple[int, bool]:
+        """How many elements of an operand are read at once, and whether they lie along the terms."""
+        s, t, most = self.stacks[n], self.tiling, 16 // self.dtype.itemsize
+        down, along = s.strides[-2:] if n == 0 else s.strides[-2:][::-1]
+        lines = t.rows if n == 0 else t.columns
+        count, _ = (self.m, self.k) if n == 0 else (self.n, self.k)
+        for step, other, deep, extent, side in (
+            (along, down, True, self.k, t.depth),
+            (down, along, False, count, lines),
+        ):
+            if step == 1 and extent > 1:
+                wide = most
+                while wide > 1 and any(x % wide for x in (other, *s.strides[:-2], side)):
+                    wide //= 2
+                return wide, deep
+        return 1, abs(along) < abs(down)
+
+    def _stored(self) -> int:
+        """How many elements of a row are written at once."""
+        s, wide = self.stacks[2], min(self.tiling.across, 16 // self.dtype.itemsize)
+        if s.strides[-1] != 1:
+            return 1
+        while wide > 1 and any(x % wide for x in s.strides[:-1]):
+            wide //= 2
+        return wide
+
+    def _place(self) -> list[str]:
+        """Which tile is whose, and where its matrices begin."""
+        t = self.tiling
+        code = [
+            "const int t = threadIdx.x % TEAM, slice = threadIdx.x / TEAM % SLICES;",
+            "const int mine = threadIdx.x / (TEAM * SLICES);",
+            "const int tx = t % (BN / TN), ty = t / (BN / TN);",
+            "const u32 number = blockIdx.x * TOGETHER + mine;",
+            "const bool here = number < (u32)tiles;",
+            "u32 rest = here ? number : 0;",
+        ]
+        for name, extent, own in (("n0", "columns", t.columns), ("m0", "rows", t.rows)):
+            if (self.n if name == "n0" else self.m) <= own:
+                code.append(f"const s64 {name} = 0;")
+                continue
+            code += [
+                f"const u32 {name}_count = (u32)(({extent} + {own - 1}) / {own});",
+                f"const s64 {name} = (s64)(rest % {name}_count) * {own};",
+                f"rest /= {name}_count;",
+            ]
+        axes = range(len(self.outer))
+        for axis in reversed(axes):
+            last = axis == 0
+            place = "rest" if last else f"rest % (u32)extent{axis}"
+            code.append(f"const s64 o{axis} = {place};")
+            code += [] if last else [f"rest /= (u32)extent{axis};"]
+        for n in range(len(self.stacks)):
+            first = {0: "m0 * down0", 1: "n0 * across1"}.get(n, f"m0 * down{n} + n0 * across{n}")
+            more = "".join(f" + o{x} * outer{n}_{x}" for x in axes)
+            place = self.order[n] if n < 3 else n
+            code.append(f"E* const p{n} = (E*)q{place} + ({first}{more});")
+        code.append(f"const bool wide0 = ((u64)p0 & {self._mask(0)}) == 0;")
+        code.append(f"const bool wide1 = ((u64)p1 & {self._mask(1)}) == 0;")
+        code.append("const int below = (int)(rows - m0 < BM ? rows - m0 : BM);")
+        code.append("const int right = (int)(columns - n0 < BN ? columns - n0 : BN);")
+        return code
+
+    def _mask(self, n: int) -> int:
+        return self._vector(n)[0] * self.dtype.itemsize - 1
+
+    def _value(self, acc: str, row: str, column: str) -> list[str]:
+        """Make `made` of a sum."""
+        names = iter(f"by{n}" for n in range(len(self._numbers())))
+        code = [f"E made = {acc};"]
+        if self.alpha != 1.0:
+            code.append(f"made = {next(names)} * made;")
+        for n, factor in enumerate(self.factors, 3):
+            value = f"p{n}[{row} * down{n} + {column} * across{n}]"
+            code.append(f"made = made + {value if factor == 1.0 else f'{next(names)} * {value}'};")
+        return code
+
+    def _end(self) -> list[str]:
+        size = self.dtype.itemsize
+        read = "__uint_as_float((u32)bits{})" if size == 4 else "__longlong_as_double(bits{})"
+        code = [f"const E by{n} = {read.format(n)};" for n in range(len(self._numbers()))]
+        if self.tiling.slices > 1:
+            made = self._value("sum", "row", "column")
+            return [*code, *_SLICED.splitlines(), *made, *_SLICED_END.splitlines()]
+        mask = self._stored() * size - 1
+        code.append(f"const bool wide2 = ((u64)p2 & {mask}) == 0;")
+        made = self._value("sums[i][j + v]", "row", "(column + v)")
+        return [*code, *_STORED.splitlines(), *made, *_STORED_END.splitlines()]
+
+
+_SIDE = """
+template <int LINES, int PITCH, int V, bool DEEP> struct Side {
+  enum { COUNT = LINES * BK / V, EACH = (COUNT + TEAM - 1) / TEAM };
+  Beside<E, V> held[EACH];
+  __device__ static inline int line_of(int t, int n) {
+    return DEEP ? (t + n * TEAM) / (BK / V) : (t + n * TEAM) % (LINES / V) * V;
+  }
+  __device__ static inline int term_of(int t, int n) {
+    return DEEP ? (t + n * TEAM) % (BK / V) * V : (t + n * TEAM) / (LINES / V);
+  }
+  __device__ inline void take(const E* p, s64 down, s64 along, int lines, int terms, int t, bool wide) {
+    if (lines >= LINES && terms >= BK && wide && COUNT % TEAM == 0) {
+      #pragma unroll
+      for (int n = 0; n < EACH; ++n)
+        held[n] = *(const Beside<E, V>*)(p + (line_of(t, n) * down + term_of(t, n) * along));
+    } else {
+      #pragma unroll
+      for (int n = 0; n < EACH; ++n) {
+        const int line = line_of(t, n), k = term_of(t, n);
+        #pragma unroll
+        for (int v = 0; v < V; ++v) {
+          const bool in = line + (DEEP ? 0 : v) < lines && k + (DEEP ? v : 0) < terms;
+          held[n].at[v] = in && t + n * TEAM < COUNT ? p[line * down + k * along + v] : 0;
+        }
+      }
+    }
+  }
+  __device__ inline void put(E* to, int t) const {
+    #pragma unroll
+    for (int n = 0; n < EACH; ++n) {
+      if (COUNT % TEAM && t + n * TEAM >= COUNT) break;
+      const int line = line_of(t, n), k = term_of(t, n);
+      if (DEEP) {
+        #pragma unroll
+        for (int v = 0; v < V; ++v) to[(k + v) * PITCH + line] = held[n].at[v];
+      } else *(Beside<E, V>*)(to + k * PITCH + line) = held[n];
+    }
+  }
+};
+__device__ inline float added(float x, float y, float z) { return fmaf(x, y, z); }
+__device__ inline double added(double x, double y, double z) { return fma(x, y, z); }"""
+_LOOP = """\
+__shared__ Beside<u32, 4> room_[ROOM];
+E* const room = (E*)room_ + (mine * SLICES + slice) * (BUFFERS * BK * (PM + PN));
+Side<BM, PM, VA, A_DEEP> left;
+Side<BN, PN, VB, B_DEEP> other;
+E sums[TM][TN];
+#pragma unroll
+for (int i = 0; i < TM; ++i) {
+  #pragma unroll
+  for (int j = 0; j < TN; ++j) sums[i][j] = 0;
+}
+const s64 turns = (terms + BK * SLICES - 1) / (BK * SLICES);
+s64 first = slice * BK;
+#define ostinato_left(k) (int)(terms - (k) < BK ? terms - (k) : BK)
+left.take(p0 + first * deep0, down0, deep0, below, ostinato_left(first), t, wide0);
+other.take(p1 + first * deep1, across1, deep1, right, ostinato_left(first), t, wide1);
+left.put(room, t);
+other.put(room + BK * PM, t);
+__syncthreads();
+for (s64 turn = 0; turn < turns; ++turn) {
+  const E* const x = room + (int)(turn % BUFFERS) * (BK * (PM + PN));
+  const E* const y = x + BK * PM;
+  const bool more = turn + 1 < turns;
+  first += BK * SLICES;
+  if (more) {
+    left.take(p0 + first * deep0, down0, deep0, below, ostinato_left(first), t, wide0);
+    other.take(p1 + first * deep1, across1, deep1, right, ostinato_left(first), t, wide1);
+  }
+  #pragma unroll
+  for (int k = 0; k < BK; ++k) {
+    Beside<E, VM> a[TM / VM];
+    Beside<E, VN> b[TN / VN];
+    #pragma unroll
+    for (int i = 0; i < TM / VM; ++i)
+      a[i] = *(const Beside<E, VM>*)(x + k * PM + i * (BM / (TM / VM)) + ty * VM);
+    #pragma unroll
+    for (int j = 0; j < TN / VN; ++j)
+      b[j] = *(const Beside<E, VN>*)(y + k * PN + j * (BN / (TN / VN)) + tx * VN);
+    #pragma unroll
+    for (int i = 0; i < TM; ++i) {
+      #pragma unroll
+      for (int j = 0; j < TN; ++j)
+        sums[i][j] = added(a[i / VM].at[i % VM], b[j / VN].at[j % VN], sums[i][j]);
+    }
+  }
+  if (more) {
+    E* const to = room + (int)((turn + 1) % BUFFERS) * (BK * (PM + PN));
+    left.put(to, t);
+    other.put(to + BK * PM, t);
+  }
+  __syncthreads();
+}"""
+_ROW = "(i / VM) * (BM / (TM / VM)) + ty * VM + i % VM"
+_COLUMN = "(j / VN) * (BN / (TN / VN)) + tx * VN + j % VN"
+_STORED = f"""\
+if (!here) return;
+#pragma unroll
+for (int i = 0; i < TM; ++i) {{
+  const s64 row = {_ROW};
+  if (row >= below) continue;
+  #pragma unroll
+  for (int j = 0; j < TN; j += VD) {{
+    const s64 column = {_COLUMN};
+    Beside<E, VD> whole;
+    #pragma unroll
+    for (int v = 0; v < VD; ++v) {{
+      if (column + v >= right) continue;"""
+_STORED_END = """\
+      whole.at[v] = made;
+    }
+    E* const to = p2 + (row * down2 + column * across2);
+    if (column + VD <= right && wide2) *(Beside<E, VD>*)to = whole;
+    else {
+      #pragma unroll
+      for (int v = 0; v < VD; ++v) if (column + v < right) to[v * across2] = whole.at[v];
+    }
+  }
+}"""
+_SLICED = f"""\
+E* const parts = (E*)room_ + mine * (SLICES * BM * BN);
+#pragma unroll
+for (int i = 0; i < TM; ++i) {{
+  #pragma unroll
+  for (int j = 0; j < TN; ++j)
+    parts[slice * (BM * BN) + ({_ROW}) * BN + {_COLUMN}] = sums[i][j];
+}}
+__syncthreads();
+if (!here) return;
+for (int at = slice * TEAM + t; at < BM * BN; at += TEAM * SLICES) {{
+  const s64 row = at / BN, column = at % BN;
+  if (row >= below || column >= right) continue;
+  E sum = parts[at];
+  #pragma unroll
+  for (int n = 1; n < SLICES; ++n) sum = sum + parts[n * (BM * BN) + at];"""
+_SLICED_END = "  p2[row * down2 + column * across2] = made;\n}"
