@@ -467,6 +467,17 @@ class Device:
         """
         return None
 
+    def thin_qr(self, x: Any, q: Any, near: float) -> tuple[Any, Any] | None:
+        """Write an orthonormal q, up to a small w, and return w and R of x = q w R; `q` may be None.
+        None where that is not done better by ops/linalg/tall_qr.py. `near`: how far the Gram matrix of q
+        may be from 1.
+        """
+        return None
+
+    def times(self, q: Any, w: Any) -> bool:
+        """Multiply a tall matrix by a small one, in place; tell whether that was done."""
+        return False
+
     def ordered_product(self, a: Any, b: Any, out: Any) -> Function | None:
         """Make a function that multiplies arrays that lie as these do, each sum term by term: the
         bits of an element depend on its row and its column only.

@@ -50,7 +50,7 @@ from ostinato.ops.jit.moves import has_moves
 
 from ostinato.errors import SessionError
 
-from . import conditions, convolutions, factor_notes, products, whole_lines
+from . import conditions, convolutions, factor_notes, gram_qr, products, whole_lines
 from .capture import Captures
 from .copies import Copies
 from .epilogue import epilogue_of, is_one_call, with_epilogue
@@ -95,6 +95,7 @@ class Gpu(Device):
         self._process = os.getpid()
         self._library, self._driver, self._convolving = library, driver, convolving
         self.folds: dict[Any, Function] = {}  # of messages, by how arrays lie
+        self.tall: dict[Any, Any] = {}  # what factors tall matrices, by how they lie
         for op in products.PRODUCTS:
             self.runs(op, self._product, scratch=self._room, ways=self._ways)
         for op in convolutions.CONVOLUTIONS:
@@ -409,6 +410,17 @@ class Gpu(Device):
                 del self.folds[next(iter(self.folds))]
             self.folds[key] = self._flat(body, loops, 0)
         return self.folds[key]
+
+    def thin_qr(self, x: Any, q: Any, near: float) -> tuple[Any, Any] | None:
+        return gram_qr.thin_qr(self, x, q, near, self._tall()) if self.has_own_kernels else None
+
+    def times(self, q: Any, w: Any) -> bool:
+        return self.has_own_kernels and gram_qr.times(self, q, w, self._tall())
+
+    def _tall(self) -> dict[Any, Any]:
+        if len(self.tall) >= LAYOUTS:
+            del self.tall[next(iter(self.tall))]
+        return self.tall
 
     def note(self, word: Any, places: Any) -> None:
         """By one kernel, whose text is the same for all places of a dtype."""

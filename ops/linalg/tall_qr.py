@@ -31,12 +31,18 @@ PARTS = 512  # of a block, whose Gram matrices are added: they occupy a GPU
 def thin_qr(xp: Any, x: Any, q: Any) -> tuple[Any, Any]:
     """w and R of x = q w R: q is written, the small w (None for 1) is left to the caller to multiply
     with. Without q only R is made. The diagonal of R is not negative."""
-    made = _by_gram(x, q) if device_of(x).lapack is not None else _by_wide_gram(xp, x, q)
+    device = device_of(x)
+    if device.lapack is not None:
+        made = _by_gram(x, q)
+    else:
+        made = device.thin_qr(x, q, MAX_DEVIATION) or _by_wide_gram(xp, x, q)
     return (None, _by_householder(xp, x, q)) if made is None else made
 
 
 def times(q: Any, w: Any) -> None:
     """q = q w in place."""
+    if device_of(q).times(q, w):
+        return
     for a, b in _blocks(q, CACHE if device_of(q).lapack is not None else WIDE_BLOCK_BYTES):
         q[a:b] = q[a:b] @ w
 

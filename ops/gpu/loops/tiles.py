@@ -132,9 +132,13 @@ def tiling_of(m: int, n: int, k: int, count: int, dtype: DType) -> Tiling | None
 
 
 @functools.lru_cache(4096)
-def fastest(m: int, n: int, k: int, count: int, dtype: DType) -> tuple[float, Tiling] | None:
-    """Return the seconds of the fastest tiling, and it."""
-    priced = ((_seconds(t, m, n, k, count, dtype), t) for t in _tilings(m, n, k, count, dtype))
+def fastest(
+    m: int, n: int, k: int, count: int, dtype: DType, whole_rows: bool = False
+) -> tuple[float, Tiling] | None:
+    """Return the seconds of the fastest tiling, and it; of those that have `whole_rows` a result may lie over
+    the left matrix."""
+    able = [t for t in _tilings(m, n, k, count, dtype) if t.columns >= n or not whole_rows]
+    priced = ((_seconds(t, m, n, k, count, dtype), t) for t in able)
     return min(priced, key=lambda pair: pair[0], default=None)
 
 
@@ -197,9 +201,11 @@ def kernel_of(
     tiling: Tiling | None = None,
 ) -> Kernel | None:  # fmt: skip
     """Make the kernel of d = alpha * (a @ b) and what is added, each times its factor. None where the
-    library is to multiply. `tiling`: another one than is priced best."""
+    library is to multiply. `tiling`: another one than is priced best; with it, matrices may have
+    several dtypes, of whose widest sums are."""
     stacks = [a, b, d, *(s for s, _ in added)]
-    if any(s.dtype != d.dtype for s in stacks) or len(d.shape) > 2 + LIMITS.axes:
+    alike = all(s.dtype == d.dtype for s in stacks)
+    if len(d.shape) > 2 + LIMITS.axes or not (alike or tiling):
         return None
     if d.strides[-1] != 1 and d.strides[-2] == 1:  # its transpose has neighbours in rows
         turned = [transposed(s) for s in (b, a, d, *stacks[3:])]
@@ -223,9 +229,8 @@ class _Text:
         self.tiling, self.stacks, self.order = tiling, stacks, order
         self.m, self.n, self.k = extents
         self.alpha, self.factors = alpha, factors
-        self.dtype = stacks[2].dtype
+        self.dtype = max((s.dtype for s in stacks[:2]), key=lambda dtype: dtype.itemsize)
         self.outer = stacks[2].shape[:-2]
-        self.kind = c_type(self.dtype)
 
     def kernel(self) -> Kernel:
         t, count = self.tiling, math.prod(self.outer)
@@ -267,11 +272,13 @@ class _Text:
             "VD": self._stored(), "ROOM": shared,
         }  # fmt: skip
         text = ", ".join(f"{name} = {value}" for name, value in known.items())
-        return f"typedef {self.kind} E;\nenum {{ {text} }};\n"
+        kinds = zip("ABDE", [*(s.dtype for s in self.stacks[:3]), self.dtype], strict=True)
+        types = "".join(f"typedef {c_type(dtype)} {name}; " for name, dtype in kinds)
+        return f"{types}\nenum {{ {text} }};\n"
 
     def _vector(self, n: int) -> tuple[int, bool]:
         """How many elements of an operand are read at once, and whether they lie along the terms."""
-        s, t, most = self.stacks[n], self.tiling, 16 // self.dtype.itemsize
+        s, t, most = self.stacks[n], self.tiling, 16 // self.stacks[n].dtype.itemsize
         down, along = s.strides[-2:] if n == 0 else s.strides[-2:][::-1]
         lines = t.rows if n == 0 else t.columns
         count, _ = (self.m, self.k) if n == 0 else (self.n, self.k)
@@ -288,9 +295,13 @@ class _Text:
 
     def _stored(self) -> int:
         """How many elements of a row are written at once."""
-        s, wide = self.stacks[2], min(self.tiling.across, 16 // self.dtype.itemsize)
+        s = self.stacks[2]
         if s.strides[-1] != 1:
             return 1
+        wide = 16 // max(
+            s.dtype.itemsize, self.dtype.itemsize
+        )  # of what lies side by side in a tile
+        wide = min(self.tiling.across, wide)
         while wide > 1 and any(x % wide for x in s.strides[:-1]):
             wide //= 2
         return wide
@@ -325,7 +336,8 @@ class _Text:
             first = {0: "m0 * down0", 1: "n0 * across1"}.get(n, f"m0 * down{n} + n0 * across{n}")
             more = "".join(f" + o{x} * outer{n}_{x}" for x in axes)
             place = self.order[n] if n < 3 else n
-            code.append(f"E* const p{n} = (E*)q{place} + ({first}{more});")
+            kind = "const A" if n == 0 else "const B" if n == 1 else "D"
+            code.append(f"{kind}* const p{n} = ({kind}*)q{place} + ({first}{more});")
         code.append(f"const bool wide0 = ((u64)p0 & {self._mask(0)}) == 0;")
         code.append(f"const bool wide1 = ((u64)p1 & {self._mask(1)}) == 0;")
         code.append("const int below = (int)(rows - m0 < BM ? rows - m0 : BM);")
@@ -333,7 +345,7 @@ class _Text:
         return code
 
     def _mask(self, n: int) -> int:
-        return self._vector(n)[0] * self.dtype.itemsize - 1
+        return self._vector(n)[0] * self.stacks[n].dtype.itemsize - 1
 
     def _value(self, acc: str, row: str, column: str) -> list[str]:
         """Make `made` of a sum."""
@@ -353,27 +365,28 @@ class _Text:
         if self.tiling.slices > 1:
             made = self._value("sum", "row", "column")
             return [*code, *_SLICED.splitlines(), *made, *_SLICED_END.splitlines()]
-        mask = self._stored() * size - 1
+        mask = self._stored() * self.stacks[2].dtype.itemsize - 1
         code.append(f"const bool wide2 = ((u64)p2 & {mask}) == 0;")
         made = self._value("sums[i][j + v]", "row", "(column + v)")
         return [*code, *_STORED.splitlines(), *made, *_STORED_END.splitlines()]
 
 
 _SIDE = """
-template <int LINES, int PITCH, int V, bool DEEP> struct Side {
+template <typename F, int LINES, int PITCH, int V, bool DEEP> struct Side {
   enum { COUNT = LINES * BK / V, EACH = (COUNT + TEAM - 1) / TEAM };
-  Beside<E, V> held[EACH];
+  enum { W = V * sizeof(E) <= 16 ? V : 16 / sizeof(E) };
+  Beside<F, V> held[EACH];
   __device__ static inline int line_of(int t, int n) {
     return DEEP ? (t + n * TEAM) / (BK / V) : (t + n * TEAM) % (LINES / V) * V;
   }
   __device__ static inline int term_of(int t, int n) {
     return DEEP ? (t + n * TEAM) % (BK / V) * V : (t + n * TEAM) / (LINES / V);
   }
-  __device__ inline void take(const E* p, s64 down, s64 along, int lines, int terms, int t, bool wide) {
+  __device__ inline void take(const F* p, s64 down, s64 along, int lines, int terms, int t, bool wide) {
     if (lines >= LINES && terms >= BK && wide && COUNT % TEAM == 0) {
       #pragma unroll
       for (int n = 0; n < EACH; ++n)
-        held[n] = *(const Beside<E, V>*)(p + (line_of(t, n) * down + term_of(t, n) * along));
+        held[n] = *(const Beside<F, V>*)(p + (line_of(t, n) * down + term_of(t, n) * along));
     } else {
       #pragma unroll
       for (int n = 0; n < EACH; ++n) {
@@ -394,7 +407,15 @@ template <int LINES, int PITCH, int V, bool DEEP> struct Side {
       if (DEEP) {
         #pragma unroll
         for (int v = 0; v < V; ++v) to[(k + v) * PITCH + line] = held[n].at[v];
-      } else *(Beside<E, V>*)(to + k * PITCH + line) = held[n];
+      } else {
+        #pragma unroll
+        for (int v = 0; v < V; v += W) {
+          Beside<E, W> some;
+          #pragma unroll
+          for (int w = 0; w < W; ++w) some.at[w] = held[n].at[v + w];
+          *(Beside<E, W>*)(to + k * PITCH + line + v) = some;
+        }
+      }
     }
   }
 };
@@ -403,8 +424,8 @@ __device__ inline double added(double x, double y, double z) { return fma(x, y, 
 _LOOP = """\
 __shared__ Beside<u32, 4> room_[ROOM];
 E* const room = (E*)room_ + (mine * SLICES + slice) * (BUFFERS * BK * (PM + PN));
-Side<BM, PM, VA, A_DEEP> left;
-Side<BN, PN, VB, B_DEEP> other;
+Side<A, BM, PM, VA, A_DEEP> left;
+Side<B, BN, PN, VB, B_DEEP> other;
 E sums[TM][TN];
 #pragma unroll
 for (int i = 0; i < TM; ++i) {
@@ -463,15 +484,15 @@ for (int i = 0; i < TM; ++i) {{
   #pragma unroll
   for (int j = 0; j < TN; j += VD) {{
     const s64 column = {_COLUMN};
-    Beside<E, VD> whole;
+    Beside<D, VD> whole;
     #pragma unroll
     for (int v = 0; v < VD; ++v) {{
       if (column + v >= right) continue;"""
 _STORED_END = """\
       whole.at[v] = made;
     }
-    E* const to = p2 + (row * down2 + column * across2);
-    if (column + VD <= right && wide2) *(Beside<E, VD>*)to = whole;
+    D* const to = p2 + (row * down2 + column * across2);
+    if (column + VD <= right && wide2) *(Beside<D, VD>*)to = whole;
     else {
       #pragma unroll
       for (int v = 0; v < VD; ++v) if (column + v < right) to[v * across2] = whole.at[v];
