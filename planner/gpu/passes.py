@@ -17,8 +17,10 @@ from .align_sums import align_sums
 from .batch_products import batch_products
 from .fuse import fuse
 from .split_terms import split_terms
+from .spread_numbers import spread_numbers
 from .tf32 import use_tf32
 from .tiling import join_turns, tile_in_blocks
+from .vector_products import sum_rows
 
 
 def sink_behind_windows(graph: Graph, target: Target) -> Graph:
@@ -33,6 +35,8 @@ PASSES = (
     fold_products,
     batch_products,
     split_terms,
+    sum_rows,
+    spread_numbers,
     align_sums,
     narrow,
     part_stacks,
