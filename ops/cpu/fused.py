@@ -273,6 +273,7 @@ op("fused_rows", **_FACTS, kernel=_kernel, cost=_cost)  # with reductions over t
 for _name, _overwrite in (
     ("fused_matmul", tuple(range(2, 64))),  # a product, and what is behind: all but its matrices
     ("fused_matmul_rows", ()),  # with reductions of its rows
+    ("fused_operands", ()),  # of what is made as it is read
 ):
     op(
         _name,

@@ -65,6 +65,7 @@ from .loops.schedule import THREADS, analyse, square_tiles
 from .loops.tallies import range_of
 from .loops.text import OPTIONS, Kernel
 from .messages import Nccl
+from .operands import with_operands
 
 NAME = "cuda"
 LAYOUTS = 32  # in which operands of one product lay, or addends, that are known at once
@@ -107,6 +108,7 @@ class Gpu(Device):
                 placed=True,
             )
         self.runs("fused_matmul", self._with_epilogue, scratch=self._room, ways=self._ways)
+        self.runs("fused_operands", self._with_operands)
         whole_lines.register(self)
         self._ranges: dict[Any, Any] = {}  # kernels that note places, by their text
 
@@ -239,6 +241,11 @@ class Gpu(Device):
             return None
         given = self.library, self.xp, arrays, scratch, way, body
         return with_epilogue(*given, self._elements, self.own_products)
+
+    def _with_operands(
+        self, arrays: Sequence[Any], threads: int, *, scratch: Sequence[Any], body: Graph, **_: Any
+    ) -> Function | None:
+        return with_operands(self.own_products, arrays, body)
 
     def _elements(self, body: Graph, arrays: Sequence[Any]) -> Function:
         """Elementwise operations over the last array's elements."""

@@ -44,11 +44,11 @@ class ThinQr:
     def __call__(self, x: Any, q: Any) -> tuple[Any, Any] | None:
         """Write q, and return w and R of x = q w R; None where x is too far from full rank."""
         xp, n = self.gpu.xp, self.columns
-        empty = lambda dtype: xp.empty((n, n), dtype)  # noqa: E731
-        (over, upper), words = (empty(float64), empty(float64)), xp.empty(2, int64)
+        over, upper = (xp.empty((n, n), float64) for _ in range(2))
+        last, both = (xp.empty((n, n), x.dtype) for _ in range(2))
+        words = xp.empty(2, int64)
         self.factors[0](self._gram(x, 0), upper, over, upper, words)
         self.turn(x, over, q)
-        last, both = empty(x.dtype), empty(x.dtype)
         self.factors[1](self._gram(q, 1), upper, last, both, words)
         return None if self.gpu.to_host(words).any() else (last, both)
 
@@ -62,7 +62,8 @@ class ThinQr:
             assert found is not None
             d = Stack((parts, n, n), (n * n, n, 1), float64)
             kernel = tiles.kernel_of(transposed(right), right, d, tiling=found[1])
-            return self.gpu.launching(kernel)  # type: ignore[no-any-return]
+            run: Function = self.gpu.launching(kernel)
+            return run
 
         rest = self.rows - self.end
         return made(self.parts, each), made(1, rest) if rest else None

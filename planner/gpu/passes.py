@@ -18,6 +18,7 @@ from .batch_products import batch_products
 from .fuse import fuse
 from .split_terms import split_terms
 from .spread_numbers import spread_numbers
+from .take_operands import take_operands
 from .tf32 import use_tf32
 from .tiling import join_turns, tile_in_blocks
 from .vector_products import sum_rows
@@ -43,6 +44,7 @@ PASSES = (
     use_tf32,
     sink_behind_windows,
     join_turns,
+    take_operands,
     fuse,
     tile_in_blocks,
     fuse_horizontally,

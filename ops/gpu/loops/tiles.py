@@ -19,10 +19,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from ostinato.ops.core.spec import DType, float32, float64
+from ostinato.ops.core.graph import Graph
+from ostinato.ops.core.spec import DType, bool_, float32, float64
+from ostinato.ops.jit.combining import element
 from ostinato.ops.jit.stacks import Stack, transposed
 
-from ..jit.lines import c_type
+from ..jit.lines import CudaLines, memory_type
 from .text import Kernel, whole
 
 DTYPES = (float32, float64)
@@ -196,40 +198,72 @@ def _library_seconds(m: int, n: int, k: int, count: int, dtype: DType) -> float:
 
 
 # -- the kernel ----------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Made:
+    """How the elements of an operand are made: `body` has one operand with all of them, the first,
+    and others that have the same for all rows or for all columns."""
+
+    body: Graph
+    others: tuple[Stack, ...] = ()
+
+    @property
+    def dtype(self) -> DType:
+        return self.body.out_specs[0].dtype
+
+
 def kernel_of(
     a: Stack, b: Stack, d: Stack, added: Sequence[tuple[Stack, float]] = (), alpha: float = 1.0,
-    tiling: Tiling | None = None,
+    tiling: Tiling | None = None, made: tuple[Made | None, Made | None] = (None, None),
 ) -> Kernel | None:  # fmt: skip
     """Make the kernel of d = alpha * (a @ b) and what is added, each times its factor. None where the
     library is to multiply. `tiling`: another one than is priced best; with it, matrices may have
-    several dtypes, of whose widest sums are."""
+    several dtypes, of whose widest sums are. `made`: what a and b are made of as they are read; the other
+    operands of this come last."""
     stacks = [a, b, d, *(s for s, _ in added)]
     alike = all(s.dtype == d.dtype for s in stacks)
     if len(d.shape) > 2 + LIMITS.axes or not (alike or tiling):
         return None
     if d.strides[-1] != 1 and d.strides[-2] == 1:  # its transpose has neighbours in rows
         turned = [transposed(s) for s in (b, a, d, *stacks[3:])]
-        stacks, order = turned, (1, 0, 2)
+        stacks, sides = turned, (1, 0)
     else:
-        order = (0, 1, 2)
+        sides = (0, 1)
     (m, k), n = stacks[0].shape[-2:], stacks[1].shape[-1]
     outer = stacks[2].shape[:-2]
     count = math.prod(outer)
     tiling = tiling or tiling_of(m, n, k, count, d.dtype)
     if tiling is None:
         return None
-    return _Text(tiling, stacks, order, (m, n, k), alpha, [by for _, by in added]).kernel()
+    factors = [by for _, by in added]
+    return _Text(tiling, stacks, sides, (m, n, k), alpha, factors, made).kernel()
 
 
 class _Text:
     def __init__(
-        self, tiling: Tiling, stacks: Sequence[Stack], order: Sequence[int],
+        self, tiling: Tiling, stacks: Sequence[Stack], sides: tuple[int, int],
         extents: tuple[int, int, int], alpha: float, factors: Sequence[float],
+        made: tuple[Made | None, Made | None],
     ) -> None:  # fmt: skip
-        self.tiling, self.stacks, self.order = tiling, stacks, order
+        """`sides`: which operands of the caller are the left and the right one."""
+        self.tiling, self.sides = tiling, sides
+        self.added = len(stacks)  # from here on: what elements of operands are made of besides
+        self.made = [made[side] for side in sides]
+        self.late: list[list[int]] = [[], []]
+        places = [*sides, *range(2, len(stacks))]  # of the kernel's operands
+        all_stacks = [*stacks]
+        count = len(stacks)
+        for side in (0, 1):  # in the caller's order
+            own, one = sides.index(side), made[side]
+            for other in one.others if one is not None else ():
+                self.late[own].append(len(all_stacks))
+                all_stacks.append(transposed(other) if sides != (0, 1) else other)
+                places.append(count)
+                count += 1
+        self.stacks, self.places = all_stacks, places
         self.m, self.n, self.k = extents
         self.alpha, self.factors = alpha, factors
-        self.dtype = max((s.dtype for s in stacks[:2]), key=lambda dtype: dtype.itemsize)
+        read = [m.dtype if m else s.dtype for m, s in zip(self.made, stacks[:2], strict=True)]
+        self.dtype = max(read, key=lambda dtype: dtype.itemsize)
         self.outer = stacks[2].shape[:-2]
 
     def kernel(self) -> Kernel:
@@ -248,12 +282,39 @@ class _Text:
         by = self._numbers()
         given += [f"s64 bits{n}" for n in range(len(by))]
         facts += [int(np.array(x, self.dtype).view(f"i{self.dtype.itemsize}")) for x in by]
+        made = self._maker(0), self._maker(1)
         code = [*self._place(), *_LOOP.splitlines(), *self._end()]
         grid = -(-tiles // t.together), 1
         return whole(
-            "product", given, code, {self._constants() + _SIDE}, grid, tuple(facts),
-            threads=t.threads,
+            "product", given, code, {"\n".join([self._constants() + _SIDE, *made])}, grid,
+            tuple(facts), threads=t.threads,
         )  # fmt: skip
+
+    def _maker(self, side: int) -> str:
+        """Write what makes an element of a matrix, which begins `from` terms behind the first one."""
+        lines, made = CudaLines(), self.made[side]
+        if made is None:
+            return (
+                f"struct Made{side} {{ s64 from; enum {{ ALIKE = 1 }}; template <typename F>\n"
+                "  __device__ inline E operator()(F x, int line, int k) const { return (E)x; } };"
+            )
+        members, loads = ["s64 from;"], []
+        kinds = [s.dtype for s in made.body.inputs]
+        loads.append(lines.write("x != 0" if kinds[0] == bool_ else "x", kinds[0]))
+        for n, dtype in enumerate(kinds[1:], 1):
+            members.append(f"const {memory_type(dtype)}* p{n}; s64 line{n}, term{n};")
+            steps = self.stacks[self.late[side][n - 1]].strides[-2:]
+            line, term = steps if side == 0 else steps[::-1]
+            far = [f"line * line{n}"] * (line != 0) + [f"(from + k) * term{n}"] * (term != 0)
+            at = f"(u8*)(p{n} + ({' + '.join(far) or '0'}))"
+            loads.append(lines.load(at, dtype))
+        ((_, value),), _ = element(made.body, lines, loads, {})
+        code = "\n".join([*lines.text, f"return {value.name};"])
+        return "\n".join([
+            *sorted(lines.declared), f"struct Made{side} {{", *members, "enum { ALIKE = 0 };",
+            f"__device__ inline E operator()({memory_type(kinds[0])} x, int line, int k) const {{",
+            code, "}", "};",
+        ])  # fmt: skip
 
     def _numbers(self) -> list[float]:
         """Factors that are data: those other than 1."""
@@ -273,15 +334,14 @@ class _Text:
         }  # fmt: skip
         text = ", ".join(f"{name} = {value}" for name, value in known.items())
         kinds = zip("ABDE", [*(s.dtype for s in self.stacks[:3]), self.dtype], strict=True)
-        types = "".join(f"typedef {c_type(dtype)} {name}; " for name, dtype in kinds)
+        types = "".join(f"typedef {memory_type(dtype)} {name}; " for name, dtype in kinds)
         return f"{types}\nenum {{ {text} }};\n"
 
     def _vector(self, n: int) -> tuple[int, bool]:
         """How many elements of an operand are read at once, and whether they lie along the terms."""
         s, t, most = self.stacks[n], self.tiling, 16 // self.stacks[n].dtype.itemsize
         down, along = s.strides[-2:] if n == 0 else s.strides[-2:][::-1]
-        lines = t.rows if n == 0 else t.columns
-        count, _ = (self.m, self.k) if n == 0 else (self.n, self.k)
+        lines, count = (t.rows, self.m) if n == 0 else (t.columns, self.n)
         for step, other, deep, extent, side in (
             (along, down, True, self.k, t.depth),
             (down, along, False, count, lines),
@@ -298,10 +358,9 @@ class _Text:
         s = self.stacks[2]
         if s.strides[-1] != 1:
             return 1
-        wide = 16 // max(
-            s.dtype.itemsize, self.dtype.itemsize
-        )  # of what lies side by side in a tile
-        wide = min(self.tiling.across, wide)
+        # of a thread's, which lie side by side in a vector of shared memory
+        beside = 16 // max(s.dtype.itemsize, self.dtype.itemsize)
+        wide = min(self.tiling.across, beside)
         while wide > 1 and any(x % wide for x in s.strides[:-1]):
             wide //= 2
         return wide
@@ -310,9 +369,10 @@ class _Text:
         """Which tile is whose, and where its matrices begin."""
         t = self.tiling
         code = [
-            "const int t = threadIdx.x % TEAM, slice = threadIdx.x / TEAM % SLICES;",
+            "const u32 t = threadIdx.x % TEAM;",
+            "const int slice = threadIdx.x / TEAM % SLICES;",
             "const int mine = threadIdx.x / (TEAM * SLICES);",
-            "const int tx = t % (BN / TN), ty = t / (BN / TN);",
+            "const int tx = (int)(t % (BN / TN)), ty = (int)(t / (BN / TN));",
             "const u32 number = blockIdx.x * TOGETHER + mine;",
             "const bool here = number < (u32)tiles;",
             "u32 rest = here ? number : 0;",
@@ -332,12 +392,17 @@ class _Text:
             place = "rest" if last else f"rest % (u32)extent{axis}"
             code.append(f"const s64 o{axis} = {place};")
             code += [] if last else [f"rest /= (u32)extent{axis};"]
-        for n in range(len(self.stacks)):
+        for n, given in enumerate(self.places):
             first = {0: "m0 * down0", 1: "n0 * across1"}.get(n, f"m0 * down{n} + n0 * across{n}")
+            first = f"m0 * down{n}" if n in self.late[0] else first
+            first = f"n0 * across{n}" if n in self.late[1] else first
             more = "".join(f" + o{x} * outer{n}_{x}" for x in axes)
-            place = self.order[n] if n < 3 else n
-            kind = "const A" if n == 0 else "const B" if n == 1 else "D"
-            code.append(f"{kind}* const p{n} = ({kind}*)q{place} + ({first}{more});")
+            kind = f"const {memory_type(self.stacks[n].dtype)}" if n != 2 else "D"
+            code.append(f"{kind}* const p{n} = ({kind}*)q{given} + ({first}{more});")
+        for side, name in enumerate(("left_made", "other_made")):
+            lies = (("down", "across"), ("across", "down"))[side]
+            told = [f"p{n}, {lies[0]}{n}, {lies[1]}{n}" for n in self.late[side]]
+            code.append(f"Made{side} {name} = {{{', '.join(['0', *told])}}};")
         code.append(f"const bool wide0 = ((u64)p0 & {self._mask(0)}) == 0;")
         code.append(f"const bool wide1 = ((u64)p1 & {self._mask(1)}) == 0;")
         code.append("const int below = (int)(rows - m0 < BM ? rows - m0 : BM);")
@@ -353,7 +418,7 @@ class _Text:
         code = [f"E made = {acc};"]
         if self.alpha != 1.0:
             code.append(f"made = {next(names)} * made;")
-        for n, factor in enumerate(self.factors, 3):
+        for n, factor in enumerate(self.factors, 3):  # which are the first behind the result
             value = f"p{n}[{row} * down{n} + {column} * across{n}]"
             code.append(f"made = made + {value if factor == 1.0 else f'{next(names)} * {value}'};")
         return code
@@ -376,13 +441,13 @@ template <typename F, int LINES, int PITCH, int V, bool DEEP> struct Side {
   enum { COUNT = LINES * BK / V, EACH = (COUNT + TEAM - 1) / TEAM };
   enum { W = V * sizeof(E) <= 16 ? V : 16 / sizeof(E) };
   Beside<F, V> held[EACH];
-  __device__ static inline int line_of(int t, int n) {
+  __device__ static inline int line_of(u32 t, u32 n) {
     return DEEP ? (t + n * TEAM) / (BK / V) : (t + n * TEAM) % (LINES / V) * V;
   }
-  __device__ static inline int term_of(int t, int n) {
+  __device__ static inline int term_of(u32 t, u32 n) {
     return DEEP ? (t + n * TEAM) % (BK / V) * V : (t + n * TEAM) / (LINES / V);
   }
-  __device__ inline void take(const F* p, s64 down, s64 along, int lines, int terms, int t, bool wide) {
+  __device__ inline void take(const F* p, s64 down, s64 along, int lines, int terms, u32 t, bool wide) {
     if (lines >= LINES && terms >= BK && wide && COUNT % TEAM == 0) {
       #pragma unroll
       for (int n = 0; n < EACH; ++n)
@@ -399,24 +464,36 @@ template <typename F, int LINES, int PITCH, int V, bool DEEP> struct Side {
       }
     }
   }
-  __device__ inline void put(E* to, int t) const {
+  template <bool ALL, typename M>
+  __device__ inline void put_as(E* to, u32 t, const M& made, int lines, int terms) const {
     #pragma unroll
     for (int n = 0; n < EACH; ++n) {
       if (COUNT % TEAM && t + n * TEAM >= COUNT) break;
       const int line = line_of(t, n), k = term_of(t, n);
+      E some[V];
+      #pragma unroll
+      for (int v = 0; v < V; ++v) {
+        const int at = line + (DEEP ? 0 : v), term = k + (DEEP ? v : 0);
+        some[v] = ALL || (at < lines && term < terms) ? made(held[n].at[v], at, term) : 0;
+      }
       if (DEEP) {
         #pragma unroll
-        for (int v = 0; v < V; ++v) to[(k + v) * PITCH + line] = held[n].at[v];
+        for (int v = 0; v < V; ++v) to[(k + v) * PITCH + line] = some[v];
       } else {
         #pragma unroll
         for (int v = 0; v < V; v += W) {
-          Beside<E, W> some;
+          Beside<E, W> part;
           #pragma unroll
-          for (int w = 0; w < W; ++w) some.at[w] = held[n].at[v + w];
-          *(Beside<E, W>*)(to + k * PITCH + line + v) = some;
+          for (int w = 0; w < W; ++w) part.at[w] = some[v + w];
+          *(Beside<E, W>*)(to + k * PITCH + line + v) = part;
         }
       }
     }
+  }
+  template <typename M>
+  __device__ inline void put(E* to, u32 t, const M& made, int lines, int terms) const {
+    if (M::ALIKE || (lines >= LINES && terms >= BK)) put_as<true>(to, t, made, lines, terms);
+    else put_as<false>(to, t, made, lines, terms);
   }
 };
 __device__ inline float added(float x, float y, float z) { return fmaf(x, y, z); }
@@ -437,8 +514,9 @@ s64 first = slice * BK;
 #define ostinato_left(k) (int)(terms - (k) < BK ? terms - (k) : BK)
 left.take(p0 + first * deep0, down0, deep0, below, ostinato_left(first), t, wide0);
 other.take(p1 + first * deep1, across1, deep1, right, ostinato_left(first), t, wide1);
-left.put(room, t);
-other.put(room + BK * PM, t);
+left_made.from = other_made.from = first;
+left.put(room, t, left_made, below, ostinato_left(first));
+other.put(room + BK * PM, t, other_made, right, ostinato_left(first));
 __syncthreads();
 for (s64 turn = 0; turn < turns; ++turn) {
   const E* const x = room + (int)(turn % BUFFERS) * (BK * (PM + PN));
@@ -468,8 +546,9 @@ for (s64 turn = 0; turn < turns; ++turn) {
   }
   if (more) {
     E* const to = room + (int)((turn + 1) % BUFFERS) * (BK * (PM + PN));
-    left.put(to, t);
-    other.put(to + BK * PM, t);
+    left_made.from = other_made.from = first;
+    left.put(to, t, left_made, below, ostinato_left(first));
+    other.put(to + BK * PM, t, other_made, right, ostinato_left(first));
   }
   __syncthreads();
 }"""
