@@ -78,8 +78,8 @@ def take_operands(graph: Graph, target: Target) -> Graph:
                     own.op, given, own.params, (spec,), own.line
                 )
             ends.append(known[graph.starts[side.members[-1]] if side.members else v])
-        made = body.add(node.op, ends, node.params, node.specs, node.line)
-        how = (("body", body.graph(list(made))),)
+        total = body.add(node.op, ends, node.params, node.specs, node.line)
+        how = (("body", body.graph([*total])),)
         return builder.add("fused_operands", outer, how, node.specs, node.line)
 
     return replace(graph, chosen, make, lambda g: take_operands(g, target))

@@ -68,6 +68,7 @@ class TileRates:
     fetch: float = 0.55e-6  # of what is read ahead
     beside: float = 0.15  # of what is hidden beside the longest part
     step: float = 0.16e-6  # seconds of 8 terms, by the library
+    shared_sum: float = 6e-6  # of clearing, adding up and scaling where it divides sums
     padded: float = 26e12  # its operations per second, of tiles that need not be full,
     side: int = 32  # with so many rows and columns
 
@@ -194,7 +195,12 @@ def _library_seconds(m: int, n: int, k: int, count: int, dtype: DType) -> float:
     side_m, side_n = (-(-s // H100.side) * H100.side for s in (m, n))
     padded = 2.0 * count * side_m * side_n * max(k, 8)
     moved = count * (m * k + k * n + m * n) * dtype.itemsize / H100.memory
-    return H100.start + max(-(-k // 8) * H100.step, padded / H100.padded, moved)
+    steps = -(-k // 8) * H100.step
+    tiles = count * side_m * side_n / H100.side**2
+    shares = min(2 * H100.multiprocessors / tiles, k / 256)  # of a long sum of few tiles
+    if shares >= 2:
+        steps = min(steps, steps / int(shares) + H100.shared_sum)
+    return H100.start + max(steps, padded / H100.padded, moved)
 
 
 # -- the kernel ----------------------------------------------------------------------------------
