@@ -176,6 +176,57 @@ def test_slopes_of_a_relu_are_a_cpus(precision: Any) -> None:
         np.testing.assert_allclose(b, a, loose, loose * float(np.abs(a).max()))
 
 
+def covariance(x: Any) -> Any:
+    away = x - ost.mean(x, 0)
+    return away.T @ away / x.shape[0]
+
+
+# Functions of short products, and operands: at first few, as a rehearsal takes long.
+SHORT: list[tuple[Any, list[tuple[int, ...]]]] = [
+    (lambda s: s @ s @ ost.matrix_transpose(s), [(400, 8, 8)]),
+    (lambda a, b: a[:, ::2] @ b, [(130, 130), (65, 9)]),
+    (covariance, [(40_000, 16)]),
+    (lambda a, v: 1 / (5 + a @ v), [(300, 90), (90,)]),
+    (lambda s: s @ s, [(200_000, 3, 3)]),
+    (lambda a, b, c: a @ b + c, [(64, 256), (256, 1024), (64, 1024)]),
+    (lambda a, b, c: a @ b + c, [(128, 784), (784, 528), (528,)]),
+    (lambda a, b: a @ b, [(200_000, 64), (64, 16)]),
+    (lambda a, b: a.T @ b, [(200_000, 8), (200_000, 16)]),
+    (covariance, [(1_000_000, 16)]),
+    (lambda a, v: a @ v, [(4096, 4096), (4096,)]),
+    (lambda a, b: a @ b, [(8, 4096), (4096, 4096)]),
+]
+
+
+@pytest.mark.parametrize("case", SHORT[:4] if REHEARSED else SHORT)
+def test_short_products_are_right_and_the_same_each_time(case: Any) -> None:
+    """By kernels of ours, as a library's tiles would be few or empty."""
+    function, shapes = case
+    rng = np.random.default_rng(5)
+    given = [rng.standard_normal(s).astype(np.float32) for s in shapes]
+    wanted = np.asarray(function(*(ost.asarray(x.astype(np.float64)) for x in given)))
+    with use(device=NAME):
+        run = ost.compile(function)
+        on_gpu = [ost.asarray(x) for x in given]
+        first, *others = [np.asarray(run(*on_gpu)) for _ in range(4)]
+    np.testing.assert_allclose(first, wanted, 1e-4, 2e-6 * max(abs(wanted).max(), 1) * 20)
+    for again in others:
+        np.testing.assert_array_equal(again, first)
+
+
+@pytest.mark.parametrize(
+    "shape", [(900, 7)] if REHEARSED else [(900, 7), (100_003, 33), (9000, 64)]
+)
+def test_factors_of_a_tall_matrix(shape: Any) -> None:
+    x = np.random.default_rng(6).standard_normal(shape).astype(np.float32)
+    x *= np.logspace(0, -3, shape[1], dtype=np.float32)
+    with use(device=NAME):
+        q, r = (np.asarray(y, np.float64) for y in ost.compile(lambda x: ost.linalg.qr(x))(x))
+    np.testing.assert_allclose(q.T @ q, np.eye(shape[1]), 0, 3e-6)
+    np.testing.assert_allclose(q @ r, x, 0, 3e-6)
+    assert (np.diagonal(r) > 0).all()
+
+
 def test_errors_leave_it_usable() -> None:
     with use(device=NAME):
         x, places = ost.asarray(X[0]), ost.asarray(np.array([5, 10_000]))
