@@ -108,6 +108,7 @@ def kept(stages: Stages, at_once: Collection[int], short: Collection[int] = ()) 
             continue
         elif (
             op.computes
+            and first not in stages.behind
             and _again(stages, first, readers[first], at_once) > 1
             and not is_cheap(body, first)
         ):

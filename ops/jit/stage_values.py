@@ -52,6 +52,7 @@ class Stages:
     strides: list[dict[int, int]]  # of each operand and result, in bytes
     operands: int
     running: dict[int, int] = field(default_factory=dict)  # along which labels values are combined
+    behind: frozenset[int] = frozenset()  # values that are made of what is combined over the rows
 
     def labels(self, v: int) -> tuple[int, ...]:
         return tuple(x for x in self.dims[v] if x is not None)
@@ -70,9 +71,9 @@ class Stages:
         )
 
     def gathers(self, v: int) -> bool:
-        """Whether a value is combined over the rows, and so done at the end only."""
+        """Whether a value is combined over the rows, or made of what is, and so done at the end only."""
         k = self.body.producers[v]
-        return k >= 0 and any(u in self.gathered for u in self.body.outs(k))
+        return v in self.behind or (k >= 0 and any(u in self.gathered for u in self.body.outs(k)))
 
     def iterates(self, k: int) -> frozenset[int]:
         """The labels of a node's own work."""
@@ -131,7 +132,18 @@ def stages_of(
         found = label(_spelled(found), dims, rows, shapes, strides)
     if found is not None:
         join_neighbours(found, apart)
+        found.behind = _behind(found)
     return found
+
+
+def _behind(nest: Stages) -> frozenset[int]:
+    found = set[int]()
+    seen = {u for v in nest.gathered for u in nest.body.outs(nest.body.producers[v])}
+    for k, node in enumerate(nest.body.nodes if seen else ()):
+        if not seen.isdisjoint(node.inputs):
+            found |= {*nest.body.outs(k)}
+            seen |= {*nest.body.outs(k)}
+    return frozenset(found)
 
 
 def strides_in_order(

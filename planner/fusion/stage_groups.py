@@ -40,6 +40,7 @@ from ostinato.ops.jit.values import can_add, can_combine
 from ostinato.planner.plan import Target
 from ostinato.planner.rewrite import is_windowed, replace
 
+from .around import UNIT, Over, is_one_reduction, largest_labels, long_labels, would_idle
 from .convex import LATER, NEVER, NOW, Unit, Units
 from .counting import steps_of
 from .groups import NODES, OPERANDS, Lowers, Made, node_of, rows_of
@@ -81,10 +82,13 @@ class Nested(Unit):
     made: set[int] = field(default_factory=set)  # the values of members
     lost: dict[int, frozenset[int]] = field(default_factory=dict)  # what values were reduced over
     reduced: set[int] = field(default_factory=set)
+    # what each reduction is over, and what it leaves
+    overs: set[Over] = field(default_factory=set)
     looped: set[int] = field(default_factory=set)  # what its loops run over
     slid: set[int] = field(default_factory=set)  # labels of operands that are windows
     order: tuple[int, ...] = ()  # labels of what is made of windows, as its axes are
     consumed: bool = False  # whether a member reads what another one reduced
+    behind: bool = False  # whether some do when all has been reduced
     blocks: int = (
         0  # units that keep a device busy whose blocks share long reductions, of places too
     )
@@ -98,6 +102,8 @@ class Nested(Unit):
             math.prod(extents[x] for x in parallel),
         )
         shared = rows < self.blocks and extents[longest] > ROWS * self.blocks
+        if self.blocks and parallel and (around := self.around()):
+            return around
         if not parallel or rows < ROWS or shared:
             return (longest,)
         least = rows // 4 if self.blocks else rows  # of fewer columns some blocks would have none
@@ -111,6 +117,23 @@ class Nested(Unit):
         if any(extents[x] > MAX_FIXED_EXTENT for x in self.looped - {largest}):
             return tuple(sorted(parallel))
         return (largest,)
+
+    def overs_now(self, labels: Labels) -> set[Over]:
+        return {(labels.now(over), labels.now(kept)) for over, kept in self.overs}
+
+    def around(self) -> tuple[int, ...]:
+        """All labels along which members reduce, if these are the same for all, some of them lie outside of
+        others, of which there are few."""
+        common = self.common or frozenset()
+        over, kept = long_labels(self.labels, self.overs)
+        if self.consumed or self.slid or not is_one_reduction(self.labels, self.overs, common):
+            return ()
+        if not self.behind and not would_idle(self.labels, over, kept, self.blocks):
+            return ()
+        order = largest_labels(self.labels)
+        if not over <= {*order}:
+            return ()
+        return tuple([x for x in order if x in self.reduced])
 
     def parallel_order(self, parallel: Sequence[int]) -> tuple[int, ...]:
         """The parallel labels of the largest operand in order, if the last one of all is among them."""
@@ -516,13 +539,8 @@ def _try(graph: Graph, k: int, group: Nested, units: Units, wait: bool = False) 
     node = graph.nodes[k]
     if len(group.members) >= NODES:
         return NEVER
-    views, labels = _seen(graph, node, group)
-    fixed = {x for v in group.operands for x in group.labels.dims[v]}
-    fit = _fit(graph, k, labels, fixed)  # new ones, and those of numbers, may turn out to be others
-    if fit is None or (labels.joined and labels.repeats):
-        views, labels = _seen(graph, node, group, through=False)
-        fit = _fit(graph, k, labels, fixed)
-    if fit is None or (labels.joined and labels.repeats):
+    views, labels, fit = _seen_and_fit(graph, k, group)
+    if fit is None:
         return NEVER
     read = walks(graph, k)
     if read and not group.made.isdisjoint(u for v in read for u in (v, *_behind(graph, v))):
@@ -546,8 +564,10 @@ def _try(graph: Graph, k: int, group: Nested, units: Units, wait: bool = False) 
     lost = labels.now(
         x for p in (*views, k) for v in graph.nodes[p].inputs for x in group.lost.get(v, ())
     )
+    behind = _is_behind(node, group, fit, labels, lost)
     common = fit.labels - lost
-    common = common if group.common is None else common & labels.now(group.common)
+    if group.common is not None:
+        common = labels.now(group.common) if behind else common & labels.now(group.common)
     positions = gives_places(graph, node)
     if (positions and not group.blocks) or OPS[node.op].moves.places == "read":
         common -= fit.reduced
@@ -563,9 +583,15 @@ def _try(graph: Graph, k: int, group: Nested, units: Units, wait: bool = False) 
         lost_here -= {fit.outs[0][node.kw["axis"]]}
     labels.take(fit, graph.outs(k))
     rows = math.prod(labels.extents[x] for x in common)
-    apart = _outer(labels, lost_here, common, rows)
+    apart = _outer(labels, lost_here, common, rows) or (
+        group.blocks and would_idle(labels, lost_here, common, group.blocks, UNIT["elements"])
+    )
     lines = min(LINES, group.blocks // 4) if group.blocks else LINES
-    if not _is_worthwhile(graph, node, fit, common, labels, lines) or apart:
+    if not behind and (not _is_worthwhile(graph, node, fit, common, labels, lines) or apart):
+        return NEVER
+    overs = group.overs_now(labels)
+    overs |= {(fit.reduced, fit.labels - fit.reduced)} if OPS[node.op].reduce else set()
+    if group.behind and not behind and (lost or not is_one_reduction(labels, overs, common)):
         return NEVER
     group.labels, group.common = labels, common
     group.members += [p for p in views if p not in group.members]
@@ -573,9 +599,11 @@ def _try(graph: Graph, k: int, group: Nested, units: Units, wait: bool = False) 
     group.made = made | {*graph.outs(k)}
     group.operands |= dict.fromkeys(outside)
     group.reduced = {*labels.now(group.reduced), *fit.reduced}
+    group.overs = overs
     group.looped = {*labels.now(group.looped), *_looped(node, fit)}
     _slide(graph, group, fit, (read, views, outside))
-    group.consumed |= bool(lost)
+    group.behind |= behind
+    group.consumed |= bool(lost) and not behind
     gone = lost | fit.reduced
     if labels.joined:
         group.lost = {v: labels.now(own) for v, own in group.lost.items()}
@@ -584,6 +612,19 @@ def _try(graph: Graph, k: int, group: Nested, units: Units, wait: bool = False) 
     for p in views:
         group.lost |= dict.fromkeys(graph.outs(p), lost)
     return NOW
+
+
+def _seen_and_fit(graph: Graph, k: int, group: Nested) -> tuple[list[int], Labels, Fit | None]:
+    """The views that a node reads, a group's labels with theirs, and how the node fits these, if it does: with
+    views read as what they show, else as they are."""
+    fixed = {x for v in group.operands for x in group.labels.dims[v]}
+    for through in (True, False):
+        views, labels = _seen(graph, graph.nodes[k], group, through)
+        # new labels, and those of numbers, may turn out to be others
+        fit = _fit(graph, k, labels, fixed)
+        if fit is not None and not (labels.joined and labels.repeats):
+            return views, labels, fit
+    return views, labels, None
 
 
 def _slide(
@@ -784,6 +825,24 @@ def _outer(labels: Labels, some: frozenset[int], inner: frozenset[int], least: i
         if known and known[-1] in inner:
             found |= {x for x in known[:-1] if x in some and extents[x] > least}
     return found
+
+
+def _is_behind(node: Node, group: Nested, fit: Fit, labels: Labels, lost: frozenset[int]) -> bool:
+    """Whether a node's elements are made of what blocks of a GPU have reduced together, one of each; and there
+    is much of that."""
+    if not group.blocks or not lost or not OPS[node.op].scalar or group.consumed or group.slid:
+        return False
+    overs = group.overs_now(labels)
+    if group.common is None or not is_one_reduction(labels, overs, labels.now(group.common)):
+        return False
+    over, kept = long_labels(labels, overs)
+    extents = [*labels.extents, *fit.extents]
+    own = {x for x in fit.labels if extents[x] > 1}
+    if not own <= kept or over != frozenset(x for x in lost if labels.extents[x] > 1):
+        return False
+    return over <= {*largest_labels(labels)} and would_idle(
+        labels, over, kept, group.blocks, UNIT["elements"]
+    )
 
 
 def _is_worthwhile(

@@ -22,6 +22,7 @@ from .take_operands import take_operands
 from .tf32 import use_tf32
 from .tiling import join_turns, tile_in_blocks
 from .vector_products import sum_rows
+from .whole_sums import sum_at_once
 
 
 def sink_behind_windows(graph: Graph, target: Target) -> Graph:
@@ -39,6 +40,7 @@ PASSES = (
     sum_rows,
     spread_numbers,
     align_sums,
+    sum_at_once,
     narrow,
     part_stacks,
     use_tf32,

@@ -591,16 +591,25 @@ class Writer(Elements):
                     state.add(self.code, more)
 
     def put_out(self, first: int, total: Total, env: Env) -> None:
-        found = total.found(self.code)
-        made = {first: self.shared(first, found[0])}
-        if total.kind == "moments":
-            made |= {first + 1: found[1], first - 1: found[2]}
-        elif len(found) == 2:
-            made[first + 1] = found[1]  # where the best stands
+        self.put_all([(first, total)], env)
+
+    def put_all(self, totals: Sequence[tuple[int, Total]], env: Env) -> None:
+        """Write what was combined, and what is made of that when all of it is there."""
+        made = dict[int, Value]()
+        for first, total in totals:
+            found = total.found(self.code)
+            made[first] = self.shared(first, found[0])
+            if total.kind == "moments":
+                made |= {first + 1: found[1], first - 1: found[2]}
+            elif len(found) == 2:
+                made[first + 1] = found[1]  # where the best stands
+        env = {x: "0" for x, n in enumerate(self.nest.extents) if n == 1} | env
+        for v, one in made.items():
+            made[v] = cast(one, self.body.specs[v].dtype)
+            self.memo[v, tuple([env[x] for x in self.nest.labels(v) if x in env])] = made[v]
         for a, v in enumerate(self.body.outputs, self.nest.operands):
-            if v in made:
-                dtype = self.body.specs[v].dtype
-                self.write(self.place(a, env), False, cast(made[v], dtype))
+            if v in made or v in self.nest.behind:
+                self.write(self.place(a, env), False, made[v] if v in made else self.value(v, env))
 
     # -- whole kernels
     def kernel(self) -> Kernel:
@@ -721,14 +730,16 @@ class Finish(Writer):
         self.told("turns", self.turns)
         self.told("waiting", self.waiting)
         self.add(*(f"u8* const p{a} = q{a};" for a in range(len(self.nest.strides))))
-        blocks = max(map(self.end, self.nest.gathered))
+        gathered = self.nest.gathered
+        each = [gathered] if self.nest.behind else [[first] for first in gathered]
+        blocks = max(map(self.end, each))
         return self.finished("turns", (blocks, 1), self.turns * self.waiting, None)
 
-    def end(self, first: int) -> int:
-        """All turns' results; how many blocks that takes. A block's threads share the turns of one result,
-        or of some neighbours where there are many, and read several turns before they combine them."""
-        nest, total = self.nest, self.total(first)
-        volume, labels = nest.volume(first), nest.inner(first)
+    def end(self, some: Sequence[int]) -> int:
+        """All turns' results of these; how many blocks that takes. A block's threads share the turns of one
+        result, or of some neighbours where there are many, and read several turns before they combine them."""
+        nest, totals = self.nest, [self.total(first) for first in some]
+        volume, labels = nest.volume(some[0]), nest.inner(some[0])
         beside = 1
         while beside < WARP and volume >= 2 * beside * MULTIPROCESSORS:
             beside *= 2
@@ -736,32 +747,39 @@ class Finish(Writer):
         at_once = min(MAX_THREAD_TERMS, 1 << (-(-self.turns // threads) - 1).bit_length())
         with self.block(f"if (blockIdx.x * {beside} < {self.volume(labels)})"):
             self.add(f"const u32 e = blockIdx.x * {beside} + threadIdx.x % {beside};")
-            self.add(f"const u32 n = e < {self.volume(labels)} ? e : 0;", *total.declared())
+            self.add(f"const u32 n = e < {self.volume(labels)} ? e : 0;")
+            self.add(*(line for total in totals for line in total.declared()))
             head = f"for (s64 first = threadIdx.x / {beside}; first < turns; "
             with self.block(f"{head}first += {at_once * threads})"):
                 again = f"#pragma unroll\nfor (u32 k = 0; k < {at_once}; ++k)"
                 there = f"first + {threads} * k < turns"
-                for name, dtype, _ in total.registers:
+                for name, dtype, _ in (one for total in totals for one in total.registers):
                     self.add(f"{c_type(dtype)} more_{name}[{at_once}];")
                 with self.block(f"{again} if ({there})"):
                     self.add(f"const u8* state = room + waiting * (first + {threads} * k);")
-                    for k, (name, dtype, _) in enumerate(total.registers):
-                        at = self.state_at(first, k, "n")
-                        self.add(f"more_{name}[k] = *(const {c_type(dtype)}*)({at});")
+                    for first, total in zip(some, totals, strict=True):
+                        for k, (name, dtype, _) in enumerate(total.registers):
+                            at = self.state_at(first, k, "n")
+                            self.add(f"more_{name}[k] = *(const {c_type(dtype)}*)({at});")
                 with self.block(f"{again} if ({there})"):
-                    total.merge(self.code, [f"more_{name}[k]" for name, *_ in total.registers])
-            self.add(*reduce_warp(self.code, [total], apart=beside))
+                    for total in totals:
+                        total.merge(self.code, [f"more_{name}[k]" for name, *_ in total.registers])
+            self.add(*reduce_warp(self.code, totals, apart=beside))
 
             def leave(column: str) -> list[str]:
                 at, memo = len(self.code.text), dict(self.memo)
                 self.add(f"const u32 found = blockIdx.x * {beside} + {column};")
                 with self.block(f"if (found < {self.volume(labels)})"):
-                    self.put_out(first, total, self.apart("found", labels, 1))
+                    self.put_all([*zip(some, totals, strict=True)], self.apart("found", labels, 1))
                 made, self.memo = self.code.text[at:], memo
                 del self.code.text[at:]
                 return made
 
-            self.add(*merge_warps(self.code, [total], beside, leave))
+            for n, total in enumerate(
+                totals, 1
+            ):  # the same threads have all of them when the last one is
+                last = n == len(totals)
+                self.add(*merge_warps(self.code, [total], beside, leave if last else lambda _: []))
         return -(-volume // beside)
 
 

@@ -4,11 +4,15 @@ the first one. They need no tiles in shared memory:
     lines      all is made along one long index, as by a softmax or a layer norm: a warp or a block does all
                stages of a line. Each thread has the same elements in all stages, so that a line is read once
                where its threads have registers for it.
-    columns    all that is combined is combined over rows that lie one behind the other: each thread has the
-               same columns in all rows."""
+    columns    all that is combined is combined over rows, whose columns lie side by side: each thread has
+               the same columns in all rows
+    planes     all that is combined is combined over what lies side by side, and over rows outside of what
+               has a result each, as over all pixels of a channel: a warp or a block has one of these, or a
+               part of it."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
@@ -23,7 +27,7 @@ from ostinato.ops.jit.values import Value, cast
 from ..jit.lines import c_type, memory_type
 from . import stages
 from .flat import MOST_ROWS, team_of
-from .schedule import BLOCKS, LEFT, THREADS, VECTOR, WAITING, WARP, WRITTEN, Tiles
+from .schedule import BLOCKS, LEFT, SOME, THREADS, VECTOR, WAITING, WARP, WRITTEN, Tiles
 from .stages import MULTIPROCESSORS, Finish, Writer
 from .text import Kernel
 from .totals import Total, merge_warps, reduce_block, reduce_warp
@@ -42,7 +46,7 @@ def stream_of(nest: Tiles) -> Kernel | None:
     """The kernel of a nest that is one of these."""
     if nest.running or not nest.reductions or any(map(reads_elsewhere, nest.body.nodes)):
         return None
-    writer = _lines_of(nest) or _columns_of(nest)
+    writer = _lines_of(nest) or _columns_of(nest) or _planes_of(nest)
     return writer.kernel() if writer else None
 
 
@@ -69,9 +73,9 @@ def _beside(nest: Tiles, near: int) -> int:
 class StreamWriter(Writer):
     """Writes loops in which a thread reads several groups of neighbours before it uses the first one."""
 
-    def __init__(self, nest: Tiles, each: int, along: int) -> None:
+    def __init__(self, nest: Tiles, each: int, along: Iterable[int]) -> None:
         super().__init__(nest)
-        self.each, self.along = each, along  # what is read has this index
+        self.each, self.along = each, frozenset(along)  # what is read has one of these indices
         self.which = {f"beside{j}": j for j in range(each)}
         self.streams: dict[int, str] = {}  # operands in registers, by place
         self.fleeting = self.turn = "k"  # which group of those that are read again, and of others
@@ -116,7 +120,10 @@ class StreamWriter(Writer):
 
     def loaded(self, a: int, env: Env) -> Value:
         near, dtype = self.nest.near, self.body.specs[a].dtype
-        if self.along not in self.nest.strides[a] or env.get(near, "beside0") not in self.which:
+        if (
+            self.along.isdisjoint(self.nest.strides[a])
+            or env.get(near, "beside0") not in self.which
+        ):
             return super().loaded(a, env)
         if a not in self.streams:
             self.stream(a, env)
@@ -161,7 +168,7 @@ class StreamWriter(Writer):
 
     def leave(self, first: int, total: Total, env: Env) -> None:
         """Leave what a turn has combined, or all of it."""
-        if self.blocks == 1:
+        if self.blocks == 1 and not self.nest.behind:
             self.put_out(first, total, env)
             return
         self.told("waiting", self.waiting)
@@ -172,7 +179,8 @@ class StreamWriter(Writer):
 
     def left(self, prefix: str, parts: int, threads: int = THREADS, blocks: int = 1) -> Kernel:
         """The kernel, and what puts together what its blocks leave."""
-        then = Finish(self.nest, self.blocks).kernel() if self.blocks > 1 else None
+        ends = self.blocks > 1 or self.nest.behind
+        then = Finish(self.nest, self.blocks).kernel() if ends else None
         room = self.blocks * self.waiting if then else 0
         return self.finished(prefix, (self.blocks, parts), room, then, threads, blocks)
 
@@ -211,7 +219,7 @@ class LineWriter(StreamWriter):
     """Writes all stages of a line."""
 
     def __init__(self, nest: Tiles) -> None:
-        super().__init__(nest, _beside(nest, nest.near), nest.near)
+        super().__init__(nest, _beside(nest, nest.near), {nest.near})
         self.dear = {v for v in kept(nest, {nest.near}) if self.is_along(v)}
         self.made_before: set[int] = set()  # values of the line that are in registers
         self.is_fixed = True
@@ -477,122 +485,197 @@ class LineWriter(StreamWriter):
             self.add("if (threadIdx.x == 0) {", *leave(), "}")
 
 
-# -- columns -------------------------------------------------------------------------------------
-def _columns_of(nest: Tiles) -> StreamWriter | None:
+# -- columns and planes --------------------------------------------------------------------------
+def _over_rows(nest: Tiles) -> tuple[set[int], frozenset[int], int] | None:
+    """The labels that all is combined over, those of what is combined, and that of neighbours in memory; None
+    where reductions differ in these."""
     long = _long(nest, nest.rows)
-    if len(long) != 1 or any(_long(nest, r.over) != long for r in nest.reductions.values()):
+    if not long or any(_long(nest, r.over) != long for r in nest.reductions.values()):
         return None
     if any(OPS[node.op].moves.places for node in nest.body.nodes):
         return None
     columns, *others = {frozenset(_long(nest, nest.labels(v))) for v in nest.reductions}
-    near = min(columns | long, key=lambda x: step(nest, x) or 0)
-    if others or near in long:
+    if others:
         return None
     for v in range(len(nest.body.specs)):
         own = _long(nest, nest.labels(v))
         is_result = v in nest.body.outputs and not nest.gathers(v)
         if own - columns - long or (is_result and own != columns | long):
             return None
-    (row,) = long
-    one = replace(nest, cut={row: 1}, near=near, held=set(), inlined=set())
-    writer = ColumnWriter(one, row)
-    return writer if writer.parts <= MOST_ROWS else None
+    return long, columns, min(columns | long, key=lambda x: step(nest, x) or 0)
 
 
-class ColumnWriter(StreamWriter):
-    """Writes sums over rows and what is made on the way, of which each thread has the same columns."""
+def _columns_of(nest: Tiles) -> StreamWriter | None:
+    found = _over_rows(nest)
+    if found is None or found[2] in found[0]:
+        return None
+    long, _, near = found
+    one = replace(nest, cut=dict.fromkeys(long, 1), near=near, held=set(), inlined=set())
+    writer = ColumnWriter(one, long)
+    return writer if writer.parts <= MOST_ROWS and writer.rows_inside < 1 << 31 else None
 
-    def __init__(self, nest: Tiles, row: int) -> None:
+
+def _planes_of(nest: Tiles) -> StreamWriter | None:
+    found = _over_rows(nest)
+    if found is None or found[2] not in found[0] or not found[1]:
+        return None
+    long, _, near = found
+    one = replace(nest, cut=dict.fromkeys(long, 1), near=near, held=set(), inlined=set())
+    writer = PlaneWriter(one, long)
+    return writer if writer.parts <= MOST_ROWS and writer.rows_inside < 1 << 31 else None
+
+
+class RowWriter(StreamWriter):
+    """Writes sums over rows, and what is made on the way. `order`: the labels of rows, from outer ones on; one
+    number counts them all."""
+
+    def __init__(self, nest: Tiles, each: int, long: Collection[int]) -> None:
+        super().__init__(nest, each, long)
+        self.order = sorted(long, key=lambda x: (x == nest.near, -(step(nest, x) or 0)))
+        self.fleeting = "n"
+        (first, *_) = nest.reductions
+        self.columns = nest.inner(first)
+        words = sum(
+            -(-s.dtype.itemsize * (each if nest.near in lies else 1) // 4)
+            for s, lies in zip(nest.body.inputs, nest.strides, strict=False)
+            if not self.along.isdisjoint(lies)
+        )
+        most = MAX_THREAD_TERMS if all(r.kind != "moments" for r in nest.reductions.values()) else 4
+        self.at_once = 1 << (max(1, min(most, WAITING // max(1, words))).bit_length() - 1)
+        if len(nest.body.nodes) * each * self.at_once > WRITTEN:
+            self.at_once = 1
+        self.rows_inside = math.prod(nest.extents[x] for x in self.order)
+
+    def _value(self, v: int, env: Env) -> Value:
+        return self.made(v, env)
+
+    def rows_at(self, row: str, labels: Sequence[int], prefix: str) -> tuple[list[str], Env]:
+        """The indices of what a number counts; each is called by a prefix."""
+        if len(labels) == 1:
+            return [], {labels[0]: row}
+        env: Env = {}
+        code, rest = list[str](), f"(u32)({row})"
+        for x in reversed(labels[1:]):
+            extent, env[x] = f"(u32){self.told(f'e{x}', self.nest.extents[x])}", f"{prefix}{x}"
+            code += [f"const u32 {env[x]} = {rest} % {extent};"]
+            code += [f"const u32 {prefix}{x}_rest = {rest} / {extent};"]
+            rest = f"{prefix}{x}_rest"
+        return code, env | {labels[0]: rest}
+
+    def begin_rows(self) -> None:
+        """Where operands, results and rows begin."""
+        self.aligned()
+        for x in self.nest.rows:
+            self.add(f"const s64 begin{x} = 0;")
+        self.add(*(f"u8* const p{a} = q{a};" for a in range(len(self.nest.strides))))
+
+    def same_in_rows(self, spots: Sequence[Env]) -> None:
+        """Make what is the same in all rows ahead of them."""
+        nest = self.nest
+        for v in range(len(self.body.specs)):
+            own = _long(nest, nest.labels(v))
+            if own and self.along.isdisjoint(own) and not nest.gathers(v):
+                for spot in spots:
+                    self.value(v, spot)
+
+    def element(self, totals: dict[int, list[Total]], spots: Sequence[Env]) -> None:
+        """All of one row."""
+        nest = self.nest
+        for spot in spots:
+            for first, some in totals.items():
+                one = some[self.which[spot[nest.near]] % len(some)]
+                r = nest.reductions[first]
+                if r.kind == "moments":
+                    one.take(self.code, self.value(r.node.inputs[0], spot))
+                else:
+                    self.accumulate(r, one, spot)
+            for a, v in enumerate(self.body.outputs, nest.operands):
+                if not nest.gathers(v):
+                    self.result(a, spot)
+
+    def begin_near(self, first: int, some: Sequence[Total], spots: Sequence[Env]) -> None:
+        """Moments begin with a number that is near what follows."""
+        before, self.along = self.along, frozenset[int]()  # which is read apart
+        for one, spot in zip(some, spots, strict=True):
+            x = self.value(self.nest.reductions[first].node.inputs[0], spot)
+            self.add(f"{one.registers[0][0]} = {cast(x, float64).name};")
+        self.along = before
+
+    def sweep(
+        self, totals: dict[int, list[Total]], every: int, env: Env, spots: Sequence[Env],
+        labels: Sequence[int], more: Sequence[str] = (),
+    ) -> None:  # fmt: skip
+        """Combine the rows between `from` and `end`, of which a thread has those that are `every` apart.
+        `labels`: of what is counted; `more`: statements behind what finds them."""
+        flat = [one for some in totals.values() for one in some]
+        self.add(*(line for one in flat for line in one.declared()))
+        own, at = self.rows_at("from", labels, "b")
+        for first, some in totals.items():
+            if self.nest.reductions[first].kind == "moments":
+                with self.block("if (from < end)"):
+                    self.add(*own)
+                    first_spots = [env | spot | at for spot in spots]
+                    if len(some) < len(spots):
+                        near = {self.nest.near: f"{self.each} * {at[labels[-1]]}"}
+                        first_spots = [env | at | near]
+                    self.begin_near(first, some, first_spots)
+        code, at = self.rows_at("row", labels, "r")
+        here = [f"const s64 row = at + {every} * n;", *code, *more]
+        inside = {x: name for x, name in at.items() if x != self.nest.near}
+        steps = [env | spot | inside for spot in spots]
+        with self.block(f"for (s64 at = from; at < end; at += {every * self.at_once})"):
+            self.add(*(line for one in flat for line in one.opened()))
+            self.batch(self.at_once, here, "row < end", lambda: self.element(totals, steps))
+            left = f"(end - at + {every - 1}) / {every}"
+            for some in totals.values():
+                beside = self.each // len(some)
+                count = f"(double)({beside} * ({left} < {self.at_once} ? {left} : {self.at_once}))"
+                for one in some if some[0].kind == "moments" else ():
+                    one.close(self.code, count)
+
+
+class ColumnWriter(RowWriter):
+    """Writes sums over rows of which each thread has the same columns."""
+
+    def __init__(self, nest: Tiles, long: Collection[int]) -> None:
         each, taken = _beside(nest, nest.near), 0
         for v, r in nest.reductions.items():
             registers = Total(r.kind, nest.body.specs[v].dtype, "").registers
             taken += sum(d.itemsize // 4 for _, d, _ in registers) * (1 + (r.kind == "moments"))
         while each > 1 and each * taken > WAITING:
             each //= 2
-        super().__init__(nest, each, row)
-        self.row = row
-        self.fleeting = "n"
+        super().__init__(nest, each, long)
         (first, *_) = nest.reductions
-        self.columns = nest.inner(first)
-        rows = nest.extents[row]
         self.groups_of_row = nest.volume(first) // self.each
         self.abreast = min(WARP, 1 << (self.groups_of_row - 1).bit_length())
         self.parts = -(-self.groups_of_row // self.abreast)
-        words = sum(
-            -(-s.dtype.itemsize * (self.each if nest.near in lies else 1) // 4)
-            for s, lies in zip(nest.body.inputs, nest.strides, strict=False)
-            if row in lies
-        )
-        most = MAX_THREAD_TERMS if all(r.kind != "moments" for r in nest.reductions.values()) else 4
-        self.at_once = 1 << (max(1, min(most, WAITING // max(1, words))).bit_length() - 1)
-        if len(nest.body.nodes) * self.each * self.at_once > WRITTEN:
-            self.at_once = 1
         self.high = THREADS // self.abreast
-        turns = min(BLOCKS // self.parts, rows // (self.high * self.at_once))
+        turns = min(BLOCKS // self.parts, self.rows_inside // (self.high * self.at_once))
         turns = max(1, min(turns, nest.moved // (LEFT * self.waiting)))
-        self.rows_each = -(-rows // turns)
-        self.blocks = -(-rows // self.rows_each)
-
-    def _value(self, v: int, env: Env) -> Value:
-        return self.made(v, env)
+        self.rows_each = -(-self.rows_inside // turns)
+        self.blocks = -(-self.rows_inside // self.rows_each)
 
     def kernel(self) -> Kernel:
-        nest, row, near = self.nest, self.row, self.nest.near
-        self.aligned()
-        for x in nest.rows:
-            self.add(f"const s64 begin{x} = 0;")
-        self.add(*(f"u8* const p{a} = q{a};" for a in range(len(nest.strides))))
+        nest, near = self.nest, self.nest.near
+        self.begin_rows()
         self.add(f"const u32 group = blockIdx.y * {self.abreast} + threadIdx.x % {self.abreast};")
         volume = self.volume(self.columns, self.each)
         self.add(f"const bool is_column = group < {volume};")
         self.add("const u32 within = is_column ? group : 0;")
         env = self.still | self.apart("within", self.columns, self.each)
         self.add(f"const u32 first = {self.each} * {env[near]};", *self.groups())
-        rows = self.told(f"e{row}", nest.extents[row])
+        rows = self.told("rows", self.rows_inside)
         each = self.told("each", self.rows_each)
         self.add(f"const s64 from = each * blockIdx.x + threadIdx.x / {self.abreast};")
         self.add(f"const s64 next = {each} * (blockIdx.x + 1);")
         self.add(f"const s64 end = is_column ? (next < {rows} ? next : {rows}) : 0;")
         spots = [env | one for one in self.neighbours()]
-        for v in range(len(self.body.specs)):  # what is the same in all rows
-            if near in nest.labels(v) and row not in nest.labels(v) and not nest.gathers(v):
-                for spot in spots:
-                    self.value(v, spot)
+        self.same_in_rows(spots)
         totals = {
             first: [self.total(first, n=f"{first}_{j}") for j in range(self.each)]
             for first in nest.reductions
         }
-        every = [one for some in totals.values() for one in some]
-        self.add(*(line for one in every for line in one.declared()))
-        for first, some in totals.items():
-            if nest.reductions[first].kind == "moments":
-                with self.block("if (from < end)"):
-                    self.begin_near(first, some, [spot | {row: "from"} for spot in spots])
-        outputs = [a for a, v in enumerate(self.body.outputs, nest.operands) if not nest.gathers(v)]
-
-        def element() -> None:
-            for spot in spots:
-                here = spot | {row: "row"}
-                for first, some in totals.items():
-                    one = some[self.which[spot[near]]]
-                    r = nest.reductions[first]
-                    if r.kind == "moments":
-                        one.take(self.code, self.value(r.node.inputs[0], here))
-                    else:
-                        self.accumulate(r, one, here)
-                for a in outputs:
-                    self.result(a, here)
-
-        step = self.high * self.at_once
-        with self.block(f"for (s64 at = from; at < end; at += {step})"):
-            self.add(*(line for one in every for line in one.opened()))
-            here = [f"const s64 row = at + {self.high} * n;"]
-            self.batch(self.at_once, here, "row < end", element)
-            left = f"(end - at + {self.high - 1}) / {self.high}"
-            count = f"(double)({left} < {self.at_once} ? {left} : {self.at_once})"
-            for some in totals.values():
-                for one in some if some[0].kind == "moments" else ():
-                    one.close(self.code, count)
+        self.sweep(totals, self.high, {}, spots, self.order)
         for first, some in totals.items():
             self.add(*reduce_warp(self.code, some, apart=self.abreast))
 
@@ -612,10 +695,59 @@ class ColumnWriter(StreamWriter):
                 self.add(*merge_warps(self.code, some, self.abreast, leave))
         return self.left("columns", self.parts, blocks=BLOCKS // MULTIPROCESSORS)
 
-    def begin_near(self, first: int, some: Sequence[Total], spots: Sequence[Env]) -> None:
-        """Moments begin with a number that is near what follows."""
-        before, self.along = self.along, -1  # which is read apart
-        for one, spot in zip(some, spots, strict=True):
-            x = self.value(self.nest.reductions[first].node.inputs[0], spot)
-            self.add(f"{one.registers[0][0]} = {cast(x, float64).name};")
-        self.along = before
+
+class PlaneWriter(RowWriter):
+    """Writes sums over neighbours and rows, one for each of what lies between these."""
+
+    def __init__(self, nest: Tiles, long: Collection[int]) -> None:
+        super().__init__(nest, _beside(nest, nest.near), long)
+        (first, *_) = nest.reductions
+        self.groups_inside = self.rows_inside // self.each
+        many, at_once = nest.volume(first), THREADS * self.at_once
+        self.team = WARP if self.groups_inside <= SOME and many >= BLOCKS else THREADS
+        self.parts = -(-many * self.team // THREADS)
+        turns = min(2 * BLOCKS // self.parts, self.groups_inside // at_once)
+        turns = max(1, min(turns, nest.moved // (LEFT * self.waiting)))
+        self.rows_each = -(-self.groups_inside // turns)
+        self.blocks = -(-self.groups_inside // self.rows_each)
+
+    def rows_at(self, row: str, labels: Sequence[int], prefix: str) -> tuple[list[str], Env]:
+        """Neighbours are counted in groups."""
+        near, extent = self.nest.near, self.nest.extents[self.nest.near]
+        told = f"(u32){self.told(f'g{near}', extent // self.each)}"
+        inner = f"{prefix}{near}"
+        code = [f"const u32 {inner} = (u32)({row}) % {told};"]
+        if len(labels) == 1:
+            return code, {near: inner}
+        code.append(f"const u32 {inner}_rest = (u32)({row}) / {told};")
+        more, env = super().rows_at(f"{inner}_rest", labels[:-1], prefix)
+        return [*code, *more], env | {near: inner}
+
+    def kernel(self) -> Kernel:
+        nest, near = self.nest, self.nest.near
+        self.begin_rows()
+        self.add(f"const u32 lane = threadIdx.x % {self.team};")
+        unit = f"blockIdx.y * {THREADS // self.team} + threadIdx.x / {self.team}"
+        self.add(
+            f"const u32 unit = {unit};", f"const bool is_one = unit < {self.volume(self.columns)};"
+        )
+        self.add("const u32 within = is_one ? unit : 0;")
+        env = self.still | self.apart("within", self.columns, 1)
+        rows, each = self.told("rows", self.groups_inside), self.told("each", self.rows_each)
+        self.add(f"const s64 from = {each} * blockIdx.x + lane, next = {each} * (blockIdx.x + 1);")
+        self.add(f"const s64 end = is_one ? (next < {rows} ? next : {rows}) : 0;")
+        self.same_in_rows([env])
+        totals = {first: [self.total(first)] for first in nest.reductions}
+        first = f"const u32 first = {self.each} * r{near};"
+        self.sweep(
+            totals, self.team, env, [*self.neighbours()], self.order, [first, *self.groups()]
+        )
+        every = [one for some in totals.values() for one in some]
+        self.add(*reduce_warp(self.code, every))
+        if self.team > WARP:
+            self.add(*reduce_block(self.code, every))
+        with self.block("if (lane == 0 && is_one)"):
+            for made, some in totals.items():
+                with self.block(""):
+                    self.leave(made, some[0], env)
+        return self.left("planes", self.parts, blocks=BLOCKS // MULTIPROCESSORS)
