@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from ..core.build import Builder
 from ..core.graph import Node
-from ..core.index import Dim, Indices, Window, product_labels
+from ..core.index import LETTERS, Dim, Indices, Window, product_labels
 from ..core.registry import OPS
 from ..core.spec import Spec
 from .sliding import NEW
@@ -115,6 +115,87 @@ def multiply_whole(builder: Builder, node: Node, ins: Sequence[int], ones: str) 
     return w.value
 
 
+class Points(NamedTuple):
+    """Where windows of single elements read along each axis, or single windows: from which one on, how many,
+    and how far apart; `apart`: results that read something are so far apart, and others are 0."""
+
+    is_one_window: bool
+    reads: tuple[tuple[int, int, int], ...]
+    apart: tuple[tuple[int, int], ...] = ()  # begin and step
+
+
+def points_of(node: Node, specs: Sequence[Spec]) -> Points | None:
+    """Find whether each element is read for one place of results only, or there is one place, and so a
+    convolution of one group is a product of matrices as they lie."""
+    (x, w), (out,), k = specs, node.specs, len(node.kw["extents"])
+    names = ("offsets", "strides", "dilation", "every", "extents")
+    every_axis = [*zip(x.shape[1 : k + 1], w.shape[:k], *(node.kw[n] for n in names), strict=True)]
+    if len(x.shape) != k + 3 or len(w.shape) != k + 3 or x.shape[-2] != 1 or 0 in out.shape:
+        return None
+    reads, apart = list[tuple[int, int, int]](), list[tuple[int, int]]()
+    points = all(size == 1 for _, size, *_ in every_axis)
+    if not points and any(out.shape[d] != 1 for d in range(1, k + 1)):
+        return None
+    for n, size, begin, stride, dilation, every, extent in every_axis:
+        count, step = (extent, stride) if points else (size, dilation)
+        if points and every > 1:
+            if stride != 1 or begin > 0 or every * (n - 1) - begin >= extent:
+                return None
+            reads.append((0, n, 1))
+            apart.append((-begin, every))
+        elif every > 1 or step < 1 or begin < 0 or begin + step * (count - 1) >= n:
+            return None
+        else:
+            reads.append((begin, count, step if count > 1 else 1))
+            apart.append((0, 1))
+    return Points(not points, tuple(reads), tuple(apart) if any(s > 1 for _, s in apart) else ())
+
+
+def multiply_points(builder: Builder, node: Node, ins: Sequence[int], at: Points) -> int:
+    """Spell such a convolution as a product. Images are read as they lie; results lie as channels last do, and
+    slopes of filters as `out, in`."""
+    (out,), k = node.specs, len(at.reads)
+    space, name = tuple(range(1, k + 1)), "wide_matmul" if "dtype" in node.kw else "matmul"
+    params: dict[str, Any] = {how: node.kw[how] for how in ("dtype", "tf32") if how in node.kw}
+    labels = "n" + LETTERS[:k] + "gi", LETTERS[:k] + "igo"
+    x, w = (_Looks(builder, v, node.line) for v in ins)
+
+    def product(left: _Looks, right: _Looks) -> _Looks:
+        shape = (left.spec.shape[0], right.spec.shape[1])
+        made = Spec(shape, out.dtype, right.spec.layout)
+        operands = (left.value, right.value)
+        (value,) = builder.add(name, operands, params, (made,), node.line)
+        return _Looks(builder, value, node.line)
+
+    if at.is_one_window:
+        (x.value, first), (w.value, other) = (
+            _as_it_lies(builder, look.value, [*own])
+            for look, own in zip((x, w), labels, strict=True)
+        )
+        x.slice_all(dict(zip(labels[0][1:], at.reads, strict=False)), first)
+        summed = "".join(str(c) for c in first if c in (*labels[0][1 : k + 1], "i"))
+        x.take_rows([*map(str, first)], summed, "n")
+        w.take_rows([*map(str, other)], summed, "o")
+        w.take("permute_dims", axes=(1, 0))
+        made = product(w, x)
+        made.take("permute_dims", axes=(1, 0))
+        made.take("expand_dims", axes=(*space, k + 1))
+        return made.value
+    x.slice_all(dict(zip(labels[0][1:], at.reads, strict=False)), [*labels[0]])
+    seen = x.spec.shape
+    x.take("reshape", shape=(math.prod(seen[: k + 1]), seen[-1]))
+    w.take("squeeze", axes=(*range(k), k + 1))
+    made = product(x, w)
+    made.take("reshape", shape=(*seen[: k + 1], 1, out.shape[-1]))
+    if at.apart:
+        fill = {"shape": out.shape, "value": 0, "dtype": out.dtype}
+        whole = Spec(out.shape, out.dtype, made.spec.layout)
+        (zeros,) = builder.add("full", (), fill, (whole,), node.line)
+        begins, steps = zip((0, 1), *at.apart, (0, 1), (0, 1), strict=True)
+        made.take("update_slice", zeros, starts=begins, steps=steps, mode="set")
+    return made.value
+
+
 def _as_it_lies(builder: Builder, v: int, dims: Sequence[Dim]) -> tuple[int, Sequence[Dim]]:
     """An operand before its axes were turned, and what these are."""
     while (node := builder.maker(v)) is not None and node.op == "permute_dims":
@@ -175,6 +256,22 @@ class _Looks:
         self.take("permute_dims", axes=tuple(order))
         shape = tuple([math.prod(extents[c] for c in group) for group in groups])
         self.take("reshape", shape=shape)
+
+    def slice_all(self, reads: Mapping[str, tuple[int, int, int]], labels: Sequence[Dim]) -> None:
+        """A range of each of some axes."""
+        for axis, c in enumerate(labels):
+            if str(c) in reads:
+                self.slice(axis, *reads[str(c)])
+
+    def take_rows(self, labels: list[str], rows: str, column: str) -> None:
+        """A matrix of some axes and another one; what has one element is dropped first."""
+        self.take("squeeze", axes=(labels.index("g"),))
+        labels.remove("g")
+        order = tuple([labels.index(c) for c in rows + column])
+        if order != tuple(range(len(order))):
+            self.take("permute_dims", axes=order)
+        shape = self.spec.shape
+        self.take("reshape", shape=(math.prod(shape[:-1]), shape[-1]))
 
     def put_apart(self, axis: int, step: int) -> None:
         """Zeros between elements, which change no sum."""

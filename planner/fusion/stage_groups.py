@@ -548,12 +548,8 @@ def _try(graph: Graph, k: int, group: Nested, units: Units, wait: bool = False) 
     if group.order and not read and any(is_apart(graph, v) for v in node.inputs):
         return NEVER  # kernels of elements go through such ones in tiles
     made = group.made | {v for p in views for v in graph.outs(p)}
-    outside = [
-        v
-        for p in (*views, k)
-        for v in graph.nodes[p].inputs
-        if v not in made and not _is_source(graph, v)
-    ]
+    given = [v for p in (*views, k) for v in graph.nodes[p].inputs]
+    outside = [v for v in given if v not in made and not _is_source(graph, v)]
     joins = units.joins(group, outside)
     if joins == NEVER or (joins == LATER and not wait):
         return joins
@@ -561,9 +557,7 @@ def _try(graph: Graph, k: int, group: Nested, units: Units, wait: bool = False) 
         return NEVER
     if len({*group.operands, *outside}) > OPERANDS:
         return NEVER
-    lost = labels.now(
-        x for p in (*views, k) for v in graph.nodes[p].inputs for x in group.lost.get(v, ())
-    )
+    lost = labels.now(x for v in given for x in group.lost.get(v, ()))
     behind = _is_behind(node, group, fit, labels, lost)
     common = fit.labels - lost
     if group.common is not None:
@@ -575,8 +569,7 @@ def _try(graph: Graph, k: int, group: Nested, units: Units, wait: bool = False) 
         common -= {fit.outs[0][node.kw["axis"]]}
     if read:
         common -= fit.reduced
-    before = frozenset() if group.common is None else labels.now(group.common)
-    lost_here = (before | fit.labels) - common
+    lost_here = (labels.now(group.common or ()) | fit.labels) - common
     if positions or read:  # which there is no other way to do
         lost_here -= fit.reduced
     if OPS[node.op].element.running:
@@ -591,7 +584,9 @@ def _try(graph: Graph, k: int, group: Nested, units: Units, wait: bool = False) 
         return NEVER
     overs = group.overs_now(labels)
     overs |= {(fit.reduced, fit.labels - fit.reduced)} if OPS[node.op].reduce else set()
-    if group.behind and not behind and (lost or not is_one_reduction(labels, overs, common)):
+    if (group.behind and not behind and (lost or not is_one_reduction(labels, overs, common))) or (
+        (read or group.slid) and _shares(group, labels, overs)
+    ):
         return NEVER
     group.labels, group.common = labels, common
     group.members += [p for p in views if p not in group.members]
@@ -825,6 +820,12 @@ def _outer(labels: Labels, some: frozenset[int], inner: frozenset[int], least: i
         if known and known[-1] in inner:
             found |= {x for x in known[:-1] if x in some and extents[x] > least}
     return found
+
+
+def _shares(group: Nested, labels: Labels, overs: Collection[Over]) -> bool:
+    """Whether blocks share a reduction, which those of windows, that go row by row, cannot."""
+    every = (long_labels(labels, [own]) for own in overs)
+    return any(would_idle(labels, *own, group.blocks, UNIT["elements"]) for own in every)
 
 
 def _is_behind(node: Node, group: Nested, fit: Fit, labels: Labels, lost: frozenset[int]) -> bool:

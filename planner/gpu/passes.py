@@ -16,6 +16,7 @@ from ostinato.planner.plan import Target
 from .align_sums import align_sums
 from .batch_products import batch_products
 from .fuse import fuse
+from .point_products import multiply_at_points
 from .split_terms import split_terms
 from .spread_numbers import spread_numbers
 from .take_operands import take_operands
@@ -45,6 +46,7 @@ PASSES = (
     part_stacks,
     use_tf32,
     sink_behind_windows,
+    multiply_at_points,
     join_turns,
     take_operands,
     fuse,

@@ -111,6 +111,29 @@ def test_any_axes_in_any_order(function: Callable[..., Any], seed: int) -> None:
             np.testing.assert_allclose(y, z, rtol=near, atol=near * np.abs(z).max())
 
 
+@pytest.mark.parametrize(
+    ("shape", "axes", "kind"),
+    [((6, 20, 30, 24), (0, 1, 2), "columns"), ((6, 9, 40, 50), (0, 2, 3), "planes")],
+)
+def test_what_is_joined_is_read_where_it_lies(
+    shape: tuple[int, ...], axes: tuple[int, ...], kind: str
+) -> None:
+    """As slopes of strided convolutions are, between zeros."""
+    x, g = (rng.normal(size=n).astype(np.float32) for n in (shape, [n + 3 for n in shape]))
+
+    def padded(x: Any, g: Any) -> Any:
+        y = ost.maximum(ost.pad(x, [(1, 2)] * 4) + g, 0)
+        return y, y.sum(axes), (y * g).sum(axes)
+
+    given = [ost.spec(v.shape, "float32") for v in (x, g)]
+    (node,) = [n for n in nodes_of(padded, *given) if n.op == "fused_nest"]
+    assert any(n.op == "pad" for n in node.kw["body"].nodes)
+    arrays, made = [(x, g)[v] for v in node.inputs], results(node)
+    assert kind_of(run_on_host(node, [*arrays, *made])) == kind
+    for y, z in zip(made, by_ops(node, *(v.astype(np.float64) for v in arrays)), strict=True):
+        np.testing.assert_allclose(y, z, rtol=2e-5, atol=2e-5 * np.abs(z).max())
+
+
 @pytest.mark.parametrize("shape", [(2, 3, 4000), (6000, 5, 40)])
 def test_moments_of_planes(shape: tuple[int, ...]) -> None:
     """None is lost where means are large, and NaN and infinities are found as by NumPy."""

@@ -283,8 +283,24 @@ def _arrange(tiles: Tiles, along: int = -1) -> bool:
         while tiles.cut[tile] > least and (not _fits(tiles) or tiles.units < BLOCKS):
             tiles.cut[tile] //= 2
         if _fits(tiles):
+            _occupy(tiles, tile)
             return True
     return False
+
+
+def _occupy(tiles: Tiles, tile: int) -> None:
+    """Give a unit some rows more where those of its tile, all there are, are fewer than its threads: pixels,
+    beside a few channels."""
+    others = [x for x in tiles.rows if x != tile and tiles.extents[x] > 1]
+    if not (others and tiles.across) or tiles.running or tiles.gathered:
+        return
+    beside, width = min(others, key=lambda x: step(tiles, x) or 0), THREADS // tiles.cut[tile]
+    width = min(width, 1 << (tiles.extents[beside] - 1).bit_length())
+    if tiles.cut[tile] < tiles.extents[tile] or width < 2 or tiles.units < BLOCKS * width:
+        return
+    tiles.cut[beside] = width
+    if not _fits(tiles):
+        del tiles.cut[beside]
 
 
 def _fits(tiles: Tiles) -> bool:

@@ -21,6 +21,7 @@ from ostinato.ops.core.spec import bool_, float64
 from ostinato.ops.jit.elements import Env
 from ostinato.ops.jit.kept_values import MAX_FIXED_EXTENT, MAX_THREAD_TERMS, kept, step
 from ostinato.ops.jit.labels import reads_elsewhere
+from ostinato.ops.jit.moves import is_join
 from ostinato.ops.jit.random_bits import numbers_in
 from ostinato.ops.jit.values import Value, cast
 
@@ -44,9 +45,11 @@ def kernel_of(nest: Tiles) -> Kernel:
 
 def stream_of(nest: Tiles) -> Kernel | None:
     """The kernel of a nest that is one of these."""
-    if nest.running or not nest.reductions or any(map(reads_elsewhere, nest.body.nodes)):
+    elsewhere = [*filter(reads_elsewhere, nest.body.nodes)]
+    if nest.running or not nest.reductions or not all(map(is_join, elsewhere)):
         return None
-    writer = _lines_of(nest) or _columns_of(nest) or _planes_of(nest)
+    lines = None if elsewhere else _lines_of(nest)
+    writer = lines or _columns_of(nest) or _planes_of(nest)
     return writer.kernel() if writer else None
 
 
@@ -83,6 +86,7 @@ class StreamWriter(Writer):
         self.reads: list[str] = []
         self.stores: list[str] = []
         self.results_now: dict[int, str] = {}
+        self.is_elsewhere = False  # what is read now lies where a join has it
         self.still = {x: "0" for x, n in enumerate(nest.extents) if n == 1}
         self.many = self.blocks = 1  # blocks each of which leaves something
 
@@ -497,10 +501,11 @@ def _over_rows(nest: Tiles) -> tuple[set[int], frozenset[int], int] | None:
     columns, *others = {frozenset(_long(nest, nest.labels(v))) for v in nest.reductions}
     if others:
         return None
+    joins = any(map(reads_elsewhere, nest.body.nodes))  # which find what has other labels
     for v in range(len(nest.body.specs)):
         own = _long(nest, nest.labels(v))
         is_result = v in nest.body.outputs and not nest.gathers(v)
-        if own - columns - long or (is_result and own != columns | long):
+        if (own - columns - long and not joins) or (is_result and own != columns | long):
             return None
     return long, columns, min(columns | long, key=lambda x: step(nest, x) or 0)
 
@@ -574,7 +579,7 @@ class RowWriter(StreamWriter):
         nest = self.nest
         for v in range(len(self.body.specs)):
             own = _long(nest, nest.labels(v))
-            if own and self.along.isdisjoint(own) and not nest.gathers(v):
+            if own and own <= {*self.columns} and not nest.gathers(v):
                 for spot in spots:
                     self.value(v, spot)
 
