@@ -216,14 +216,10 @@ class Replay:
         return [self.places.get(k, x) for k, x in enumerate(arrays)]
 
     def _copy_in(self, arrays: Sequence[Any]) -> None:
-        for k, place in self.places.items():
-            if k < self.count:
-                self.capture.copy(place, arrays[k])
+        self.capture.copy_all([(x, arrays[k]) for k, x in self.places.items() if k < self.count])
 
     def _copy_out(self, arrays: Sequence[Any]) -> None:
-        for k, place in self.places.items():
-            if k >= self.count:
-                self.capture.copy(arrays[k], place)
+        self.capture.copy_all([(arrays[k], x) for k, x in self.places.items() if k >= self.count])
 
     # -- forms -----------------------------------------------------------------------------
     def _is_enough(self) -> bool:

@@ -114,6 +114,11 @@ class GraphCapture:
         """Ask for a copy of an array to one of the same form."""
         raise NotImplementedError
 
+    def copy_all(self, pairs: Sequence[tuple[Any, Any]]) -> None:
+        """Ask for a copy of each second one to the first."""
+        for to, given in pairs:
+            self.copy(to, given)
+
     def loop(self, test: Any, most: int) -> Loop:
         """One that goes on while `test`, an array of the device, is true, if there is one; for `most` turns,
         or any number of them if that is negative."""

@@ -21,12 +21,15 @@ from __future__ import annotations
 import contextlib
 import gc
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ostinato.ops.core.device import Branch, Function, GraphCapture, Loop
 
 from .conditions import CAPTURE, WARM_UP, Bodies, GpuBranch, GpuLoop
+from .loops.foreach import COPIES, copy_kernel
+from .loops.schedule import THREADS, VECTOR
+from .loops.text import OPTIONS
 
 _capturing: set[int] = set()  # threads
 _changes = threading.Lock()
@@ -51,8 +54,9 @@ class CapturedGraph:
 class Captures(GraphCapture):
     """Of one worker, on the GPU that its thread uses. `driver`: cuda-bindings', or why there is none."""
 
-    def __init__(self, xp: Any, driver: Any) -> None:
-        self.xp = xp
+    def __init__(self, xp: Any, driver: Any, has_kernels: bool = False) -> None:
+        self.xp, self.has_kernels = xp, has_kernels
+        self.copying: tuple[Any, Any] | None = None  # a kernel, and its table
         self.stream = xp.cuda.Stream(non_blocking=True)
         self.pool = xp.cuda.MemoryPool()
         self.unconditional = driver if isinstance(driver, str) else ""
@@ -102,6 +106,29 @@ class Captures(GraphCapture):
             to.data.copy_from_device_async(given.data, to.nbytes)  # a third of what `copyto` costs
         else:
             self.xp.copyto(to, given)
+
+    def copy_all(self, pairs: Sequence[tuple[Any, Any]]) -> None:
+        """By one kernel, where there are several that lie in order."""
+        flat = [
+            (to, given)
+            for to, given in pairs
+            if to.nbytes and to.flags.c_contiguous and given.flags.c_contiguous
+        ]
+        if not self.has_kernels or len(flat) < 3:
+            super().copy_all(pairs)
+            return
+        chosen = {id(to) for to, _ in flat}
+        super().copy_all([(to, given) for to, given in pairs if id(to) not in chosen])
+        if self.copying is None:
+            kernel, table = copy_kernel()
+            self.copying = self.xp.RawKernel(kernel.text, kernel.name, OPTIONS), table
+        run, table = self.copying
+        for first in range(0, len(flat), COPIES):
+            some = flat[first : first + COPIES]
+            words = [n for to, given in some for n in (to.data.ptr, given.data.ptr, to.nbytes)]
+            table["words"][: len(words)] = words
+            blocks = -(-max(to.nbytes for to, _ in some) // (VECTOR * 4 * THREADS))
+            run((blocks, len(some)), (THREADS,), (table,))
 
     def loop(self, test: Any, most: int) -> Loop:
         return GpuLoop(self.bodies, test, most)

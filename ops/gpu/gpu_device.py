@@ -446,7 +446,7 @@ class Gpu(Device):
     def graph_capture(self) -> GraphCapture:
         if self._driver is None:
             self._driver = conditions.found()
-        return Captures(self.xp, self._driver)
+        return Captures(self.xp, self._driver, self.has_own_kernels)
 
     # -- memory --------------------------------------------------------------------------------
     def from_host(self, value: Any) -> Any:

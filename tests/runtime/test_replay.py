@@ -18,6 +18,7 @@ from ostinato.runtime.graph_capture import FORMS, MAX_CAPTURES, MAX_COPIED_BYTES
 import ostinato as ost
 from ostinato.errors import LinAlgError
 from tests import fake_cuda, fake_driver
+from tests.cuda_host import COMPILER
 from tests.fake_device import FAKE, KERNELS
 from tests.fake_xp import counted, to_host, xp
 from tests.programs import make_program
@@ -95,6 +96,25 @@ def test_a_training_step_whose_weights_are_given_away() -> None:
         assert replay.launched >= 25
         assert 1 <= len(replay.forms) <= FORMS
         assert replay.places
+
+
+@pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler")
+@pytest.mark.parametrize("count", [2, 3, 400])
+def test_what_is_small_is_copied_at_once(count: int) -> None:
+    """Of any size and dtype, wherever they begin, by a launch for more than a hundred."""
+    captures, r = Captures(xp, fake_driver, has_kernels=True), random.Random(count)
+    pairs, wanted = [], []
+    for k in range(count):
+        n, begin, kind = r.choice((0, 1, 5, 64, 3000)), r.choice((0, 1)), r.choice("efdi")
+        given = FAKE.from_host(np.arange(k, k + 2 * n + begin).astype(kind))[begin:]
+        given = given[:: 1 + (k % 7 == 3)][:n]  # some lie apart
+        pairs.append((FAKE.from_host(np.full(n, -1, kind)), given))
+        wanted.append(to_host(given).copy())
+    before = counted.asked
+    captures.copy_all(pairs)
+    assert counted.asked - before <= 3 + count / 3  # those that lie apart, and empty ones
+    for (to, _), one in zip(pairs, wanted, strict=True):
+        np.testing.assert_array_equal(to_host(to), one)
 
 
 @pytest.mark.parametrize("seed", range(40))

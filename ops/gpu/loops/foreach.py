@@ -30,6 +30,8 @@ from .schedule import THREADS
 from .text import Kernel, known_numbers, whole
 from .totals import reduce_block, reduce_warp
 
+COPIES = 4000 // 24  # of one launch, whose table is passed by value: 4 KB at the most
+
 
 class Launch(NamedTuple):
     """A kernel, and what it is given before its facts: a table whose first words are addresses."""
@@ -62,6 +64,23 @@ def foreach_kernel(body: Graph, steps: Sequence[int], extents: Sequence[int]) ->
         "foreach", given, code, declared, (facts[-1], 1), (*numbers(body).values(),), room
     )
     return Launch(kernel, table)
+
+
+def copy_kernel() -> Launch:
+    """The kernel of copies of bytes, each a row of blocks: its table has where to, from where, and how many."""
+    table = np.zeros((), [("words", np.int64, (3 * COPIES,))])
+    code = [
+        "u8* const to = (u8*)table.words[3 * blockIdx.y];",
+        "const u8* const from = (const u8*)table.words[3 * blockIdx.y + 1];",
+        "const s64 size = table.words[3 * blockIdx.y + 2];",
+        "const s64 vectors = ((u64)to | (u64)from) % 16 ? 0 : size / 16;",
+        f"const s64 mine = (s64)blockIdx.x * {THREADS} + threadIdx.x, all = (s64)gridDim.x * {THREADS};",
+        "for (s64 i = mine; i < vectors; i += all)",
+        "  ((Beside<u32, 4>*)to)[i] = ((const Beside<u32, 4>*)from)[i];",
+        "for (s64 i = 16 * vectors + mine; i < size; i += all) to[i] = from[i];",
+    ]
+    declared = {f"struct Table {{ s64 words[{3 * COPIES}]; }};"}
+    return Launch(whole("copies", ["const Table table"], code, declared, (1, 1), ()), table)
 
 
 def _found(parts: int, arrays: int) -> list[str]:
