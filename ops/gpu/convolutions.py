@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ostinato.ops.core.device import Function, plain
@@ -20,7 +21,8 @@ from .libraries.cublaslt import ALIGNED, WORKSPACE
 from .libraries.cudnn import TYPES, Convolution, Convolver
 
 CONVOLUTIONS = tuple([n for n, op in OPS.items() if op.product is not None and op.run.placed])
-WAYS = ("plan 1", "plan 2", "plan 3", "plan 4")  # as the library ranks them
+# As the library ranks them: without transforms, and, of float32, where it may use them, too.
+PLANS, TRANSFORMS = ("plan 1", "plan 2", "plan 3", "plan 4"), ("any plan 1", "any plan 2")
 # Of a workspace: beside what all arrays have, for forms of them that the library makes.
 ROOM_BYTES = {"more": 1 << 25, "most": 1 << 29}
 
@@ -145,8 +147,10 @@ def convolution(
         return None
     start = scratch[0].data.ptr
     workspace = -(-start // WORKSPACE) * WORKSPACE
-    nth = WAYS.index(way) if way in WAYS else 0
-    run = library.prepared(form.asked, usable(scratch[0].nbytes), nth)
+    ranked = TRANSFORMS if way in TRANSFORMS else PLANS
+    asked = replace(form.asked, transforms=way in TRANSFORMS)
+    nth = ranked.index(way) if way in ranked else 0
+    run = library.prepared(asked, usable(scratch[0].nbytes), nth)
     if run is None:
         return None
     own, params = OPS[op].kernel, plain(p)

@@ -161,7 +161,8 @@ class Gpu(Device):
     def _convolution_ways(self, ins: Specs, outs: Specs, p: Params, threads: int) -> Classes:
         if isinstance(self.convolving, str):
             return ()
-        return [(way,) for way in convolutions.WAYS]
+        more = convolutions.TRANSFORMS if ins[0].dtype == float32 else ()
+        return [(way,) for way in (*convolutions.PLANS, *more)]
 
     def widens(self, left: DType, right: DType, out: DType) -> bool:
         wide = left != out and cublaslt.multiplies(left, right, out)

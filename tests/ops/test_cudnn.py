@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ostinato.ops.gpu.convolutions import WAYS
+from ostinato.ops.core.spec import Spec
+from ostinato.ops.gpu.convolutions import PLANS, TRANSFORMS
 from ostinato.ops.gpu.libraries import cudnn
 
 import ostinato as ost
@@ -124,7 +125,30 @@ def test_ways_are_the_next_plans(way: int) -> None:
     made = library.prepared(asked, 1 << 20, way)
     assert made is not None
     assert made.plan == [3, 5, 5][way]
-    assert len(WAYS) > way
+    assert len(PLANS) > way
+
+
+@pytest.mark.parametrize("way", [0, 1])
+def test_transforms_are_for_who_chooses_by_time(way: int) -> None:
+    """As on a CPU: only under `fast`, which times them."""
+    library = WITH_CUDNN.convolving
+    assert isinstance(library, cudnn.Convolver)
+    lies: Any = ((2, 4, 5, 5), (3, 4, 3, 3), (2, 3, 3, 3))
+    same: Any = ((0, 0),) * 2 + ((1, 1),) * 2 + ("float32", "float32")
+    made = library.prepared(
+        cudnn.Convolution("forward", *lies, *same, transforms=True), 1 << 20, way
+    )
+    assert made is not None
+    assert made.plan == [3, 4][way]  # the second one is Winograd's
+    (images, filters), p, out = (
+        [Spec(n, np.dtype("f4")) for n in lies[:2]],
+        {},
+        [Spec(lies[2], np.dtype("f4"))],
+    )
+    found = [way for (way,) in WITH_CUDNN._convolution_ways([images, filters], out, p, 1)]
+    assert found == [*PLANS, *TRANSFORMS]
+    halves = [Spec(n, np.dtype("f2")) for n in lies]
+    assert len(WITH_CUDNN._convolution_ways(halves[:2], halves[2:], p, 1)) == len(PLANS)
 
 
 def test_names_are_the_bindings() -> None:

@@ -6,7 +6,8 @@ be captured; its workspace is given. Images are `n, space..., channels` in memor
 which is how the library counts what it does best; for it the axes are `n, channels, space...`.
 
 The sums are float32's, always of the same bits: no plan adds in an order that differs from run to run, and of
-float32 none reads less than it is given, unless TF32 is asked for."""
+float32 none reads less than it is given, unless TF32 is asked for. Sums by transforms are those of who may
+choose by time."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ FUNCTIONS = {
     "data": ("conv_dgrad", ("loss", "filter"), (2, 1, 0)),
     "weights": ("conv_wgrad", ("image", "loss"), (0, 2, 1)),
 }
-NEVER = ("NONDETERMINISTIC", "REDUCED_PRECISION_REDUCTION", "WINOGRAD", "FFT")
+NEVER = ("NONDETERMINISTIC", "REDUCED_PRECISION_REDUCTION")
+BY_TRANSFORMS = ("WINOGRAD", "FFT")
 NOT_OF_FLOAT32 = ("TENSOR_CORE", "DOWN_CONVERT_INPUTS")
 KEPT = {"refusals": 8, "plans": 512}  # of refusals, for people
 
@@ -51,6 +53,7 @@ class Convolution:
     read: str  # dtypes
     made: str
     tf32: bool = False
+    transforms: bool = False  # may be used
 
     def __str__(self) -> str:
         sizes = (" x ".join(map(str, s)) for s in (self.images, self.filters))
@@ -154,7 +157,11 @@ class PreparedConvolution:
         graph.build_operation_graph()
         graph.create_execution_plans([dnn.heur_mode.A, dnn.heur_mode.FALLBACK])
         plain = asked.read == "float32" and not asked.tf32
-        notes = (*NEVER, *NOT_OF_FLOAT32) if plain else NEVER
+        notes = (
+            *NEVER,
+            *(() if asked.transforms else BY_TRANSFORMS),
+            *(NOT_OF_FLOAT32 if plain else ()),
+        )
         graph.deselect_numeric_notes([getattr(dnn.numerical_note, note) for note in notes])
         graph.check_support()
         self.plan = -1
