@@ -60,7 +60,7 @@ from .flow import (  # noqa: F401  (registers the operations)
     while_loops,
 )
 from .gpu.gpu_device import Gpu  # noqa: F401
-from .planned import collective, element_ids, reproducible  # noqa: F401  (registers the operations)
+from .planned import collective, element_ids, offloaded, reproducible  # noqa: F401  (registers the operations)
 from .random import distributions, draws, random  # noqa: F401  (registers the operations)
 from .special import special  # noqa: F401  (registers the operations)
 

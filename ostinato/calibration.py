@@ -3,6 +3,7 @@
     stream     x * 2 + 1 of arrays from 64 KiB to 256 MiB: bytes per second, by all that is looked at
     products   small and large squares of each dtype: the rate, and from which size on it is reached
     links      a sum over workers, and changes of layout, along each axis of the mesh
+    away       bytes to a disk and back, as they lie there; from a GPU, to the host's memory and back
 
 Everything goes through compiled functions, so what is measured is what plans get: their kernels, their
 threads, their communicator. All workers do the same at the same time. What is found is kept for
@@ -27,6 +28,7 @@ from ostinato.ops.array.cumulative import cumulative_sum
 from ostinato.ops.array.transcendental import exp, log, sin, tanh
 from ostinato.ops.core.apply import as_array
 from ostinato.ops.core.array import Array
+from ostinato.ops.core.device import DEVICES
 from ostinato.ops.core.layout import Mesh
 from ostinato.ops.core.spec import bfloat16, float16, float32, float64
 from ostinato.ops.flow.repeat_scan import repeat
@@ -35,6 +37,7 @@ from ostinato.ops.planned.collective import REDUCING
 from ostinato.planner.machine import NOMINAL, Link, Machine, Rate, Seen, keep, memory, unmeasured
 from ostinato.planner.plan import Plan
 from ostinato.runtime.crew.crew_engine import CrewEngine
+from ostinato.runtime.disk_store import DiskStore
 
 from .compiled import compile
 from .sessions import Session, current
@@ -49,6 +52,7 @@ QUICK = 1 << 21  # bytes that are looked at in less time than it takes to start 
 TURNS = 64
 SURE = 0.25  # of the time of a turn, which is not all noise of what starts it
 SOONEST = 1e-6  # seconds of a message: one thread wakes another
+AWAY = 1 << 16, 1 << 26  # bytes of what goes to the host or a disk, and comes back
 ROWS = 8  # of what is summed over workers, on each
 
 
@@ -262,6 +266,24 @@ class Calibration:
         hidden = (sum(alone) - both) / max(min(alone) - self.run, 1e-9)
         return min(1.0, max(0.0, hidden))
 
+    def away(self) -> Link:
+        """Measure where values go if memory is short: the host's memory from a GPU, a disk."""
+        device = DEVICES[self.device]
+        store = device.away() or DiskStore()
+        times = []
+        for size in AWAY:
+            x, at = device.from_host(np.zeros(size, np.uint8)), store.place(size)
+            begin = time.perf_counter()
+            store.stash(at, x).wait()
+            store.flush()
+            store.fetch(at, x).wait()
+            device.clock()
+            times.append((time.perf_counter() - begin) / 2)
+        rate = (AWAY[1] - AWAY[0]) / max(times[1] - times[0], 1e-9)
+        return Link(
+            max(times[0] - AWAY[0] / rate, SOONEST), rate, "disk" if device.is_host else "host"
+        )
+
     # -- all of it -------------------------------------------------------------------------
     def found(self) -> Machine:
         again = self.overheads()
@@ -286,6 +308,7 @@ class Calibration:
             self.device,
             f"measured with {self.workers} workers of {engine.threads} threads",
             known.units,
+            away=self.away(),
         )
 
 

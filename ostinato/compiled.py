@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import functools
+import os
 import sys
 import threading
 import time
@@ -61,6 +62,7 @@ from .cards import compiled_card
 from .donation import launch_given
 from .guards import Change, Guards
 from .misses import Miss, differences
+from .offloading import check_offload, fitting_offload
 from .reach import WRAPPERS
 from .reading import _Reader, run_plan
 from .sessions import Session, check_memory_limit, check_numerics, current, here, one_by_one
@@ -86,6 +88,7 @@ class CompiledFunction(Entries, Generic[P, R]):
         "misses",
         "name",
         "numerics",
+        "offload",
         "precision",
         "scratch_limit",
         "seen",
@@ -103,6 +106,7 @@ class CompiledFunction(Entries, Generic[P, R]):
         static: Iterable[str | int] = (),
         memory_limit: int | None = None,
         scratch_limit: int | None = None,
+        offload: bool | str | os.PathLike[str] | None = None,
         numerics: str | None = None,
         precision: str | Precision | None = None,
         tolerance: Tolerance | None = None,
@@ -115,6 +119,7 @@ class CompiledFunction(Entries, Generic[P, R]):
         self.donate = self._named(donate, "donate")
         self.memory_limit = check_memory_limit("compile", memory_limit)
         self.scratch_limit = check_memory_limit("compile", scratch_limit, "scratch_limit", 0)
+        self.offload = check_offload("compile", offload)
         self.numerics = None if numerics is None else check_numerics("compile", numerics)
         self._allow(precision, tolerance)
         super().__init__()
@@ -318,6 +323,7 @@ class CompiledFunction(Entries, Generic[P, R]):
             "precision": entry.plan.target.precision,
             "memory_limit": target.memory_limit,
             "scratch_limit": target.scratch_limit,
+            "offload": target.offload,
         }
         miss = Miss(parts, source, list(self.seen), hits=self.hits)
         if change is not None:
@@ -474,6 +480,7 @@ class CompiledFunction(Entries, Generic[P, R]):
             precision=AS_WRITTEN if self.precision == AUTO else self.precision or target.precision,
             named=target.named,
             scratch_limit=self.scratch_limit,
+            offload=fitting_offload("compile", self.offload, target.device),
         )
 
     def plan_for(self, *args: P.args, **kwargs: P.kwargs) -> Plan:
@@ -539,6 +546,7 @@ _OPTIONS = (
     "static",
     "memory_limit",
     "scratch_limit",
+    "offload",
     "numerics",
     "precision",
     "tolerance",
@@ -664,6 +672,7 @@ def compile(
     static: Iterable[str | int] = ...,
     memory_limit: int | None = ...,
     scratch_limit: int | None = ...,
+    offload: bool | str | os.PathLike[str] | None = ...,
     numerics: Numerics | None = ...,
     precision: str | Precision | None = ...,
     tolerance: Tolerance | None = ...,
@@ -679,6 +688,10 @@ def compile(function: Any = None, /, **options: Any) -> Any:
     memory_limit, numerics, precision: as in `connect`, for this function.
     scratch_limit: bytes that one operation may take while it runs, beside operands and results; what needs
     more, as convolutions by copied windows do, is done in parts of its batch, one after the other.
+    offload: where values go, under a memory limit, while nobody reads them: on CPUs True or "disk" (to a
+    file without a name in TMPDIR, or else in /var/tmp), or a folder with a separator in it; on GPUs "host"
+    (to the host's memory). It competes with making values again and turns, by predicted time. If nothing
+    is said, GPUs do it where nothing else fits, CPUs never; False: never.
     tolerance: with precision="auto", products are rounded to halves (of float64 to float32, too), and
     so are sums that workers send each other where that is faster, as far as results stay within this
     relative error, 1e-3 if nothing is said; a dict names results that are to, by their key, field or

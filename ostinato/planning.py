@@ -39,6 +39,7 @@ from ostinato.runtime.engine import LocalEngine
 from .arguments import Call, fixed_leaves, leaf
 from .auto_precision import AUTO
 from .compiled import CompiledFunction
+from .offloading import fitting_offload
 from .sessions import Session, _mesh, check_memory_limit, check_numerics
 from .tracing import Traced, traced
 
@@ -152,6 +153,7 @@ def plan(
         precision=check_precision("plan", precision or _precision(compiled)),
         named=model,
         scratch_limit=compiled.scratch_limit,
+        offload=fitting_offload("plan", compiled.offload, device or model.device),
     )
     with seldom_collected():
         return _planned(compiled, args, kwargs, target, target.mesh, False)

@@ -292,7 +292,8 @@ def _key(content: Any) -> Key:
     numerics, limit, math, precision, machine = fields(
         content, "numerics", "memory_limit", "math", "precision", "machine"
     )
-    scratch = content.get("scratch_limit")
+    scratch, offload = content.get("scratch_limit"), content.get("offload", "")
+    need(_is_name(offload), "a place of values that is no text")
     try:
         find(device)
     except Absent as error:
@@ -313,6 +314,7 @@ def _key(content: Any) -> Key:
         precision,
         _machine(machine),
         None if scratch is None else integer(scratch, 0),
+        offload,
     )
     need(1 <= len(target.mesh) <= 4, f"a mesh with {len(target.mesh)} axes")
     need(1 <= target.workers <= 1 << 20, "a mesh of that many workers")

@@ -13,6 +13,7 @@ from ostinato.ops.core.graph import Graph
 from .cpu import passes as cpu
 from .gpu import passes as gpu
 from .passes.memory import assign_memory
+from .passes.offload import offload
 from .passes.scratch import fit_scratch
 from .plan import Program, Target, peak_bytes
 
@@ -96,7 +97,17 @@ def lower(
 
 
 def placed(graph: Graph, target: Target, reuse: Sequence[int]) -> Program:
-    """The program, with as little scratch memory as the limits ask for."""
+    """The program, with as little scratch memory as the limits ask for; of what does not fit then, values
+    leave memory for a while, if they may."""
     device, own = described(target.device), rules(target)
     program = assign_memory(graph, device, reuse)
-    return fit_scratch(program, target, device, reuse, own.fuse, own.larger)
+    small = fit_scratch(program, target, device, reuse, own.fuse, own.larger)
+    if target.scratch_limit is None and small is not program and _exceeds(small, target):
+        moved = offload(program, target, device, reuse)  # as fast kernels as without a limit
+        if not _exceeds(moved, target):
+            return moved
+    return offload(small, target, device, reuse)
+
+
+def _exceeds(program: Program, target: Target) -> bool:
+    return target.memory_limit is not None and peak_bytes(program) > target.memory_limit

@@ -160,6 +160,8 @@ class Machine:
     about: str = ""
     units: float = 0.0  # multiprocessors, which a kernel of few elements does not all occupy
     models: tuple[str, ...] = ()  # words of the names of devices that it is the preset of
+    # to where values go if memory is short: a GPU's worker to the host's memory, a CPU's to a disk
+    away: Link | None = None
 
     def __hash__(self) -> int:
         return hash(self.name)  # it is a part of many keys
@@ -245,6 +247,11 @@ class Machine:
         total += links[inner[-1]].all_reduce(mesh[inner[-1]], size)
         return min(total, at_once), total < at_once
 
+    @property
+    def offload(self) -> Link:
+        """To where values go if memory is short; as most machines have it, where nothing is said."""
+        return self.away or _AWAY.get(self.device, _AWAY["cuda"])
+
     # -- as data ---------------------------------------------------------------------------
     @property
     def data(self) -> dict[str, Any]:
@@ -269,6 +276,8 @@ class Machine:
             seen = tuple([_row(Seen, s) for s in row.get("seen", ())])
             levels.append((int(row["workers"]), _row(Link, {**row, "seen": seen})))
         found["levels"] = tuple(levels)
+        if data.get("away"):
+            found["away"] = _row(Link, {**data["away"], "seen": ()})
         found["models"] = tuple(data.get("models", ()))
         for name in (
             "call_seconds",
@@ -299,6 +308,10 @@ class Machine:
             raise _unfit(path, "a file that describes a machine", f"{error!r:.100}") from None
 
 
+_AWAY = {  # a disk by NVMe, as those of servers in clouds are; PCIe 4 x 16
+    "cpu": Link(100e-6, 1e9, "disk"),
+    "cuda": Link(10e-6, 2.2e10, "host"),
+}
 _TABLES = {  # tables of two columns
     "stream": ("bytes", "bandwidth"),
     "elements": ("dtype", "rate"),
@@ -322,7 +335,7 @@ def _checked(machine: Machine) -> Machine:
         rate for table in (machine.stream, machine.elements, machine.functions) for _, rate in table
     ]
     rates += [r.most for r in (*machine.products, *machine.factors)]
-    for _, link in machine.levels:
+    for link in (*(link for _, link in machine.levels), machine.offload):
         rates += [link.bandwidth, *(s.bandwidth for s in link.seen)]
         rates += [s.workers - 1 for s in link.seen]
     tables = (machine.stream, machine.products, machine.elements, machine.functions, machine.levels)

@@ -34,6 +34,7 @@ from .passes.layouts import MUCH_SOONER, choose_layouts, places
 from .passes.memory import assign_memory
 from .passes.narrow_messages import send_narrow
 from .passes.narrow_sums import Sum, narrow_sums, sums
+from .passes.offload import OFF, named_place, place_of
 from .passes.overlap import overlap
 from .passes.parts import make_parts
 from .passes.scratch import scratch_of_all
@@ -123,6 +124,8 @@ def place_operands(graph: Graph, target: Target, free: Sequence[int]) -> list[La
     """Where operands are to lie that may lie anywhere: where the graph runs fastest, with all that it
     does to fit into memory; where it needs least, if it does not fit anywhere."""
     room = min(target.memory_limit or inf, target.machine.memory)
+    if not target.offload:  # the last resort, of the place that needs least
+        target = replace(target, offload=OFF)
     found: list[tuple[bool, float, Graph]] = []
     for k in range(12):
         told = dict[str, Graph]()
@@ -287,10 +290,15 @@ def _refusal(plan: Plan, whole: tuple[Spec, Node] | None, enough: int | None) ->
         f"plan {plan.id[:8]}, whose peak is at {what}",
         got=f"{_mib(plan.peak_bytes)} per worker ({parts})",
         needed=f"at most memory_limit={_mib(limit)}, which no split in time reaches"
-        + (f", nor making values again: at least {_mib(enough)}" if enough else ""),
+        + (f", nor making values again{_moving(plan)}: at least {_mib(enough)}" if enough else ""),
         do=_advice(plan, enough),
         line=line,
     )
+
+
+def _moving(plan: Plan) -> str:
+    place = place_of(plan.target)
+    return f", nor moving them to {named_place(place)}" if place else ""
 
 
 def _read_whole(graph: Graph) -> tuple[Spec, Node] | None:
@@ -362,6 +370,8 @@ def _advice(plan: Plan, enough: int | None) -> str:
         ways.append(
             "work through smaller batches, or wrap a part of a differentiated function in ost.checkpoint"
         )
+        if not place_of(plan.target):
+            ways.append("let values leave memory while nobody reads them (offload=True)")
     elif plan.operand_bytes == most:
         ways.append("split the largest operands over more workers (split=)")
     elif not plan.called:

@@ -17,6 +17,7 @@ from ostinato.ops.core.layout import Mesh
 from ostinato.ops.core.spec import Spec
 from ostinato.ops.core.user_line import short
 from ostinato.ops.flow.callback import name_functions
+from ostinato.ops.planned.offloaded import STASH
 
 from ostinato import settings
 from ostinato.errors import OstinatoError, PlanFileError
@@ -43,6 +44,9 @@ class Target:
     precision: str = AS_WRITTEN  # the text of a policy (policy.py)
     named: Machine | None = field(default=None, compare=False, repr=False)  # if a user names one
     scratch_limit: int | None = None  # bytes that one operation may have while it runs
+    # where values go for a while if memory is short: "", as the device does; "off"; "on", "host", "disk",
+    # or a folder
+    offload: str = ""
 
     @property
     def workers(self) -> int:
@@ -169,6 +173,8 @@ class Key:
         }
         if self.target.scratch_limit is not None:
             found["policy"]["scratch_limit"] = self.target.scratch_limit
+        if self.target.offload:
+            found["policy"]["offload"] = self.target.offload
         if self.gathered:
             found["gathered"] = list(self.gathered)
         return found
@@ -244,6 +250,7 @@ class Plan:
             "numerics": self.target.numerics,
             "memory_limit": self.target.memory_limit,
             "scratch_limit": self.target.scratch_limit,
+            "offload": self.target.offload,
             "math": self.target.math,
             "precision": self.target.precision,
             # what decided, where there was something to decide: a part of no id
@@ -316,6 +323,11 @@ class Plan:
     @property
     def arena_bytes(self) -> int:
         return self.program.arena_bytes
+
+    @cached_property
+    def offloaded_bytes(self) -> int:
+        """The bytes of the host's memory, or on a disk, of values that are not in memory for a while."""
+        return offloaded_bytes(self.program)
 
     @property
     def peak_bytes(self) -> int:
@@ -402,6 +414,18 @@ def peak_bytes(program: Program) -> int:
     saved = sum(local_bytes(graph.out_specs[k]) for k, _ in program.reuse)
     held = sum(map(local_bytes, (*graph.inputs, *graph.out_specs)))
     return held - saved + program.arena_bytes
+
+
+def offloaded_bytes(program: Program) -> int:
+    """Count the bytes that a worker puts elsewhere for a while, each place once."""
+    graph = program.graph
+    mine = sum(local_bytes(graph.specs[n.inputs[0]]) for n in graph.nodes if n.op == STASH)
+    return mine + sum(offloaded_bytes(b) for bodies in program.bodies.values() for b in bodies)
+
+
+def folder_of(target: Target) -> str | None:
+    """The folder that a user named for values that leave memory for a while."""
+    return target.offload if os.sep in target.offload else None
 
 
 def largest_part(spec: Spec) -> Spec:

@@ -20,6 +20,7 @@ from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Spec
 from ostinato.ops.core.traffic import held, moved
 from ostinato.ops.planned.collective import REDUCING, collective_of
+from ostinato.ops.planned.offloaded import OFFLOADED
 
 from .layouts.costs import REPEATED, UNTIL, move_legs, repeats
 from .machine import MACHINES, Machine, known
@@ -314,6 +315,11 @@ def steps(
             predicted = sum(leg.seconds for leg in legs(node, ins, machine))
             reuse.seconds(k, machine, 0.0)
             yield PredictedStep(node, depth, kind, 0.0, 0.0, sent, predicted, turns)
+        elif node.op in OFFLOADED:
+            size = largest_part(ins[0]).nbytes
+            reuse.seconds(k, machine, 0.0)
+            seconds = machine.offload.message(size)
+            yield PredictedStep(node, depth, "", 0.0, float(size), 0, seconds, turns)
         elif inner:
             reuse.seconds(k, machine, 0.0)
             twice = _second_buffers(program, k) if node.op in LOOPS else None

@@ -27,6 +27,7 @@ from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Spec
 from ostinato.ops.core.user_line import misfit
 from ostinato.ops.planned.collective import REDUCING, collective_of
+from ostinato.ops.planned.offloaded import OFFLOADED
 
 from ostinato.errors import ArgumentError, MemoryLimitError
 
@@ -122,7 +123,7 @@ class Simulation:
     def streams(self) -> dict[int, str]:
         """The names of streams that were in use."""
         used = {e.stream for e in self.events}
-        names = {k: link_name(self.machine, k) for k in range(len(self.machine.levels))}
+        names = {k: link_name(self.machine, k) for k in range(len(self.machine.levels) + 1)}
         return {k: name for k, name in {COMPUTE: "kernels", **names}.items() if k in used}
 
     # -- other numbers of workers ------------------------------------------------------------
@@ -207,6 +208,8 @@ def simulated(plan: Plan, machine: Machine | str | os.PathLike[str] | None = Non
 
 
 def link_name(machine: Machine, level: int) -> str:
+    if level == len(machine.levels):
+        return machine.offload.name or "elsewhere"
     return machine.levels[level][1].name or (f"link {level}" if len(machine.levels) > 1 else "link")
 
 
@@ -347,10 +350,11 @@ class _Pending:
     """A collective that was started."""
 
     start: Any  # of each class
-    seconds: float
+    seconds: Any
     legs: list[Leg]
     name: str
     line: str
+    share: float | None = None  # that goes on meanwhile, if not the machine's
 
 
 class _Kernels:
@@ -455,7 +459,7 @@ class _Run:
     def __post_init__(self) -> None:
         classes, levels = len(self.parts), len(self.machine.levels)
         self.now, self.busy, self.waited = (np.zeros(classes) for _ in range(3))
-        self.free = [np.zeros(classes) for _ in range(levels)]
+        self.free = [np.zeros(classes) for _ in range(levels + 1)]  # the last: to the host, a disk
         self.sent, self.used, self.count = [0] * levels, [0.0] * levels, [0] * levels
 
     # -- programs --------------------------------------------------------------------------
@@ -474,6 +478,8 @@ class _Run:
             ins = [graph.specs[v] for v in node.inputs]
             if node.op == "wait":
                 self.wait(pending[graph.starts[graph.producers[node.inputs[0]]]])
+            elif node.op in OFFLOADED:
+                pending[graph.starts[k]] = self.offload(node, ins[0])
             elif collective_of(node.op, node.kw):
                 started = self.collective(node, ins)
                 if node.op == "start":
@@ -572,9 +578,18 @@ class _Run:
         seconds = float((at - begin).max()) if way else 0.0
         return _Pending(begin, seconds, way, collective_of(node.op, node.kw), node.line)
 
+    def offload(self, node: Node, value: Spec) -> _Pending:
+        """To the host or a disk, or back: one after the other, beside kernels."""
+        link = self.machine.offload
+        seconds = np.array([link.message(part(value).nbytes) for part in self.parts])
+        begin = np.maximum(self.now, self.free[-1])
+        self.free[-1] = begin + seconds
+        self.draw(len(self.free) - 1, begin, self.free[-1], node.op, node.line)
+        return _Pending(begin, seconds, [], node.op, node.line, 1.0)
+
     def wait(self, started: _Pending) -> None:
         """Wait for a started collective: what did not go on in the background is done now."""
-        share = self.machine.background
+        share = self.machine.background if started.share is None else started.share
         done = share * np.maximum(0.0, self.now - started.start)
         left = np.maximum(0.0, started.seconds - done)
         end = np.maximum(self.now, started.start) + left

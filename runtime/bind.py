@@ -15,6 +15,7 @@ views of operands."""
 from __future__ import annotations
 
 import itertools
+import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -38,6 +39,7 @@ from ostinato.ops.core.registry import OPS, Place
 from ostinato.ops.core.spec import is_inexact, strided_like
 from ostinato.ops.flow.control import CONTROL
 from ostinato.ops.planned.collective import STORED, collective_of
+from ostinato.ops.planned.offloaded import OFFLOADED, STASH
 from ostinato.planner.passes.memory import (
     body_order,
     contiguous,
@@ -54,6 +56,7 @@ from .bound import Bound, Row, Stop, may_note
 from .bound_values import RowOf
 from .capture_segments import Parts
 from .control_flow import SLICE, ControlFlow
+from .disk_store import DiskStore
 from .messages.collectives import Start, staged, starter
 from .messages.communicator import Communicator
 from .packed_weights import PrepackedOperand
@@ -77,10 +80,13 @@ def bind(
     row_of: RowOf | None = None,
     notes: Notes | None = None,
     parts: Parts | None = None,
+    folder: str | None = None,
 ) -> Bound:
     """The function that runs a program on one worker. `row_of` makes rows that do more than to add up;
-    `notes` has what kernels of a device find wrong; `parts`: of what is repeated."""
+    `notes` has what kernels of a device find wrong; `parts`: of what is repeated; `folder`: for values
+    that leave memory for a while."""
     binder = _Binder(rank, communicator, device, arena, threads, timed, row_of, notes, parts)
+    binder.folder = folder
     graph = program.graph
     ins = [f"i{k}" for k in range(len(graph.inputs))]
     outs = [f"o{k}" for k in range(len(graph.outputs))]
@@ -119,6 +125,7 @@ def bind(
         binder.map,
         binder.conditional,
         binder.stops,
+        binder.away,
     )
 
 
@@ -164,6 +171,7 @@ class _Binder(ControlFlow):
                 node.op in CONTROL
                 or op.run.bounds_checked
                 or op.run.may_be_singular
+                or node.op in OFFLOADED
                 or collective_of(node.op, node.kw)
             )
             if stretch is not None and (apart or stretch.seconds > SLICE):
@@ -353,6 +361,9 @@ class _Binder(ControlFlow):
             return
         if collective_of(node.op, node.kw):
             self.collective(graph, node, row, ins, outs)
+            return
+        if node.op in OFFLOADED:
+            self.offload(graph, k, row, names)
             return
         watched = [
             out
@@ -556,6 +567,24 @@ class _Binder(ControlFlow):
         turn, ranks = self.turns
         places = {self.place_of(graph, node, rank) for rank in (ranks if turn else (None,))}
         return places.pop() if len(places) == 1 else None
+
+    # -- what leaves memory for a while ----------------------------------------------------
+    def offload(self, graph: Graph, k: int, row: Row, names: list[str]) -> None:
+        """Begin to bring a value to its place elsewhere, or back. What was stashed is known by its request."""
+        node, first, request = graph.nodes[k], graph.starts[k], self.local("q")
+        if self.away is None:
+            self.away = self.device.away() or DiskStore(self.folder)
+        if node.op == STASH:
+            spec = graph.specs[node.inputs[0]]
+            size = math.prod(self.shape(spec)) * spec.dtype.itemsize
+            self.elsewhere[request] = self.away.place(size)
+            source, at, names[first] = names[node.inputs[0]], self.elsewhere[request], request
+            begin = self.away.stash
+        else:
+            source, at = names[first], self.elsewhere[names[node.inputs[0]]]
+            begin = self.away.fetch
+        self.requests[names[first]] = request
+        self.write(f"{request} = {self.name('s', partial(begin, at))}({source})", row)
 
     # -- collectives -----------------------------------------------------------------------
     def collective(

@@ -80,6 +80,7 @@ class Bound:
     map: Map = field(default_factory=Map)  # of what its lines do, for who asks how far it is
     conditional: list[tuple[Loop | Branch, Node]] = field(default_factory=list)
     stops: list[Stop] = field(default_factory=list)  # of what its lines run, in order
+    away: Any = None  # places of values that leave memory for a while
 
     def timed(self, name: str, communicator: Communicator) -> Bound:
         """Put a clock between the function's steps; the new one has all that this one was made of."""
@@ -103,7 +104,8 @@ class Bound:
         exec(compile(source, name, "exec"), names)
         rows = [end.row for end in self.stops if end.row is not None]
         at = {now[line]: row for line, row in self.lines.items()}
-        return Bound(names.pop("run"), source, rows, at, self.stays, self.map.moved(now))
+        moved = self.map.moved(now)
+        return Bound(names.pop("run"), source, rows, at, self.stays, moved, away=self.away)
 
     def row_of(self, error: BaseException, name: str) -> Row | None:
         """The line of the function in which it was raised."""

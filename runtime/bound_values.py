@@ -84,6 +84,9 @@ class Values:
         self.count = 0
         self.ufuncs: dict[str, str] = {}
         self.requests: dict[str, str] = {}  # of pending values
+        self.away: Any = None  # places of values that leave memory for a while
+        self.elsewhere: dict[str, int] = {}  # of these, where they are
+        self.folder: str | None = None
         self.places: dict[Any, str] = {}
         self.turns: tuple[str, list[int]] = ("", [])  # the turn's name, and the rank in each
         self.behind: dict[str, str] = {}  # of what turns write: who writes it

@@ -24,6 +24,7 @@ from typing import Any
 from ostinato.ops.core.device import Function, GraphCapture
 from ostinato.ops.core.graph import Graph
 from ostinato.ops.planned.collective import collective_of
+from ostinato.ops.planned.offloaded import OFFLOADED
 
 RUN, WARM_UP, CAPTURE, LAUNCH = "runs", "warms up", "is captured", "is launched"
 OURS = "another worker could not capture it"
@@ -155,6 +156,9 @@ def with_messages(graph: Graph, apart: Collection[int]) -> set[int]:
     pairs = [
         (k, w) for k, w in waits.items() if collective_of(graph.nodes[k].op, graph.nodes[k].kw)
     ]
+    for k, w in waits.items():
+        if graph.nodes[k].op in OFFLOADED:  # on a stream of its own
+            found |= {k, w}
     grows = True
     while grows:
         grows = False

@@ -56,6 +56,8 @@ _ON_HOST = {  # what decides, reads or writes there
     "blocks": "it runs block by block, with files",
     "read": "it reads a file",
     "write": "it writes a file",
+    "stash": "it leaves memory for a while",
+    "fetch": "it comes back to memory",
 }
 
 

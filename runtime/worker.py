@@ -26,7 +26,7 @@ from ostinato.ops.core.notes import Notes
 from ostinato.ops.core.signals import Living
 from ostinato.ops.core.spec import Spec, is_own, left, no_memory
 from ostinato.ops.cpu.threads import follow, most_threads
-from ostinato.planner.plan import Plan
+from ostinato.planner.plan import Plan, folder_of
 from ostinato.planner.title import title
 
 from ostinato.errors import OstinatoError, SessionError
@@ -121,9 +121,12 @@ class Loaded:
         self.bound = self.talks = self.replay = None
 
     def let_go(self) -> None:
-        """Drop what its products keep of operands."""
-        for operand in self.bound.stays if self.bound is not None else ():
-            operand.forget()
+        """Drop what its products keep of operands, and what it has elsewhere."""
+        if self.bound is not None:
+            for operand in self.bound.stays:
+                operand.forget()
+            if self.bound.away is not None:
+                self.bound.away.let_go()
 
 
 class Worker:
@@ -272,6 +275,7 @@ class Worker:
                 self.tape.row if self.tape is not None else None,
                 self.notes,
                 replay.parts if replay is not None else None,
+                folder_of(loaded.plan.target),
             )
         if replay is not None:
             replay.renew(bound)
@@ -357,6 +361,8 @@ class Worker:
         except BaseException as error:
             if self.communicator.size == 1 and _within.get()() is self:
                 return self._beside(loaded.plan, arrays[:first])
+            if bound.away is not None:
+                bound.away.settle()
             blamed = self._blamed(error, loaded, bound)
             if not isinstance(error, MemoryError):
                 if blamed is error:
@@ -471,6 +477,8 @@ class Worker:
         if not (wanted if agree is None else all(agree(int(wanted)))):
             return bound
         if loaded.replay is not None or loaded.talks is None:
+            if bound.away is not None:  # it takes as much room as this one
+                bound.away.let_go()
             timed = self._bind(loaded, timed=True)
         else:
             timed = bound.timed(f"<plan {loaded.plan.id}>", loaded.talks)

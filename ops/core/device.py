@@ -380,6 +380,11 @@ class Device:
         """
         raise NotImplementedError
 
+    def away(self) -> Any:
+        """Places in the host's memory for values that leave this device's for a while, with the methods of
+        runtime/disk_store.py's; None where its memory is the host's."""
+        return None
+
     def staging(self, shape: Sequence[int], dtype: DType) -> Any:
         """An array of the host through which values come and go again and again."""
         return np.empty(tuple(shape), dtype)

@@ -5,7 +5,9 @@
 
 Where it lies on the GPU is used again when nobody has it any more. A kernel that was asked before may still
 read there, so the copy waits for what was asked up to the call in which that was found out, and not for
-what was asked since: one that comes with each step overlaps with the step before."""
+what was asked since: one that comes with each step overlaps with the step before.
+
+Values that leave the GPU's memory while they are not read go the same way and back (`HostStore`)."""
 
 from __future__ import annotations
 
@@ -15,6 +17,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
+from ostinato.errors import MemoryLimitError
+
+from ..core.user_line import misfit
 
 PIECE = 1 << 24  # bytes of a piece
 RING = 4  # pieces
@@ -93,3 +99,75 @@ class Copies:
         """Give back what is kept for later."""
         with self.lock:
             self.places.clear()
+
+
+class _Arrival:
+    """A copy that is on its way: what is asked for after `wait` comes after it."""
+
+    def __init__(self, xp: Any, event: Any) -> None:
+        self.xp, self.event = xp, event
+
+    def wait(self) -> None:
+        self.xp.cuda.get_current_stream().wait_event(self.event)
+
+
+class HostStore:
+    """Places in the host's pinned memory, of one program, for values that leave the GPU's for a while: copied
+    on a stream of its own, beside kernels."""
+
+    def __init__(self, xp: Any) -> None:
+        self.xp = xp
+        self.size = 0  # bytes of all places
+        self.written = self.read = 0  # bytes, so far
+        self.stream: Any = None
+        self.memory: Any = None
+
+    def place(self, size: int) -> int:
+        """A place for so many bytes: where it begins."""
+        at, self.size = self.size, self.size + -(-size // 512) * 512
+        return at
+
+    def stash(self, at: int, x: Any) -> _Arrival:
+        """Begin to copy a value to its place."""
+        if self.memory is None:
+            self.memory = self._pinned()
+        self.written += x.nbytes
+        return self._copy(x.data.copy_to_host_async, at, x.nbytes)
+
+    def fetch(self, at: int, out: Any) -> _Arrival:
+        """Begin to copy it back, when nobody uses the memory any more to which it goes."""
+        self.read += out.nbytes
+        return self._copy(out.data.copy_from_host_async, at, out.nbytes)
+
+    def _copy(self, copy: Any, at: int, size: int) -> _Arrival:
+        here = self.xp.cuda.get_current_stream()
+        self.stream.wait_event(here.record(self.xp.cuda.Event(disable_timing=True)))
+        copy(self.memory.ctypes.data + at, size, self.stream)
+        return _Arrival(self.xp, self.stream.record(self.xp.cuda.Event(disable_timing=True)))
+
+    def _pinned(self) -> Any:
+        if self.stream is None:
+            self.stream = self.xp.cuda.Stream(non_blocking=True)
+        try:
+            memory = self.xp.cuda.alloc_pinned_memory(self.size)
+        except (MemoryError, self.xp.cuda.runtime.CUDARuntimeError) as error:
+            raise misfit(
+                MemoryLimitError,
+                "values that leave a GPU's memory",
+                got=f"{error}"[:80],
+                needed=f"{self.size / 2**20:.1f} MiB of the host's memory, pinned",
+                do="allow a larger memory_limit, or split the arrays over more workers (split=)",
+            ) from None
+        return np.frombuffer(memory, np.uint8, self.size)
+
+    def settle(self) -> None:
+        """Wait until nothing is on its way."""
+        if self.stream is not None:
+            self.stream.synchronize()
+
+    flush = settle
+
+    def let_go(self) -> None:
+        """Take none of the host's memory until something is copied again."""
+        self.settle()
+        self.memory = None

@@ -52,7 +52,7 @@ from ostinato.errors import SessionError
 
 from . import conditions, convolutions, factor_notes, gram_qr, products, whole_lines
 from .capture import Captures
-from .copies import Copies
+from .copies import Copies, HostStore
 from .epilogue import epilogue_of, is_one_call, with_epilogue
 from .jit.lines import sharing
 from .libraries import cublaslt, cudnn
@@ -493,6 +493,9 @@ class Gpu(Device):
         size = math.prod(shape)
         memory = self.xp.cuda.alloc_pinned_memory(max(size * dtype.itemsize, 1))
         return np.frombuffer(memory, dtype, size).reshape(tuple(shape))
+
+    def away(self) -> HostStore:
+        return HostStore(self.xp)
 
     def copy_from_host(self, value: Any) -> Any:
         if isinstance(value, self.xp.ndarray):

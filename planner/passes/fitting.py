@@ -3,23 +3,32 @@
 Operands that are given away are written over, and places in memory are used again, in every plan
 (memory.py); under a limit, what gives memory back runs first (order.py). If that does not do, values can
 be made block after block, so that they never exist as a whole (blocking.py), or be made again where they
-are read next, so that they are not kept in between (recompute.py), or both. Each of these, and one after
-the other, is planned to the end and run on the model of the machine; the one that fits and takes the least
-time is taken. The pass tells what each of its steps frees, and what it takes."""
+are read next, so that they are not kept in between (recompute.py), or both; or they go to the host's
+memory or to a disk in between (offload.py), all, or those that take longer to make again. Each of these,
+and one after the other, is planned to the end and run on the model of the machine; the one that fits and
+takes the least time is taken. The pass tells what each of its steps frees, and what it takes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from ostinato.ops.core.graph import Graph
-from ostinato.planner.plan import Program, Rung, Target, local_bytes, peak_bytes
+from ostinato.planner.plan import (
+    Program,
+    Rung,
+    Target,
+    local_bytes,
+    offloaded_bytes,
+    peak_bytes,
+)
 from ostinato.planner.simulation import simulate
 
 from .blocking import PARTS, cut_fixed_blocks, cut_further, roughly
-from .recompute import followed, recomputed
+from .offload import OFF, named_place, place_of
+from .recompute import followed, recomputed, recomputed_below
 
 REUSED, WRITTEN_OVER = "places used again", "operands written over"
 TURNS, AGAIN = "made in turns", "made again"
@@ -38,7 +47,7 @@ def fit_memory(
 ) -> Graph:
     """The pass; nothing unless the plan needs more memory than it may, nor if nothing helps: then the
     least that it could do with is told."""
-    limit = target.memory_limit
+    limit, asked, target = target.memory_limit, target, replace(target, offload=OFF)
     if limit is None:
         return graph
     if 2 * roughly(graph, target, donated) <= limit:  # kernels need less than nodes
@@ -52,6 +61,11 @@ def fit_memory(
     found = list(_candidates(start, target, donated, limit, nodes > MAX_DETAILED_NODES))
     if MAX_DETAILED_NODES < nodes <= MAX_NODES and all(c.peak > limit for c in found):
         found += _candidates(start, target, donated, limit, False)
+    enough = NEARLY_FREE * start.seconds if nodes > MAX_NODES else 0.0
+    if place_of(asked) and all(
+        c.peak > limit or (asked.offload and c.seconds > enough) for c in found
+    ):
+        found += _moved(start, found, asked, donated, limit)
     fit = [c for c in found if c.peak <= limit]
     if not fit:
         if told is not None:
@@ -84,9 +98,14 @@ class _Candidate:
 
     graph: Graph
     target: Target
-    program: Program
+    given: Program | None  # where it is known
     before: _Candidate | None = None
     how: str = ""
+    donated: Sequence[int] = ()
+
+    @cached_property
+    def program(self) -> Program:
+        return self.given or followed(self.graph, self.target, self.donated)
 
     @cached_property
     def peak(self) -> int:
@@ -140,3 +159,26 @@ def _candidates(
             break
         here = made[0]
         yield again(here)
+
+
+def _moved(
+    start: _Candidate,
+    others: Sequence[_Candidate],
+    target: Target,
+    donated: Sequence[int],
+    limit: int,
+) -> Iterator[_Candidate]:
+    """Ways of which values leave memory: as it is; with what takes less time to make again than to bring
+    back; and those that did not need little enough by other means."""
+    alone, link = start.target, target.machine.offload
+    priced = recomputed_below(start.graph, start.program, alone, limit, 2 / link.bandwidth)
+    found = [start]
+    if priced != start.graph:
+        found.append(_Candidate(priced, alone, None, start, AGAIN, donated))
+    if len(start.graph.nodes) <= MAX_NODES:
+        found += sorted((c for c in others if c.peak > limit), key=lambda c: c.peak)[:TAKEN]
+    how = f"moved to {named_place(place_of(target))} and back"
+    for here in found:
+        moved = followed(here.graph, target, donated)
+        if offloaded_bytes(moved):
+            yield _Candidate(here.graph, target, moved, here, how)

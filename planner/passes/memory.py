@@ -28,6 +28,7 @@ from ostinato.ops.core.spec import Shape, Spec
 from ostinato.ops.flow.control import CONTROL, ONE_KERNEL, begun_as
 from ostinato.ops.jit.foreach_parts import FOREACH, written_over
 from ostinato.ops.planned.collective import PIECES
+from ostinato.ops.planned.offloaded import FETCH, STASH
 from ostinato.planner.plan import Program, Slot, local_bytes
 from ostinato.planner.rewrite import replace
 
@@ -451,6 +452,8 @@ class _Assigner:
             return Slot("output", self.result[v])
         if self.last[v] <= k and len(node.specs) > 1 and OPS[node.op].kernel is not None:
             return Slot("none")
+        if node.op == STASH:  # it lies elsewhere
+            return Slot("none")
         spec = graph.specs[v]
         heir = self._overwrites(k, node, v)
         if heir is not None and self.slots[heir].kind == "arena":
@@ -522,17 +525,27 @@ class _Assigner:
         for n, v in enumerate(node.inputs) if overwrite else ():
             if overwrite != ANY and n not in overwrite:
                 continue
-            mine = self.graph.specs[v]
+            mine, root = self.graph.specs[v], self.root[v]
             if (
-                self.root[v] == v
-                and self.last[v] == k
-                and not any(self.root[w] == v and w != v for w in node.inputs)
+                (root == v or self._came_back(v))
+                and self.last[root] == k
+                and not any(self.root[w] == root and w != v for w in node.inputs)
                 and (node.inputs.count(v) == 1 or overwrite == ANY)
                 and (mine.shape, mine.dtype, mine.layout) == (spec.shape, spec.dtype, spec.layout)
-                and v not in self.taken
+                and root not in self.taken
             ):
-                return v
+                return root
         return None
+
+    def _came_back(self, v: int) -> bool:
+        """Whether it was fetched, and is the only look at what was."""
+        graph, root = self.graph, self.root[v]
+        made = graph.producers[root]
+        return (
+            made >= 0
+            and graph.nodes[made].op == FETCH
+            and graph.uses[root] == (graph.producers[v],)
+        )
 
     def _scratch_sizes(self, k: int, node: Node) -> list[int]:
         graph = self.graph
@@ -662,6 +675,17 @@ class Lifetime:
     made: int  # the kernel that makes it
     until: int  # the last one that needs it
     reads: list[int]  # those that read it
+
+
+def usage(program: Program, device: Device) -> tuple[list[int], dict[int, Lifetime]]:
+    """Find the bytes of the arena while each kernel runs, and where values stay."""
+    stays, found = lifetimes(program)
+    for k, places in enumerate(program.scratch):
+        if places and k not in program.bodies:
+            found[k] += sum(scratch_bytes(device, program.graph, program.graph.nodes[k]))
+    for k, bodies in program.bodies.items():
+        found[k] += max((p.arena_bytes for p in bodies), default=0)
+    return found, stays
 
 
 def find_roots(program: Program) -> list[int]:

@@ -42,7 +42,7 @@ from ostinato.planner.prediction import work_of
 from ostinato.planner.rewrite import map_bodies, reorder, with_nodes
 
 from .blocking import running
-from .memory import Lifetime, find_roots, lifetimes, scratch_bytes
+from .memory import Lifetime, find_roots, usage
 
 KEPT_RATIO = 16  # times smaller than what is made of it: kept rather than made again
 WORTH = 2000  # a value is looked at if it is at least this part of the limit
@@ -90,7 +90,7 @@ def held(graph: Graph, program: Program, device: Device) -> Held:
     when = [-1] * len(graph.nodes)
     known = _followed(graph, program.graph, when)
     slots, kernels, root = program.slots, program.graph, find_roots(program)
-    usage, lives = _usage(program, device)
+    used, lives = usage(program, device)
     stays = {known[v]: life for v, life in lives.items() if v in known}
     results = {known[v] for v, s in enumerate(slots) if s.kind == "output" and v in known}
     base = list(range(len(graph.specs)))
@@ -105,7 +105,7 @@ def held(graph: Graph, program: Program, device: Device) -> Held:
         k = kernels.producers[v]
         if k >= 0 and slots[v].kind in ("arena", "output") and not kernels.specs[v].pending:
             makes[k] = mine
-    return Held(program, usage, when, stays, base, results, makes)
+    return Held(program, used, when, stays, base, results, makes)
 
 
 def _numbered(graph: Graph) -> Graph:
@@ -147,17 +147,6 @@ def _followed(graph: Graph, kernels: Graph, when: list[int]) -> dict[int, int]:
             if mine >= 0:
                 known[v] = mine
     return known
-
-
-def _usage(program: Program, device: Device) -> tuple[list[int], dict[int, Lifetime]]:
-    """The bytes while each kernel runs, and where values stay."""
-    stays, usage = lifetimes(program)
-    for k, places in enumerate(program.scratch):
-        if places and k not in program.bodies:
-            usage[k] += sum(scratch_bytes(device, program.graph, program.graph.nodes[k]))
-    for k, bodies in program.bodies.items():
-        usage[k] += max((p.arena_bytes for p in bodies), default=0)
-    return usage, stays
 
 
 def looked_at(graph: Graph, v: int) -> int:
@@ -209,6 +198,7 @@ class Search:
         self.graph, self.target, self.found = graph, target, found
         self.usage = np.array(found.usage or [0], np.int64)
         self.least = least  # bytes of a value that is worth it
+        self.dearest = np.inf  # seconds for a byte, above which nothing is made again
         self.fused = bool(rules(target).passes)
         self.times = self._times()
         self.until = {v: s.until for v, s in found.stays.items()}
@@ -250,6 +240,8 @@ class Search:
             if sum(map(len, self.copies.values())) > len(self.graph.nodes):
                 return False  # on average each was made twice
             rate = step.seconds / step.gain
+            if rate > self.dearest:
+                return False
             if waiting and rate > waiting[0][0] * (1 + 1e-9) + 1e-30:
                 heapq.heappush(waiting, (rate, deep, values))
                 continue
@@ -586,6 +578,17 @@ def recomputed(
         if peak_bytes(best[1].program) > peak_bytes(here[1].program) * NEARER:
             break
     return best[0], best[1].program
+
+
+def recomputed_below(
+    graph: Graph, program: Program, target: Target, limit: int, dearest: float
+) -> Graph:
+    """The graph with values made again as long as a byte costs less than so many seconds."""
+    found = held(graph, program, described(target.device))
+    search = Search(graph, target, found, max(limit // WORTH, 1))
+    search.dearest = dearest
+    search.fit(limit - (peak_bytes(program) - program.arena_bytes) - found.slack)
+    return search.graph_with() if search.steps else graph
 
 
 def _within(graph: Graph, found: Held, programs: _Programs, limit: int) -> tuple[Graph, Held]:

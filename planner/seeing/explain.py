@@ -17,12 +17,23 @@ from ostinato.ops.core.spec import Spec
 from ostinato.ops.core.user_line import short
 from ostinato.ops.cpu.fused import FUSED, IN_STEPS
 from ostinato.ops.planned.collective import collective_of
+from ostinato.ops.planned.offloaded import OFFLOADED, STASH
+from ostinato.planner.layouts.costs import repeats
 from ostinato.planner.machine import NOMINAL, Machine, presets, unmeasured
 from ostinato.planner.passes.loop_casts import LOOPS
 from ostinato.planner.passes.memory import is_joined, scratch_bytes
 from ostinato.planner.passes.scratch import scratch_of_all
 from ostinato.planner.passes.simplify import simplify
-from ostinato.planner.plan import ONE_THREAD, Choice, Measured, Plan, Program, export, largest_part
+from ostinato.planner.plan import (
+    ONE_THREAD,
+    Choice,
+    Measured,
+    Plan,
+    Program,
+    export,
+    largest_part,
+    local_bytes,
+)
 from ostinato.planner.policy import LETTERS, Chosen, policy_of
 from ostinato.planner.prediction import PredictedStep, again, machine_of, steps
 from ostinato.planner.seeing.least_memory import waits
@@ -279,8 +290,26 @@ def _into_memory(plan: Plan) -> Iterator[str]:
         needs -= rung.freed
         takes = f", predicted {_sign(rung.seconds)}" if rung.seconds else ""
         yield f"  {rung.how}: {amount(rung.freed)} less, {amount(needs)}{takes}"
+    if plan.offloaded_bytes:
+        count, moved = _moved(plan.program)
+        yield (
+            f"    {count} values, {amount(plan.offloaded_bytes)} there; {amount(moved)} go and come in a run"
+        )
     for what, times in made_again(plan.lowered).items():
         yield f"    {what}" + (f" x {times}" if times > 1 else "")
+
+
+def _moved(program: Program, times: int = 1) -> tuple[int, int]:
+    """How many values leave memory for a while, and the bytes that go and come."""
+    graph = program.graph
+    mine = [n for n in graph.nodes if n.op in OFFLOADED]
+    count = sum(n.op == STASH for n in mine)
+    moved = times * sum(local_bytes(graph.specs[n.inputs[0]]) for n in mine)
+    for k, bodies in program.bodies.items():
+        for body in bodies:
+            more, inner = _moved(body, times * repeats(graph.nodes[k]))
+            count, moved = count + more, moved + inner
+    return count, moved
 
 
 def made_again(graph: Graph) -> dict[str, int]:

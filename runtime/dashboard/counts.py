@@ -111,11 +111,13 @@ class Counts:
         device = self.member.worker.device
         device.use()
         there = {} if self.ended else device.memory()
+        elsewhere = sum(p.offloaded_bytes for p in plans)
         return {
             "operands": 0 if self.ended else operands,
             "arena": 0 if self.ended else int(self.member.worker.arena.size),
             "peak": max((p.peak_bytes for p in plans), default=0),
             "limit": min(limits, default=None),
+            **({"elsewhere": elsewhere} if elsewhere else {}),
             **{f"device {kind}": size for kind, size in there.items()},
         }
 

@@ -183,7 +183,8 @@ def memory(ledger: Ledger) -> str:
     most = max(
         (max(m["operands"] + m["arena"], m["peak"], m["limit"] or 0) for m in found), default=1
     )
-    there = [kind for kind in ("device total", "device free") if any(kind in m for m in found)]
+    kinds = ("elsewhere", "device total", "device free")  # the first: on a disk, or the host
+    there = [kind for kind in kinds if any(kind in m for m in found)]
     for worker in ledger.crew:
         m = worker.memory
         if not m:

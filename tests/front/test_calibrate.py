@@ -39,6 +39,10 @@ def test_what_is_measured_has_sense(workers: int, cache: Path) -> None:
     assert all(1e6 < rate < 1e16 for _, rate in found.stream)
     assert {r.dtype for r in found.products} == {"float32", "float64", "bfloat16", "float16"}
     assert 0 <= found.background <= 1
+    assert found.away is not None
+    assert found.away.name == "disk"
+    assert 0 < found.away.seconds < 1
+    assert 1e5 < found.away.bandwidth < 1e13
     if workers == 2:
         ((_, link),) = found.levels
         kinds = {s.kind: s for s in link.seen}
