@@ -12,7 +12,7 @@ from ostinato.ops.core.graph import Graph
 
 from .cpu import passes as cpu
 from .gpu import passes as gpu
-from .passes.memory import assign_memory
+from .passes.memory import assign_memory, bytes_of_values
 from .passes.offload import offload
 from .passes.scratch import fit_scratch
 from .plan import Program, Target, peak_bytes
@@ -101,13 +101,21 @@ def placed(graph: Graph, target: Target, reuse: Sequence[int]) -> Program:
     leave memory for a while, if they may."""
     device, own = described(target.device), rules(target)
     program = assign_memory(graph, device, reuse)
-    small = fit_scratch(program, target, device, reuse, own.fuse, own.larger)
-    if target.scratch_limit is None and small is not program and _exceeds(small, target):
-        moved = offload(program, target, device, reuse)  # as fast kernels as without a limit
-        if not _exceeds(moved, target):
+    if target.scratch_limit is None and _exceeds(
+        _outside(program) + bytes_of_values(program), target
+    ):
+        moved = offload(
+            program, target, device, reuse
+        )  # of which less scratch memory is not enough
+        if not _exceeds(peak_bytes(moved), target):
             return moved
-    return offload(small, target, device, reuse)
+    program = fit_scratch(program, target, device, reuse, own.fuse, own.larger)
+    return offload(program, target, device, reuse)
 
 
-def _exceeds(program: Program, target: Target) -> bool:
-    return target.memory_limit is not None and peak_bytes(program) > target.memory_limit
+def _outside(program: Program) -> int:
+    return peak_bytes(program) - program.arena_bytes
+
+
+def _exceeds(size: int, target: Target) -> bool:
+    return target.memory_limit is not None and size > target.memory_limit

@@ -677,6 +677,14 @@ class Lifetime:
     reads: list[int]  # those that read it
 
 
+def bytes_of_values(program: Program) -> int:
+    """Count the most bytes of values that are there at once, without what single kernels need."""
+    found = lifetimes(program)[1]
+    for k, bodies in program.bodies.items():
+        found[k] += max(map(bytes_of_values, bodies), default=0)
+    return max(found, default=0)
+
+
 def usage(program: Program, device: Device) -> tuple[list[int], dict[int, Lifetime]]:
     """Find the bytes of the arena while each kernel runs, and where values stay."""
     stays, found = lifetimes(program)
