@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
 from functools import partial
 from typing import Any, NamedTuple
@@ -110,7 +110,7 @@ def _conv_of(x: Any, w: Any, out: Any, at: Place, p: Any) -> _Conv:
     space, over, made = x.shape[1 : k + 1], w.shape[:k], out.shape[1 : k + 1]
     n, o = x.shape[0], w.shape[-1]
     g, c = x.shape[-2:]
-    if min(*steps[0], *steps[1]) > 0 and set(every) == {1}:
+    if _is_forward(p):
         before = [-b for b in begins]
         apart = x.strides[0] - x.strides[-1] if n > 1 and c > 1 else 0
         large = math.prod(over) > math.prod(made)
@@ -124,7 +124,7 @@ def _conv_of(x: Any, w: Any, out: Any, at: Place, p: Any) -> _Conv:
         images = (n, g * c, *space), _images(x, 0, -1, k)
         results = (n, g * o, *made), _images(out, 0, -1, k)
         return _Conv("forward", *images, *weights, *results, *steps, before)
-    if set(steps[0]) != {1} or max(steps[1]) > 0:
+    if not _is_backward(p):
         raise Unable("such windows")
     weights = (g, c, o, *over), _lies(w, (-2, k, -1, *range(k)))
     images = (n, g * o, *made), _images(out, 0, -1, k)
@@ -231,6 +231,16 @@ def _bands(part: _Part, count: int) -> list[_Part]:
 
 
 # -- functions -------------------------------------------------------------------------------
+def _is_forward(p: Mapping[str, Any]) -> bool:
+    """Whether windows go forward over all there is, as those of convolutions and of slopes of weights."""
+    return min(*p["strides"], *p["dilation"]) > 0 and set(p["every"]) == {1}
+
+
+def _is_backward(p: Mapping[str, Any]) -> bool:
+    """Whether windows go backward, one place after the other, as those of slopes of images."""
+    return set(p["strides"]) == {1} and max(p["dilation"]) <= 0
+
+
 def conv_room(
     ins: Sequence[Shape], outs: Sequence[Shape], specs: Sequence[Spec], **p: Any
 ) -> Sequence[Scratch]:
@@ -238,6 +248,8 @@ def conv_room(
     from how arrays lie, which is not known yet."""
     k, x, w, out = len(p["extents"]), *ins[:2], *outs
     if specs[0].dtype.name not in _TYPES or len(x) != k + 3 or len(w) != k + 3:
+        return ()
+    if not (_is_forward(p) or _is_backward(p)):
         return ()
     over, made, (g, o) = math.prod(w[:k]), math.prod(out[1 : k + 1]), w[-2:]
     alike = set(p["every"]) == {1}
