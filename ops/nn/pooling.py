@@ -169,9 +169,10 @@ def _matching_kernel(
     wide = accumulator(out.dtype)
     made = out if wide == out.dtype else xp.zeros(out.shape, wide)
     made[...] = 0
-    for ours, theirs in _pairs(sizes, at.outs[0], at.ins[1], steps):
+    both = [_pairs(sizes, at.outs[0], box, steps) for box in at.ins[1:]]  # one may have more
+    for (ours, theirs), (_, values) in zip(*both, strict=True):
         part = made[ours]
-        xp.add(part, xp.where(a[ours] == b[theirs], v[theirs], 0).astype(wide), out=part)
+        xp.add(part, xp.where(a[ours] == b[theirs], v[values], 0).astype(wide), out=part)
     if made is not out:
         xp.copyto(out, made, casting="unsafe")
 
