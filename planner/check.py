@@ -30,6 +30,7 @@ from .machine import NOMINAL
 from .passes.in_turns import holds
 from .passes.layouts import choose_layouts
 from .passes.simplify import simplify
+from .passes.turn_blocks import grouped_like
 from .plan import Target
 from .policy import LETTERS, Chosen, policy_of
 from .preparing import prepared
@@ -99,7 +100,7 @@ def seconds_of(graph: Graph) -> float:
 # -- layouts --------------------------------------------------------------------------------
 def check_layouts(graph: Graph, target: Target, in_turns: bool = False) -> None:
     """Raises Malformed at the first node that cannot run on its parts as they lie. `in_turns`: the last
-    mesh axis is turns, which alone may make windows."""
+    mesh axis is turns."""
     for spec in graph.specs:
         need(spec.layout is not None, "a value that lies nowhere")
         assert spec.layout is not None
@@ -156,8 +157,9 @@ def check_layouts(graph: Graph, target: Target, in_turns: bool = False) -> None:
                 check_layouts(body, inside, node.op == "blocks")
             _check_joints(node, ins, target)
         elif target.workers > 1:
-            _check_way(node, ins, target, in_turns)
+            _check_way(node, ins, target)
     need(not started, "a start without a wait")
+    need(in_turns or not any(_layout(s).windows for s in graph.out_specs), "results that overlap")
     _check_rounded(graph, target)
 
 
@@ -290,7 +292,7 @@ def _check_turns(node: Node, ins: Sequence[Spec]) -> None:
         k += width
 
 
-def _check_way(node: Node, ins: Sequence[Spec], target: Target, in_turns: bool) -> None:
+def _check_way(node: Node, ins: Sequence[Spec], target: Target) -> None:
     """Find the labels that the layouts cut, and compare with what those need and give."""
     if node.op in ("barrier", "copy"):
         same = [s.layout for s in ins[: len(node.specs)]] == [s.layout for s in node.specs]
@@ -312,7 +314,6 @@ def _check_way(node: Node, ins: Sequence[Spec], target: Target, in_turns: bool) 
         for d, c in enumerate(dims)
         if c is not None and (window := _layout(spec).window(d)) is not None
     }
-    need(in_turns or not seen, f"{node.op} of windows")  # else workers would have to agree on edges
     sharding = sharding_of(
         indices,
         extents_of(indices, ins, node.specs),
@@ -354,7 +355,7 @@ def same_program(source: Graph, lowered: Graph, target: Target) -> bool:
     if isinstance(policy, Chosen):
         count = len(list(sites(simplify(source, target))))
         need(len(policy.products) == count, "a letter for each product")
-    wanted = prepared(source, target)
+    wanted = grouped_like(prepared(source, target), lowered)
     found = digest(plain(lowered))  # which tells 0.0 from -0.0, and 1 from True
     return digest(plain(wanted)) == found or (
         _has_algorithms(wanted) and digest(plain(choose_layouts(wanted, target))) == found

@@ -38,6 +38,7 @@ from .passes.offload import OFF, named_place, place_of
 from .passes.overlap import overlap
 from .passes.parts import make_parts
 from .passes.scratch import scratch_of_all
+from .passes.wide_halos import widen_halos
 from .plan import Key, Plan, Program, Target, local_bytes, peak_bytes
 from .preparing import PREPARING
 from .simulation import simulate
@@ -53,6 +54,7 @@ PASSES: tuple[Pass, ...] = (
     make_parts,
     narrow_sums,
     send_narrow,
+    widen_halos,
     communicate,
     split_time,
     fit_memory,

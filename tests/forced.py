@@ -10,8 +10,10 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
+from ostinato.ops.core.graph import Graph
+from ostinato.ops.planned.collective import collective_of
 from ostinato.planner.layouts import options
-from ostinato.planner.passes import interior
+from ostinato.planner.passes import interior, wide_halos
 
 from tests.sessions import forget_plans
 
@@ -44,3 +46,24 @@ def interiors_cut() -> Iterator[None]:
             yield
     finally:
         forget_plans()
+
+
+@contextmanager
+def halos_widened() -> Iterator[None]:
+    """Within it, whatever can be made with halos is, so that as few as can be are sent."""
+    forget_plans()
+    try:
+        prices = {"node_price": lambda self, k: 0.0, "sent_price": wide_halos.Chains.is_sent}
+        with (
+            mock.patch.multiple(
+                wide_halos, _is_better=lambda *_: True, seconds_of=lambda g, _: halos_in(g)
+            ),
+            mock.patch.multiple(wide_halos.Chains, **prices),
+        ):
+            yield
+    finally:
+        forget_plans()
+
+
+def halos_in(graph: Graph) -> int:
+    return sum(collective_of(n.op, n.kw) == "halo" for n in graph.nodes)

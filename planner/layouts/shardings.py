@@ -78,12 +78,13 @@ def shardings(
 
 
 def sharding_to(
-    node: Node, operands: Sequence[Spec], end: Layout, target: Target
+    node: Node, operands: Sequence[Spec], end: Layout, target: Target, overlapping: bool = False
 ) -> Sharding | None:
-    """The way to run a node whose result comes in a layout; None if there is none."""
+    """The way to run a node whose result comes in a layout; None if there is none. `overlapping`: operands
+    come with just as much of their neighbours as it needs, so results may overlap."""
     if node.op in ("relayout", "resplit", "mark") or end.mesh != target.mesh or end.partial_axes:
         return None
-    if end.windows and operands:  # which may come with more of their neighbours than they need
+    if end.windows and operands and not overlapping:
         return None
     indices = OPS[node.op].indices(tuple(operands), node.specs, node.kw)
     blocks = target.numerics == "any-workers"

@@ -19,6 +19,7 @@ from typing import Any
 
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph, Node
+from ostinato.ops.core.index import Window
 from ostinato.ops.core.layout import Layout, Partial
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Spec
@@ -34,6 +35,7 @@ def communicate(graph: Graph, target: Target) -> Graph:
     if target.workers == 1:
         return graph
     merged = _merged_halos(graph, target)
+    exact = _exactly_read(graph) if merged else set()
     fetched: dict[tuple[int, Layout], tuple[int, tuple[int, ...]]] = {}
 
     def rule(builder: Builder, node: Node, inputs: Values) -> Sequence[int] | None:
@@ -43,7 +45,8 @@ def communicate(graph: Graph, target: Target) -> Graph:
             return None
         ends = [_layout(s) for s in node.specs]
         if len(inputs) == 1 and (halo := merged.get((node.inputs[0], ends[0]))) is not None:
-            return _fetched(builder, inputs[0], *halo, fetched, node.line, target.machine)
+            made = _fetched(builder, inputs[0], *halo, fetched, node.line, target.machine)
+            return _just(builder, made, node) if (node.inputs[0], ends[0]) in exact else made
         return _lower(builder, inputs, ends, node.line, target.machine)
 
     return rebuild(graph, rule, lambda g: communicate(g, target))
@@ -52,7 +55,7 @@ def communicate(graph: Graph, target: Target) -> Graph:
 def _fetched(
     b: Builder,
     value: int,
-    halo: _Halo,
+    halo: Halo,
     own: bool,
     fetched: dict[tuple[int, Layout], tuple[int, tuple[int, ...]]],
     line: str,
@@ -76,6 +79,40 @@ def _fetched(
     if axes == tuple(range(len(axes))):
         return (made,)
     return b.add(halo.steps[0], (made,), {"axes": axes}, (spec,), line)
+
+
+def _just(b: Builder, values: Sequence[int], node: Node) -> Sequence[int]:
+    """Narrow what was fetched to what a relayout gives."""
+    (v,), (spec,) = values, node.specs
+    return (
+        values
+        if b.specs[v].layout is spec.layout
+        else b.add("narrow", (v,), (), (spec,), node.line)
+    )
+
+
+def _exactly_read(graph: Graph) -> set[tuple[int, Layout]]:
+    """The windows of values, as relayouts give them, that somebody reads place by place."""
+    found = set[tuple[int, Layout]]()
+    for k, node in enumerate(graph.nodes):
+        if node.op == "relayout" and (end := _layout(node.specs[0])).windows:
+            v = graph.starts[k]
+            if any(reads_place_by_place(graph, graph.nodes[u], v, end) for u in graph.uses[v]):
+                found.add((node.inputs[0], end))
+    return found
+
+
+def reads_place_by_place(graph: Graph, node: Node, v: int, end: Layout) -> bool:
+    """Whether a node reads a value with halos so that more of it would be an operand of another shape."""
+    if any(node.subgraphs()) or node.op == "relayout":
+        return False
+    ins = tuple([graph.specs[u] for u in node.inputs])
+    indices = OPS[node.op].indices(ins, node.specs, node.kw)
+    return any(
+        u == v and not isinstance(dims[d], Window)
+        for u, dims in zip(node.inputs, indices.ins, strict=True)
+        for d, _ in end.windows
+    )
 
 
 def _scattered_wide(builder: Builder, node: Node, v: int) -> Sequence[int] | None:
@@ -178,7 +215,7 @@ def kind_of(spec: Spec, end: Layout) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Halo:
+class Halo:
     """What a relayout to windows asks for, said of the value whose axes were only put in another order."""
 
     root: int
@@ -189,35 +226,35 @@ class _Halo:
     @property
     def here(self) -> Layout:
         """The layout as this order of axes has it."""
-        return _turned(self.end, [self.order.index(d) for d in range(len(self.order))])
+        return turned(self.end, [self.order.index(d) for d in range(len(self.order))])
 
 
-def _turned(layout: Layout, at: Sequence[int]) -> Layout:
+def turned(layout: Layout, at: Sequence[int]) -> Layout:
     """The layout of an array whose axes went to these places."""
     splits = tuple([at[s] if isinstance(s, int) else s for s in layout.splits])
     windows = tuple(sorted((at[d], w) for d, w in layout.windows))
     return Layout(layout.mesh, splits, windows, layout.blocks)
 
 
-def _halo(graph: Graph, value: int, end: Layout) -> _Halo:
+def halo_of(graph: Graph, value: int, end: Layout) -> Halo:
     order, steps = tuple(range(graph.specs[value].ndim)), list[str]()
     while (k := graph.producers[value]) >= 0 and OPS[(node := graph.nodes[k]).op].turns_axes:
         order, (value,) = tuple([node.kw["axes"][d] for d in order]), node.inputs
         steps.append(node.op)
-    return _Halo(value, order, steps, _turned(end, order))
+    return Halo(value, order, steps, turned(end, order))
 
 
-def _merged_halos(graph: Graph, target: Target) -> dict[tuple[int, Layout], tuple[_Halo, bool]]:
+def _merged_halos(graph: Graph, target: Target) -> dict[tuple[int, Layout], tuple[Halo, bool]]:
     """For windows on one value that are less or sooner fetched together, in whatever orders its axes are
     read, the window around them; and whether the value is read in its own order, too."""
-    groups: dict[Any, dict[tuple[int, Layout], _Halo]] = {}
+    groups: dict[Any, dict[tuple[int, Layout], Halo]] = {}
     for node in graph.nodes:
         if (
             node.op == "relayout"
             and len(node.inputs) == 1
             and (end := _layout(node.specs[0])).windows
         ):
-            halo = _halo(graph, node.inputs[0], end)
+            halo = halo_of(graph, node.inputs[0], end)
             steps = tuple((d, w.count, w.stride, w.every) for d, w in halo.end.windows)
             kind = halo.root, end.mesh, halo.end.splits, end.blocks, steps
             groups.setdefault(kind, {})[node.inputs[0], end] = halo

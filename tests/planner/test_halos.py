@@ -84,7 +84,8 @@ def test_layers_that_are_cut_in_space_send_halos_only(name: str, mesh: Any, spli
     sums = found.pop("all_reduce", 0)
     assert sums <= (2 if name == "norm" else 1), "along both axes of the mesh at once"
     assert bool(weights) == bool(sums)
-    assert found == ({"halo": both} if both else {})
+    assert found.keys() <= {"halo"}
+    assert bool(both) <= found.get("halo", 0) <= both, "of some that follow each other, one may do"
     planes = 2 * (4 - 1) * 2 * CHANNELS * SIDE * SIDE * BYTES  # one, each way, between four slabs
     assert size <= planes * max(5 * forward, 0.1)
     assert more <= planes * max(8 * both, 0.1)

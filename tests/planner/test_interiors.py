@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from ostinato.planner.passes.memory import is_joined
 from ostinato.planner.plan import Program
 
 import ostinato as ost
-from tests.forced import interiors_cut
+from tests.forced import halos_widened, interiors_cut
 from tests.sessions import JOB, MESHES, use
 from tests.thorough import few
 
@@ -177,7 +178,8 @@ def test_steps_of_stencils_in_any_layout(seed: int) -> None:
         wanted = step(wanted, put_in, np)
     mesh = draw.choice(SEVERAL)
     split = tuple(draw.choice([0, 1]) for _ in mesh)
-    with use(mesh, draw.choice(["same-plan", "any-workers"])), interiors_cut():
+    wide = halos_widened() if seed % 2 else nullcontext()
+    with use(mesh, draw.choice(["same-plan", "any-workers"])), interiors_cut(), wide:
         run = ost.compile(lambda x: ost.repeat(3, lambda x: step(x, put, ost), x))
         found = np.asarray(run(ost.asarray(x, split=split)))
     np.testing.assert_allclose(found, wanted, 1e-12, 1e-12)

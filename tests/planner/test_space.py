@@ -14,7 +14,7 @@ from ostinato.ops.core.tree import flatten
 import ostinato as ost
 from ostinato import nn
 from tests import example_models
-from tests.forced import forced, interiors_cut
+from tests.forced import forced, halos_widened, interiors_cut
 from tests.sessions import JOB, MESHES, use
 from tests.thorough import THOROUGH, few
 
@@ -122,7 +122,8 @@ def test_layers_in_any_layout(seed: int) -> None:
     mesh, numerics = draw.choice(SEVERAL), draw.choice(["same-plan"] * 3 + ["any-workers"])
     split = tuple(draw.choice([None, *range(x.ndim)]) for _ in mesh)
     cut = nullcontext() if seed % 4 == 3 else interiors_cut()
-    with use(mesh, numerics), forced(seed), cut:
+    wide = nullcontext() if seed % 3 == 2 else halos_widened()
+    with use(mesh, numerics), forced(seed), cut, wide:
         assert_alike(ost.compile(lambda *a: step(*a))(ost.asarray(x, split=split), weights), wanted)
 
 
