@@ -56,7 +56,9 @@ def halos_widened() -> Iterator[None]:
         prices = {"node_price": lambda self, k: 0.0, "sent_price": wide_halos.Chains.is_sent}
         with (
             mock.patch.multiple(
-                wide_halos, _is_better=lambda *_: True, seconds_of=lambda g, _: halos_in(g)
+                wide_halos,
+                _is_better=lambda *_: True,
+                _turns_seconds=lambda target, _, body: halos_in(wide_halos.sent(body, target)),
             ),
             mock.patch.multiple(wide_halos.Chains, **prices),
         ):

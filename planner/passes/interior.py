@@ -28,12 +28,19 @@ import numpy as np
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.index import Window
-from ostinato.ops.core.layout import Layout, Overlap, Region, all_coords, bounds_of_many
+from ostinato.ops.core.layout import (
+    Layout,
+    Overlap,
+    Region,
+    all_coords,
+    bounds_of_many,
+    extents,
+)
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Spec
 from ostinato.ops.planned.collective import PIECES, collective_of
 from ostinato.planner.layouts.costs import kernel_seconds, relayout_seconds
-from ostinato.planner.layouts.shardings import Sharding, extents_of, sharding_of
+from ostinato.planner.layouts.shardings import Sharding, sharding_to
 from ostinato.planner.machine import Machine
 from ostinato.planner.plan import Target, largest_part
 from ostinato.planner.rewrite import Bodies, replace
@@ -81,15 +88,38 @@ class _Group:
         return [inner, *found]
 
     def layout(self, spec: Spec, piece: Pieces) -> Layout:
-        """Where a piece of a result lies."""
+        """Where a piece of a result lies; its ends are those of what comes with halos itself."""
         here = spec.layout
         assert here is not None
-        windows = [
-            (d, Overlap(n, 0, 1, 1, 1, *self.ends[a], piece[a]))
-            for d, n in enumerate(spec.shape)
-            if (a := here.axes(d)) in piece
-        ]
+        windows = []
+        for d, n in enumerate(spec.shape):
+            a, wide = here.axes(d), here.window(d)
+            if a not in piece:
+                windows += [(d, wide)] if wide is not None else []
+                continue
+            low, high = self.ends[a]
+            begin, end = (wide.offset, wide.offset + wide.reach - 1) if wide is not None else (0, 0)
+            if piece[a] == Region.INNER:
+                window = Overlap(n, 0, 1, 1, 1, low + begin, high - end, Region.INNER)
+            else:
+                window = Overlap(
+                    n, (begin, end)[piece[a] == Region.HIGH], 1, 1, 1, low, high, piece[a]
+                )
+            windows.append((d, window))
         return Layout(here.mesh, here.splits, tuple(windows), here.blocks)
+
+    def may_have(self, spec: Spec) -> bool:
+        """Whether a result has such pieces: one with halos, if these are places around parts that have as
+        many as there are at both ends."""
+        here = spec.layout
+        assert here is not None
+        for d, wide in here.windows:
+            if (wide.count, wide.stride, wide.every, wide.piece) != (spec.shape[d], 1, 1, 0):
+                return False
+            least, _ = extents(here.without_halos, spec.shape[d], d)
+            if least < sum(self.ends.get(here.axes(d), (0, 0))):
+                return False
+        return True
 
 
 class _Found:
@@ -189,26 +219,21 @@ class _Found:
         for g in before.values():
             group.nodes += g.nodes
         group.nodes.append(k)
+        lies = [_layout(graph.nodes[n].specs[0]) for n in group.nodes]
+        windows = {frozenset([(w.axes(d), window) for d, window in w.windows]) for w in lies}
+        if len(windows) > 1 or not group.may_have(spec):
+            return
         if self.way(k, group.layout(spec, dict.fromkeys(group.ends, Region.INNER))) is None:
             return
         self.made.update({graph.starts[n]: group for n in group.nodes})
 
     def way(self, k: int, end: Layout | None) -> Sharding | None:
         """The way to run a node whose result comes in a layout, which may be a piece."""
-        graph, node = self.graph, self.graph.nodes[k]
-        if end is None or end.partial_axes or end.stored:
+        node = self.graph.nodes[k]
+        if end is None or end.stored:
             return None
-        ins = [graph.specs[u] for u in node.inputs]
-        indices = OPS[node.op].indices(tuple(ins), node.specs, node.kw)
-        dims = indices.outs[0]
-        chosen = tuple([dims[s] if isinstance(s, int) else None for s in end.splits])
-        if any((c is None) != (s is None) for c, s in zip(chosen, end.splits, strict=True)):
-            return None
-        seen = {c: w for d, w in end.windows if (c := dims[d]) is not None}
-        extents = extents_of(indices, ins, node.specs)
-        blocks = self.target.numerics == "any-workers"
-        made = sharding_of(indices, extents, ins, node, chosen, end.mesh, blocks, seen)
-        return made if made is not None and made.gives == (end,) else None
+        ins = [self.graph.specs[u] for u in node.inputs]
+        return sharding_to(node, ins, end, self.target, True)
 
     def _ends(
         self, node: Node, j: int, need: Layout, made: Spec

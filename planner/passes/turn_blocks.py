@@ -60,7 +60,8 @@ def may_be_grouped(node: Node) -> bool:
 
 def best_turns(node: Node, seconds: Callable[[int], float]) -> int:
     """How many turns take least time for each, if they are done in one that takes so many seconds."""
-    best, least = 1, 0.95 * seconds(1)
+    first = least = seconds(1)
+    best = 1
     for turns in TURNS:
         if turns > node.kw["trips"] or turns * len(node.kw["body"].nodes) > 1024:
             break
@@ -68,7 +69,7 @@ def best_turns(node: Node, seconds: Callable[[int], float]) -> int:
         if took > least:
             break
         best, least = turns, took
-    return best
+    return best if least <= 0.95 * first else 1
 
 
 def grouped_like(graph: Graph, lowered: Graph) -> Graph:

@@ -32,9 +32,10 @@ from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Spec
 from ostinato.planner.layouts.costs import kernel_seconds, relayout_seconds
 from ostinato.planner.layouts.shardings import sharding_to
+from ostinato.planner.lowering import lower
 from ostinato.planner.plan import Target, largest_part
 from ostinato.planner.rewrite import Values, rebuild
-from ostinato.planner.simulation import unmade_seconds
+from ostinato.planner.simulation import simulate, unmade_seconds
 
 from .blocking import roughly
 from .buckets import fill_buckets
@@ -68,8 +69,21 @@ def _grouped(target: Target, builder: Builder, node: Node, inputs: Values) -> Se
             made[turns] = widen_halos(together(node, turns), target)
         return made[turns]
 
-    turns = best_turns(node, lambda n: seconds_of(sent(body(n), target), target))
-    return None if turns == 1 else grouped(builder, node, inputs, turns, body)
+    turns = best_turns(node, lambda n: _turns_seconds(target, node, body(n)))
+    if turns == 1:
+        return None
+    return grouped(builder, node, inputs, turns, body)
+
+
+def _turns_seconds(target: Target, node: Node, body: Graph) -> float:
+    """Estimate the seconds of one of many turns of a loop as it will run, since what one turn does in place
+    may have to be copied where there are several in one."""
+    builder, trips = Builder(body.inputs[1:]), 16
+    params = {**node.kw, "body": body, "trips": trips}
+    outs = builder.add("loop", range(len(builder.inputs)), params, node.specs)
+    ends = range(len(builder.inputs) - len(outs), len(builder.inputs))
+    program = lower(sent(builder.graph(outs), target), target, tuple(ends), tuple(ends))
+    return simulate(program, target.machine, target.mesh).seconds / trips
 
 
 def _is_better(made: Graph, graph: Graph, target: Target) -> bool:
