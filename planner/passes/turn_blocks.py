@@ -20,7 +20,7 @@ from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.registry import OPS
 from ostinato.planner.rewrite import Values, inline, rebuild
 
-TURNS = (2, 4, 8, 16, 32)
+TURNS = (2, 4, 8, 16)
 
 
 def grouped(

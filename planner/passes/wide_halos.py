@@ -47,10 +47,17 @@ from .turn_blocks import best_turns, grouped, may_be_grouped, together
 
 def widen_halos(graph: Graph, target: Target) -> Graph:
     """The pass."""
-    if target.workers == 1:
-        return graph
+    made = _widened(graph, target) if target.workers > 1 else graph
+    limit = target.memory_limit
+    if made is graph or limit is None:
+        return made
+    peak = roughly(sent(made, target), target)
+    return made if peak <= limit or peak <= roughly(sent(graph, target), target) else graph
+
+
+def _widened(graph: Graph, target: Target) -> Graph:
     if graph.has_bodies:
-        graph = rebuild(graph, partial(_grouped, target), partial(widen_halos, target=target))
+        graph = rebuild(graph, partial(_grouped, target), partial(_widened, target=target))
     chains = Chains(graph, target)
     if not chains.search():
         return graph
@@ -66,10 +73,15 @@ def _grouped(target: Target, builder: Builder, node: Node, inputs: Values) -> Se
 
     def body(turns: int) -> Graph:
         if turns not in made:
-            made[turns] = widen_halos(together(node, turns), target)
+            made[turns] = _widened(together(node, turns), target)
         return made[turns]
 
-    turns = best_turns(node, lambda n: _turns_seconds(target, node, body(n)))
+    def seconds(turns: int) -> float:
+        each, several = [sum(_adds(n, g) for n in g.nodes) for g in (body(1), body(turns))]
+        fewer = turns == 1 or several < turns * each
+        return _turns_seconds(target, node, body(turns)) if fewer else math.inf
+
+    turns = best_turns(node, seconds)
     if turns == 1:
         return None
     return grouped(builder, node, inputs, turns, body)
@@ -87,12 +99,9 @@ def _turns_seconds(target: Target, node: Node, body: Graph) -> float:
 
 
 def _is_better(made: Graph, graph: Graph, target: Target) -> bool:
-    """Whether it is sooner done, and in no more memory than there is."""
-    new, old = sent(made, target), sent(graph, target)
-    if seconds_of(new, target) > 0.99 * seconds_of(old, target):
-        return False
-    limit = target.memory_limit
-    return limit is None or (peak := roughly(new, target)) <= limit or peak <= roughly(old, target)
+    """Whether it is sooner done."""
+    new, old = (seconds_of(sent(g, target), target) for g in (made, graph))
+    return new <= 0.99 * old
 
 
 def sent(graph: Graph, target: Target) -> Graph:
@@ -300,11 +309,14 @@ class Chains:
     # -- the search --------------------------------------------------------------------------------
     def search(self) -> bool:
         """Find what is best made with halos; whether anything is."""
-        roots = sorted({self.root(v) for v in self.halos.values()})
+        roots = sorted(
+            {self.root(v) for v in self.halos.values()}, reverse=True
+        )  # what is behind is wide
         roots = [r for r in roots if self.may_be_wide(r)]
         for _ in range(4 if roots else 0):  # there and back
             better = [self.change(r, True) < 0.0 for r in roots if self.is_sent(r)]
             back = [r for r in roots if self.wide & {*self.members[r]}]
+            back = back[:: 1 + len(back) // 16]  # a long chain has equals
             prices = {r: self.change(r, False, keep=False) for r in back}
             back = sorted((r for r in back if prices[r] < 0.0), key=prices.__getitem__)
             better += [self.change(r, False) < 0.0 for r in back]

@@ -178,7 +178,7 @@ def rows(plan: Plan, machine: Machine, measured: Measured | None) -> list[tuple[
             (
                 "  " * step.depth + name_of(step),
                 str(spec.bare) if spec is not None else "",
-                str(spec.layout) if spec is not None else "",
+                _layout_in_words(spec) if spec is not None else "",
                 f"{step.operations * step.turns:.2g} op" if step.operations else "",
                 f"{amount(step.sent * step.turns)} sent"
                 if step.collective
@@ -189,6 +189,21 @@ def rows(plan: Plan, machine: Machine, measured: Measured | None) -> list[tuple[
             )
         )
     return found
+
+
+def _layout_in_words(spec: Spec) -> str:
+    """Name a layout; windows by what they are: a piece of a part, or a part with a halo."""
+    text, layout = str(spec.layout), spec.layout
+    for d, window in layout.windows if layout is not None else ():
+        low, high = -window.offset, window.offset + window.reach - 1
+        if window.piece:
+            words = ("", "interior", "low edge", "high edge")[window.piece]
+        elif (window.count, window.stride, window.every) == (spec.shape[d], 1, 1):
+            words = f"halo {low}+{high}"
+        else:
+            continue
+        text = text.replace(f"window {':'.join(map(str, window.numbers))}", words)
+    return text
 
 
 def name_of(step: PredictedStep) -> str:

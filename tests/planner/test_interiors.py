@@ -111,6 +111,13 @@ def test_interiors_are_computed_while_halos_travel(name: str, mesh: Any, split: 
     assert start.kw["edges"]
 
 
+def test_pieces_are_explained_in_words() -> None:
+    x = spec(1, CHANNELS, SIDE, SIDE, SIDE, split=2)
+    text = str(planned(relu_conv, x, spec(*W), mesh=(2,)).explain())
+    assert all(words in text for words in ("interior", "low edge", "high edge", "halo 1+1"))
+    assert "window" not in text
+
+
 def test_slopes_of_images_are_cut_where_nothing_else_is_to_be_done() -> None:
     def loss(x: Any, w: Any) -> Any:
         return (ost.nn.conv(x, w, padding=1) ** 2).sum()
