@@ -46,6 +46,15 @@ class Limits:
     row_bytes: int = 1 << 25  # of a row, which need not fit, but is not as long as whole arrays
     waiting_bytes: int = 4 << 20  # of sums over rows that wait to be put together
     block_bytes: int = 1 << 18  # of a block of a product with an epilogue, and of what it packs
+    sgemm_bytes: int = 1 << 19  # of such a block that oneDNN's sgemm makes,
+    sgemm_strip: int = 512  # its columns,
+    sgemm_small: int = (
+        1 << 14
+    )  # and elements of a right matrix that tiles read as quickly transposed
+    turned_rows: int = 256  # of a block of a product whose left matrix lies transposed,
+    turned_terms: int = 512  # and terms of a sum that are turned at once
+    turned_columns: int = 64  # of one from which that pays, if so many elements are turned
+    turned_elements: int = 1 << 19
     part_bytes: int = 1 << 20  # of a matrix whose rows one thread adds up
     sums_bytes: int = 1 << 17  # of sums that stay in the second cache
     streamed_row: int = 128  # bytes of a row from which streams are quicker than BLAS

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ostinato.ops.cpu import threads
 from ostinato.ops.cpu.jit.llvm import why_not
-from ostinato.ops.cpu.kernels import gemm, gemm_tiles, gemv
+from ostinato.ops.cpu.kernels import gemm, gemm_tiles, gemv, turned_gemm
 from ostinato.ops.cpu.kernels.gemm import product
 from ostinato.ops.cpu.libraries import onednn
 from ostinato.ops.jit.stacks import stacked
@@ -303,6 +303,50 @@ def test_streams_of_columns(dtype: str, data: Any) -> None:
     wanted, size = exact(x, a)
     assert (np.abs(out - wanted) <= 2.0 ** (2 - BITS[dtype]) * terms * size).all()
     assert found[0].tobytes() == found[1].tobytes() == found[2].tobytes()
+
+
+@with_onednn
+@settings(deadline=None, max_examples=12)
+@given(
+    m=st.integers(1, 600),
+    n=st.integers(1, 90),
+    k=st.sampled_from([1, 17, 512, 513, 1100]),
+    beside=st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(0, 3)),
+    turned=st.booleans(),
+)
+def test_left_matrices_that_are_turned(
+    m: int, n: int, k: int, beside: tuple[int, ...], turned: bool
+) -> None:
+    """In any number of threads to the same bits; rows may lie in larger ones."""
+    a, b = (
+        numbers((k, m + beside[0]), "float32")[:, :m].T,
+        numbers((k, n + beside[1]), "float32", 1),
+    )
+    b = numbers((n, k + beside[1]), "float32", 1)[:, :k].T if turned else b[:, :n]
+    found = []
+    for many in (1, 2, 5):
+        out = np.full((m, n + beside[2]), 7, np.float32)
+        stacks = stacked(a, b, out[:, :n])
+        assert stacks is not None
+        steps = (m + beside[0], (k if turned else n) + beside[1])
+        turned_gemm.turned_product(*stacks, *steps, turned, many)(a, b, out[:, :n])
+        found.append(out)
+    exact, size = a.astype(np.float64) @ b, np.abs(a).astype(np.float64) @ np.abs(b)
+    assert (np.abs(found[0][:, :n] - exact) <= 2.0**-22 * k**0.5 * size + 1e-30).all()
+    assert (found[0][:, n:] == 7).all()
+    assert found[0].tobytes() == found[1].tobytes() == found[2].tobytes()
+
+
+@with_onednn
+def test_when_left_matrices_are_turned() -> None:
+    def first(m: int, n: int, k: int, stays: bool = False) -> str:
+        a, b = np.ones((k, m), np.float32).T, np.ones((k, n), np.float32)
+        return next(iter(gemm.ways(a, b, np.empty((m, n), np.float32), 2, stays)))
+
+    assert first(300, 100, 2048) == first(2048, 100, 300) == "turned"
+    for shape in ((300, 100, 300), (300, 20, 2048), (8192, 100, 100)):
+        assert first(*shape).startswith("onednn")
+    assert first(300, 100, 2048, stays=True) == "onednn kept"
 
 
 def test_which_rule_a_vector_takes() -> None:

@@ -14,7 +14,7 @@ from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.spec import Spec, float32
 from ostinato.ops.cpu.fused import WITH_PRODUCT
 from ostinato.ops.cpu.jit.llvm import why_not
-from ostinato.ops.cpu.kernels import gemm_epilogue, gemm_tiles
+from ostinato.ops.cpu.kernels import gemm_epilogue, gemm_tiles, turned_gemm
 from ostinato.ops.cpu.libraries import onednn
 
 import ostinato as ost
@@ -269,6 +269,30 @@ def test_who_makes_the_blocks(way: str, monkeypatch: pytest.MonkeyPatch) -> None
         np.testing.assert_array_equal(found[0], other)
 
 
+def test_a_left_matrix_that_lies_transposed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its parts are turned in memory that was asked for; the number of threads changes no bit."""
+    monkeypatch.setattr(gemm_epilogue, "_in_turn", None)
+    monkeypatch.setattr(gemm_epilogue, "most_threads", lambda: 8)
+    names, text = list[str](), gemm_epilogue.block_of_turned
+    monkeypatch.setattr(gemm_epilogue, "block_of_turned", lambda: names.append(text()) or names[0])
+    in_blocks, found = gemm_epilogue._in_blocks, list[Any]()
+    x, g, w = numbers(700, 801), numbers(700, 530, seed=1), numbers(801, 530, seed=2)
+    gemm_epilogue._text.cache_clear()
+    for threads in (1, 2, 8):
+
+        def forced(arrays: Any, rest: Any, _: int, room: Any, way: str, n: int = threads) -> Any:
+            return in_blocks(arrays, rest, n, room, way)
+
+        monkeypatch.setattr(gemm_epilogue, "_in_blocks", forced)
+        with ost.connect():
+            f = ost.compile(lambda x, g, w: w - 0.1 * (x.T @ g))
+            found.append(np.asarray(f(*map(ost.asarray, (x, g, w)))))
+    assert names
+    np.testing.assert_allclose(found[0], w - 0.1 * (x.T.astype(np.float64) @ g), atol=1e-4)
+    for other in found[1:]:
+        np.testing.assert_array_equal(found[0], other)
+
+
 def test_blocks_cover_a_product() -> None:
     """And fit into the memory that was asked for, for any number of threads."""
     form = gemm_tiles.gemm_key(float32)
@@ -288,6 +312,27 @@ def test_blocks_cover_a_product() -> None:
                     [s.shape for s in specs], [(m, n)], specs, body=Graph((), (), ())
                 )
                 assert room * gemm_epilogue.most_threads() <= given_.shape[0]
+
+
+def test_blocks_of_sgemm_cover_a_product() -> None:
+    """For any number of threads, and what is turned beside them; columns are cut by their number alone."""
+    for m, n, k in ((64, 16, 8), (1000, 5000, 1024), (96, 5000, 300), (3, 530, 2048)):
+        strips = set[tuple[int, ...]]()
+        for threads in (1, 2, 3, 8, 64):
+            for batches, whole in ((1, False), (1, True), (5, False)):
+                grid = gemm_epilogue.blocks_of_sgemm(m, n, batches, threads, whole)
+                assert grid.blocks * grid.block >= m > (grid.blocks - 1) * grid.block
+                assert grid.strips * grid.strip >= n > (grid.strips - 1) * grid.strip
+                assert not whole or grid.strips == 1
+                strips |= {(whole, grid.strip)}
+                rows = grid.block * turned_gemm.turning_pays(m, n, k)
+                room, *_ = gemm_epilogue._room(None, grid.width, grid.block, rows, k)
+                specs = Spec((batches, m, k), float32), Spec((k, n), float32)
+                (given,) = gemm_epilogue.epilogue_scratch(
+                    [s.shape for s in specs], [(batches, m, n)], specs, body=Graph((), (), ())
+                )
+                assert room * gemm_epilogue.most_threads() <= given.shape[0]
+        assert len(strips) == 2
 
 
 def test_workers_without_rows() -> None:

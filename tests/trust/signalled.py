@@ -77,6 +77,7 @@ def families() -> dict[str, Work]:
         "nests": compiled(lambda x: nn.softmax(nn.layer_norm(x)).sum(0), x),
         "epilogues": compiled(lambda x, w: ost.tanh(x @ w + 1.0), x, x),
         "epilogues of bfloat16": compiled(lambda x, w: nn.relu(x @ w + 1.0), half, half),
+        "turned products": compiled(lambda x, g: x.T @ g, normal(900, 600), normal(900, 64)),
         "gradients": compiled(ost.grad(lambda w, x: ost.tanh(x @ w).sum()), x, x),
         "whole numbers": compiled(lambda a: a @ a, whole),
         "vectors": compiled(lambda a, v: (a @ v, v @ a), table, table[0]),

@@ -28,6 +28,7 @@ from ostinato.ops.jit.values import Value, cast, where
 
 from .gemv import STREAMS, added_up, can_stream, streams_pay, vector_product
 from .ordered_gemm import INTEGERS, KINDS, ordered_product
+from .turned_gemm import turned_product, turning_pays
 
 Product = Callable[..., None]  # (left, right, result)
 
@@ -94,6 +95,9 @@ def ways(a: Any, b: Any, out: Any, threads: int, stays: bool = False) -> Mapping
             found[name] = partial(
                 _by_onednn, left, right, result, most, packed, work <= QUICK, keeps
             )
+        if same and out.dtype == np.float32 and _is_turned(left, right, result):
+            turned = partial(_with_turned, left, right, result, most)
+            found = {"turned": turned, **found} if not stays else {**found, "turned": turned}
     if alike:
         found.setdefault("blas", partial(_blas_product, left, right, result, threads))
     matrix = transposed(right) if m == 1 else left
@@ -124,6 +128,20 @@ def _packing_pays(a: Stack, b: Stack, out: Stack, stays: bool) -> bool:
     if turned == (True, False):
         return not stays or columns < 4 * LIMITS.blas_columns
     return not stays and min(rows, columns) >= BOTH
+
+
+def _is_turned(a: Stack, b: Stack, out: Stack) -> bool:
+    """Whether to turn parts of the left matrix first pays: in a product of two matrices, of which the
+    left one lies transposed."""
+    forms = [_form(s) for s in (a, b, out)]
+    if len(out.shape) > 2 or None in forms or forms[0][0] == _PLAIN or forms[2][0] != _PLAIN:  # type: ignore[index]
+        return False
+    return turning_pays(*out.shape, a.shape[-1])
+
+
+def _with_turned(a: Stack, b: Stack, out: Stack, threads: int) -> Product | None:
+    (_, step_a), (turn_b, step_b) = _form(a), _form(b)  # type: ignore[misc]
+    return turned_product(a, b, out, step_a, step_b, turn_b != _PLAIN, threads)
 
 
 def _by_onednn(

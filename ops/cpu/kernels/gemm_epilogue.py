@@ -35,11 +35,13 @@ from ostinato.ops.jit.stacks import Stack, stacked
 
 from .gemm import _PLAIN, GRAIN, QUICK, _form, product
 from .gemm_tiles import AREA, CALLED, Area, GemmKey, block_function, gemm_key
+from .turned_gemm import block_of_turned, turned_room, turning_pays
 
 Behind = Callable[..., None]
 
 TILES, SGEMM = "tiles", "sgemm"  # ways of it
-BYTES = LIMITS.block_bytes
+BYTES, SGEMM_BYTES, STRIP = LIMITS.block_bytes, LIMITS.sgemm_bytes, LIMITS.sgemm_strip
+LANES, TURNED_BY_TILES = LIMITS.wide, LIMITS.sgemm_small
 MIN_BLOCK_ROWS = 32  # rows of a block, of which each packs the right matrix anew
 MIN_ROWS = 2 * MIN_BLOCK_ROWS  # rows from which blocks are worth it
 VECTORS = LIMITS.strip_vectors
@@ -76,16 +78,24 @@ class BlockGrid(NamedTuple):
     width: int  # columns that a block has in memory
 
 
-def _most_rows(width: int) -> int:
+def _most_rows(width: int, size: int = BYTES) -> int:
     """Rows of a block at the most, for them to stay in cache."""
-    return max(MIN_BLOCK_ROWS, BYTES // (4 * width))
+    return max(MIN_BLOCK_ROWS, size // (4 * width))
 
 
-def rows_of_blocks(m: int, n: int, batches: int, threads: int) -> BlockGrid:
-    """For sgemm: few enough rows, and about as many blocks for each thread."""
-    share = -(-m // threads) if batches == 1 else m
-    block = -(-share // -(-share // _most_rows(n)))
-    return BlockGrid(block, -(-m // block), n, 1, n)
+def _strip(n: int, whole: bool) -> int:
+    """Columns that sgemm makes at once, which depend on `n` alone."""
+    return n if whole else min(n, -(-n // -(-n // STRIP) // LANES) * LANES)
+
+
+def blocks_of_sgemm(m: int, n: int, batches: int, threads: int, whole: bool) -> BlockGrid:
+    """Large ones, since each packs its part of the right matrix anew, and about as many for each thread.
+    Rows that are to be `whole` are not cut."""
+    strip = _strip(n, whole)
+    strips = -(-n // strip)
+    share = -(-m // (threads // math.gcd(threads, batches * strips)))
+    block = -(-share // -(-share // _most_rows(strip, SGEMM_BYTES)))
+    return BlockGrid(block, -(-m // block), strip, strips, strip)
 
 
 def blocks_of_tiles(
@@ -124,11 +134,12 @@ def blocks_of_tiles(
 def _room(
     form: GemmKey | None, width: int, block: int, panels: int, k: int
 ) -> tuple[int, int, int]:
-    """Bytes that a thread needs for a block of so many rows, and for panels of so many, in whole
-    lines of the cache; and where in them the two begin.
+    """Bytes that a thread needs for a block of so many rows, and for panels of so many, or what is turned
+    of the left matrix, in whole lines of the cache; and where in them the two begin.
     """
     if form is None:
-        return _lines(4 * width * block), 0, 0
+        end = _lines(4 * width * block)
+        return end + turned_room(panels), 0, end
     above, below = form.beyond
     end = _lines(4 * width * (above + block + below))
     return end + _lines(form.panel_bytes(panels, k)), 4 * width * above, end
@@ -148,15 +159,17 @@ def epilogue_scratch(
 ) -> Sequence[Scratch]:
     """A block and panels for each thread, however the matrices lie and are cut."""
     (*batches, m, n), k = shape_of(*ins[:2]), ins[0][-1]
-    rows, needed = m * math.prod(batches), 0
-    for form in (
-        None,
-        *(gemm_key(specs[0].dtype, turned, specs[1].dtype) for turned in (False, True)),
-    ):
-        width = max(1, n if form is None else form.width(n))
-        more = 0 if form is None else form.rows
-        block = min(rows, _most_rows(width) + more)
-        copied = min(rows, max(MIN_BLOCK_ROWS, BYTES // (2 * max(k, 1))) + more)
+    rows = m * math.prod(batches)
+    at_once = [_strip(n, whole) for whole in (False, True)] if n else [1]
+    beside = turning_pays(m, n, k)
+    blocks = [(w, min(m, _most_rows(w, SGEMM_BYTES))) for w in at_once]
+    needed = max(_lines(4 * w * block) + beside * turned_room(block) for w, block in blocks)
+    for form in (gemm_key(specs[0].dtype, turned, specs[1].dtype) for turned in (False, True)):
+        if form is None:
+            continue
+        width = max(1, form.width(n))
+        block = min(rows, _most_rows(width) + form.rows)
+        copied = min(rows, max(MIN_BLOCK_ROWS, BYTES // (2 * max(k, 1))) + form.rows)
         needed = max(needed, _room(form, width, block, copied, k)[0])
     return [Scratch((needed * most_threads() + 64,), int8)]
 
@@ -220,16 +233,18 @@ def _in_blocks(
     threads = max(1, min(threads, work // GRAIN))
     form = gemm_key(arrays[0].dtype, left[0] != _PLAIN, arrays[1].dtype)
     sgemm = arrays[0].dtype == float32 and not isinstance(library(), str)
-    if sgemm and (way == SGEMM or (way != TILES and right[0] == _PLAIN)):
+    if sgemm and (
+        way == SGEMM or (way != TILES and (right[0] == _PLAIN or n * k > TURNED_BY_TILES))
+    ):
         form = None  # it reads a matrix in rows where that lies
     if form is not None and (m < form.rows or k % form.pairs):
         form = None
+    whole = rest.axes > 0 or bool(numbers_in(rest.body))
     if form is not None:
-        whole = rest.axes > 0 or bool(numbers_in(rest.body))
         turned = right[0] != _PLAIN
         grid = blocks_of_tiles(form, m, n, k, batches, threads, turned, whole)
     elif sgemm:
-        grid = rows_of_blocks(m, n, batches, threads)
+        grid = blocks_of_sgemm(m, n, batches, threads, whole)
     else:
         return None
     like = strided_like((*rest.like.shape[:-1], grid.width), float32)[..., :n]
@@ -237,7 +252,9 @@ def _in_blocks(
     loops = _loops(like.shape, strides, rest.axes, grid.strips > 1)
     if loops is None:
         return None
-    room, place, panels = _room(form, grid.width, grid.block, grid.block, k)
+    turns_left = form is None and left[0] != _PLAIN and turning_pays(m, n, k)
+    turned_rows = grid.block if form is not None or turns_left else 0
+    room, place, panels = _room(form, grid.width, grid.block, turned_rows, k)
     start = -(-scratch[0].ctypes.data // 64) * 64
     if start + room * threads > scratch[0].ctypes.data + scratch[0].nbytes:
         return None
@@ -262,7 +279,7 @@ def _in_blocks(
     starts = [_starts(s, item) for s, item in zip((a, b), items, strict=True)]
     about = np.concatenate([facts, np.stack(starts, 1).reshape(-1)])
     results = range(len(arrays) - len(rest.body.outputs), len(arrays))
-    text = _text(rest.body, loops, (*rest.used, *results), len(arrays), form)
+    text = _text(rest.body, loops, (*rest.used, *results), len(arrays), form, turns_left)
     return function_of(text, about, (behind, scratch))
 
 
@@ -296,14 +313,19 @@ _TABLE = 2 + len(_FACTS)  # behind them: for each batch where its two matrices b
 
 @lru_cache(256)
 def _text(
-    rest: Graph, loops: Loops, others: tuple[int, ...], many: int, form: GemmKey | None
+    rest: Graph,
+    loops: Loops,
+    others: tuple[int, ...],
+    many: int,
+    form: GemmKey | None,
+    turns_left: bool,
 ) -> str:
     """A turn is a block: multiplied into the thread's own memory, then the rest's kernel, which finds
     the block where it looks for these rows and columns of the whole.
     """
     check_symbols()
     kernel = kernel_code(rest, loops).replace("@body(", "@rest(").replace("@finish(", "@ended(")
-    multiplied, called, declared = _by_sgemm() if form is None else _by_tiles(form)
+    multiplied, called, declared = _by_sgemm(turns_left) if form is None else _by_tiles(form)
     last = len(loops.extents) - 1
     code = [
         kernel,
@@ -342,7 +364,7 @@ def _text(
     return "\n".join([*code, turns.replace("AFTER", after), CHECKED, shared])
 
 
-def _by_sgemm() -> tuple[list[str], list[str], str]:
+def _by_sgemm(turns_left: bool) -> tuple[list[str], list[str], str]:
     """Write what stands before the iterations, in each of them, and before all."""
     symbol("dnnl_sgemm", address_of(library(), "dnnl_sgemm"))
     for name, code in omp().items():
@@ -350,18 +372,24 @@ def _by_sgemm() -> tuple[list[str], list[str], str]:
     before = [
         "  %char_a = trunc i64 %turn_a to i8",
         "  %char_b = trunc i64 %turn_b to i8",
+        "  %width = udiv i64 %row_c, 4",
         "  %before = call i32 @omp_get_max_threads()",
         "  call void @omp_set_num_threads(i32 1)",
     ]
-    arguments = ", ".join(f"{kind} {value}" for kind, value in _ARGUMENTS)
-    called = [
-        f"  %done = call i32 @dnnl_sgemm({arguments})",
-        "  %done64 = sext i32 %done to i64",
+    if turns_left:
+        name, given, wide = block_of_turned(), _TURNED, "%done64"
+    else:
+        name, given, wide = "dnnl_sgemm", _ARGUMENTS, "%done"
+    kind = "i64" if turns_left else "i32"
+    called = [f"  {wide} = call {kind} @{name}({', '.join(f'{k} {v}' for k, v in given)})"]
+    called += [] if turns_left else ["  %done64 = sext i32 %done to i64"]
+    called += [
         "  %was = load i64, ptr %status_at",
         "  %worse = or i64 %was, %done64",
         "  store i64 %worse, ptr %status_at",
     ]
-    return before, called, _DECLARED
+    declared = f"declare {kind} @{name}({', '.join(k for k, _ in given)})"
+    return before, called, declared + _DECLARED
 
 
 def _by_tiles(form: GemmKey) -> tuple[list[str], list[str], str]:
@@ -403,12 +431,16 @@ def _areas(loops: Loops, many: int) -> list[str]:
 
 _ARGUMENTS = (
     *(("i8 signext", "%char_a"), ("i8 signext", "%char_b")),
-    *(("i64", "%count"), ("i64", "%n"), ("i64", "%k"), ("float", "1.0")),
+    *(("i64", "%count"), ("i64", "%columns"), ("i64", "%k"), ("float", "1.0")),
     *(("ptr", "%here_a"), ("i64", "%step_a"), ("ptr", "%here_b"), ("i64", "%step_b")),
-    *(("float", "0.0"), ("ptr", "%made"), ("i64", "%n")),
+    *(("float", "0.0"), ("ptr", "%made"), ("i64", "%width")),
 )
-_DECLARED = f"""
-declare i32 @dnnl_sgemm({", ".join(kind for kind, _ in _ARGUMENTS)})
+_TURNED = (
+    *(("ptr", "%here_a"), ("i64", "%step_a"), ("i64", "%count"), ("ptr", "%here_b")),
+    *(("i64", "%step_b"), ("i64", "%turn_b"), ("i64", "%columns"), ("i64", "%k")),
+    *(("ptr", "%made"), ("i64", "%width"), ("ptr", "%panels")),
+)
+_DECLARED = """
 declare i32 @omp_get_max_threads()
 declare void @omp_set_num_threads(i32)
 """
