@@ -282,9 +282,12 @@ class Session:
 
         def launch_at_its_lines(operands: Sequence[Operand]) -> list[Operand]:
             try:
-                return launch(operands)
+                made = launch(operands)
             except OstinatoError as error:
                 raise plan.with_its_lines(error, ran) from error.__cause__
+            engine: Any = self.engine
+            engine.at_lines = lambda error: plan.with_its_lines(error, ran)  # if it shows later
+            return made
 
         return launch_at_its_lines
 

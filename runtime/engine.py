@@ -188,6 +188,8 @@ class LocalEngine:
         self.unsure: list[
             weakref.ref[Held]
         ] = []  # made since somebody looked whether all went well
+        # of whom it was made for, where somebody else's lines are known; of the last run since then
+        self.at_lines: Callable[[OstinatoError], OstinatoError] | None = None
         if workers == 1:
             self.workers = [Worker(0, Alone(), self.memory, threads)]
             self.team = None
@@ -293,7 +295,8 @@ class LocalEngine:
         if not self.unsure:
             return
         made, self.unsure = self.unsure, []
-        wrong: BaseException | None = None
+        at_lines, self.at_lines = self.at_lines, None
+        wrong: OstinatoError | None = None
         for worker in self.workers:
             try:
                 worker.look()
@@ -301,6 +304,7 @@ class LocalEngine:
                 wrong = wrong or error
         if wrong is None:
             return
+        wrong = wrong if at_lines is None else at_lines(wrong)
         for known in made:
             if (operand := known()) is not None:
                 operand.parts = _Lost(wrong)

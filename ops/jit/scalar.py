@@ -123,7 +123,7 @@ def expression(text: str, given: Sequence[Value]) -> Value:
 
 @lru_cache(4096)
 def instructions(
-    name: str, dtypes: tuple[DType, ...], out: DType, writer: type[Lines]
+    name: str, dtypes: tuple[DType, ...], out: DType, writer: Callable[[], Lines]
 ) -> int | None:
     """How many instructions an operation on these dtypes is; None if kernels cannot have it."""
     lines = writer()
@@ -134,7 +134,9 @@ def instructions(
     return len(lines.text)
 
 
-def can_lower(name: str, dtypes: tuple[DType, ...], out: DType, writer: type[Lines]) -> bool:
+def can_lower(
+    name: str, dtypes: tuple[DType, ...], out: DType, writer: Callable[[], Lines]
+) -> bool:
     """Whether kernels can be generated for an operation on these dtypes."""
     return instructions(name, dtypes, out, writer) is not None
 

@@ -501,6 +501,7 @@ def test_what_is_found_in_a_file(tmp_path: Path, x: Any, name: str) -> None:
 SPARE = 2 << 20  # bytes: notes of places, pages that are looked at, Python's own objects
 
 
+@pytest.mark.cpu_only
 @pytest.mark.parametrize("what", ["sort", "argsort", "permutation", "take", "roll"])
 def test_memory_stays_within_the_limit(
     tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch

@@ -112,6 +112,7 @@ def flat(made: Any) -> list[np.ndarray]:
     return [np.asarray(y) for y in (made if isinstance(made, tuple) else (made,))]
 
 
+@pytest.mark.cpu_only
 @pytest.mark.parametrize(
     ("name", "mesh"),
     [(name, mesh) for n, name in enumerate(WRITTEN) for mesh in some(LAYOUTS, 2, n)],

@@ -158,6 +158,7 @@ def test_a_value_is_made_again_where_it_is_read_next() -> None:
     assert recomputed(graph, start, target, (), 1 << 40)[0] is graph, "and not for nothing"
 
 
+@pytest.mark.cpu_only
 @pytest.mark.parametrize(
     ("mesh", "name", "numerics"),
     some(turns([(1,), (2,)], ["deep", "attending"], ["any-workers", "same-plan"]), of=3),
@@ -189,6 +190,7 @@ def test_training_in_little_memory(name: str, mesh: tuple[int, ...], numerics: s
             np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.cpu_only
 @pytest.mark.parametrize("mesh", [(1,), (2,)], ids=str)
 @pytest.mark.usefixtures("no_turns")
 def test_training_in_a_loop(mesh: tuple[int, ...]) -> None:

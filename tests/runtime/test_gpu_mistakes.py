@@ -216,3 +216,15 @@ def test_tiny_products_take_no_more_room_than_their_arrays() -> None:
     assert room(4, 4, 4) <= 3 * 4 * 4 * 4 + 256
     assert room(100, 100, 100) >= 1 << 20
     assert room(4096, 4096, 4096) == (1 << 25) + 256
+
+
+def test_errors_are_at_the_line_of_who_asked_last(gpu: Any) -> None:
+    """Two functions have one plan: what shows later is blamed on the one that ran."""
+    first = ost.compile(lambda a: ost.linalg.inv(a) + 1)
+    ost.evaluate(first(ost.asarray(np.eye(3))))
+    again = ost.compile(lambda b: ost.linalg.inv(b) + 1)
+    for f in (again, first, again):
+        line = f.function.__code__.co_firstlineno
+        with pytest.raises(LinAlgError, match=rf"inv \(.*test_gpu_mistakes.py:{line}\)"):
+            np.asarray(f(ost.zeros((3, 3))))
+        np.asarray(f(ost.asarray(np.eye(3))))
