@@ -411,7 +411,9 @@ class _Binder(ControlFlow):
             self.all_turns(kernel, (*ins, *outs), row)
         elif kernel is not None:
             keeps = kernel if isinstance(kernel, Prepackable) else None
-            function = kernel if keeps is None else keeps.function
+            function = kernel.function if isinstance(kernel, Prepackable) else kernel
+            if self.notes is not None and op.run.bounds_checked:
+                function = self.notes.site(node).watching(function)
             name = self.name("g", function)
             if keeps is not None and ins[1] in self.looks:
                 self.stays.append(PrepackedOperand(*self.looks[ins[1]], keeps, self.names, name))

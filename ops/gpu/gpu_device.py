@@ -57,7 +57,7 @@ from .epilogue import epilogue_of, is_one_call, with_epilogue
 from .jit.lines import sharing
 from .libraries import cublaslt, cudnn
 from .libraries.cublaslt import Library
-from .loops import flat, stages, streams
+from .loops import box_moves, flat, stages, streams
 from .loops.block_tiles import steps_kernel
 from .loops.foreach import Launch, foreach_kernel
 from .loops.moved import moved_kernel
@@ -110,6 +110,7 @@ class Gpu(Device):
         self.runs("fused_matmul", self._with_epilogue, scratch=self._room, ways=self._ways)
         self.runs("fused_operands", self._with_operands)
         whole_lines.register(self)
+        box_moves.register(self)
         self._ranges: dict[Any, Any] = {}  # kernels that note places, by their text
 
     # -- products ------------------------------------------------------------------------------
