@@ -25,7 +25,8 @@ from ostinato.ops.core.registry import OPS, op_of
 from ostinato.ops.core.spec import Shape, Spec
 from ostinato.ops.gpu.jit.lines import can_lower_real
 from ostinato.ops.gpu.loops.tiles import tiling_of
-from ostinato.planner.fusion.stage_groups import slides
+from ostinato.planner.fusion.groups import is_gemm
+from ostinato.planner.fusion.stage_groups import PRODUCT, slides
 from ostinato.planner.plan import Target
 from ostinato.planner.rewrite import replace
 
@@ -101,7 +102,7 @@ def _sides(graph: Graph, k: int, target: Target) -> tuple[_Side, _Side] | None:
     fast = target.numerics == "fast" and target.math != "libm"
     if tiling is None or d.shape[:-2] != a.shape[:-2] or target.math == "libm":
         return None
-    if described(target.device).epilogue_of(graph, k, fast):
+    if is_gemm(graph, node, PRODUCT) and described(target.device).epilogue_of(graph, k, fast):
         return None
     able = tiling.columns >= n, tiling.rows >= m
     left, right = (

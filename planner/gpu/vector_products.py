@@ -7,8 +7,8 @@ before                                      after
                                             %4 = divide(1, %3) : float32[m]
 
 The matrix is read once by either, so memory bounds both. What lies across, as a transpose does, is the
-library's, which adds up columns as fast. This belongs to this machine: plan files hold the graph without
-it."""
+library's, which adds up columns as fast, and so is a column to which the library adds another one in
+the same call. This belongs to this machine: plan files hold the graph without it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ from collections.abc import Sequence
 
 from ostinato.ops.array.expressions import reshaped
 from ostinato.ops.core.build import Builder
+from ostinato.ops.core.device import described
 from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.monoid import MONOIDS
 from ostinato.ops.core.registry import OPS, op_of
 from ostinato.ops.core.spec import Spec, float32, float64
-from ostinato.planner.fusion.stage_groups import slides
+from ostinato.planner.fusion.groups import is_gemm
+from ostinato.planner.fusion.stage_groups import PRODUCT, slides
 from ostinato.planner.plan import Target
 from ostinato.planner.rewrite import replace
 
@@ -29,6 +31,7 @@ def sum_rows(graph: Graph, target: Target) -> Graph:
     """The pass."""
     fixed = target.numerics == "any-workers"
     found = [] if fixed else [k for k in range(len(graph.nodes)) if _is_vector_product(graph, k)]
+    found = [k for k in found if not _has_epilogue(graph, k, target)]
 
     def make(builder: Builder, k: int, values: Sequence[int]) -> Sequence[int]:
         node = graph.nodes[k]
@@ -44,6 +47,12 @@ def sum_rows(graph: Graph, target: Target) -> Graph:
         return [total if made.ndim == 1 else reshaped(builder, total, made, line)]
 
     return replace(graph, found, make, lambda g: sum_rows(g, target))
+
+
+def _has_epilogue(graph: Graph, k: int, target: Target) -> bool:
+    """Whether the library does more in its call, which it does of matrices."""
+    device, fast = described(target.device), target.numerics == "fast"
+    return is_gemm(graph, graph.nodes[k], PRODUCT) and bool(device.epilogue_of(graph, k, fast))
 
 
 def _is_vector_product(graph: Graph, k: int) -> bool:

@@ -50,6 +50,12 @@ def test_halves_and_any_workers_are_as_before() -> None:
     assert any("matmul" in op or op == "blocks" for op in found)
 
 
+def test_a_column_that_is_added_is_in_the_librarys_call() -> None:
+    shapes = (700, 2000), (2000, 1), (700, 1)
+    given = [ost.spec(s, "float32") for s in shapes]
+    assert kernels(lambda a, v, c: c - a @ v, *given) == ["fused_matmul"]
+
+
 def descent(a: Any, b: Any) -> Any:
     """Steps of conjugate gradients."""
     x, r, p = b * 0, b, b

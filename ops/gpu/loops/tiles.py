@@ -106,6 +106,11 @@ class Tiling:
         """Elements of operands that a thread holds on their way to shared memory."""
         return -(-self.depth * (self.rows + self.columns) // self.team)
 
+    def registers(self, size: int) -> int:
+        """Estimate the registers of a thread: sums, what is multiplied, what is on its way, and places."""
+        values = self.down * self.across + 2 * (self.down + self.across) + self.held
+        return 48 + size // 4 * values
+
     def buffers(self, k: int) -> int:
         return min(2, self.turns(k))
 
@@ -160,6 +165,8 @@ def _tilings(m: int, n: int, k: int, count: int, dtype: DType) -> Iterator[Tilin
                 tiling = Tiling(rows, columns, down, across, depth, slices, together)
                 fits = tiling.shared_bytes(k, dtype.itemsize) <= LIMITS.shared
                 fits &= tiling.held * dtype.itemsize <= LIMITS.held
+                registers = tiling.registers(dtype.itemsize)
+                fits &= registers < 256 and registers * tiling.threads <= H100.registers
                 many = tiling.tiles(m, n) * count
                 if fits and tiling.threads <= LIMITS.threads[1] and many < LIMITS.tiles:
                     yield tiling
@@ -169,12 +176,10 @@ def _seconds(t: Tiling, m: int, n: int, k: int, count: int, dtype: DType) -> flo
     size = dtype.itemsize
     tiles = t.tiles(m, n) * count
     blocks = -(-tiles // t.together)
-    values = t.down * t.across + 2 * (t.down + t.across) + t.held
-    registers = 48 + (size // 4) * values
     resident = max(1, min(
         H100.threads // t.threads,
         H100.shared // (t.shared_bytes(k, size) + 1024),
-        H100.registers // (min(255, registers) * t.threads),
+        H100.registers // (t.registers(size) * t.threads),
     ))  # fmt: skip
     own = -(-blocks // H100.multiprocessors)  # blocks of a multiprocessor
     # a thread reads down + across elements of shared memory for down * across products
