@@ -19,6 +19,7 @@ from .fuse import fuse
 from .point_products import multiply_at_points
 from .split_terms import split_terms
 from .spread_numbers import spread_numbers
+from .stacked_operands import line_up_stacks
 from .take_operands import take_operands
 from .tf32 import use_tf32
 from .tiling import join_turns, tile_in_blocks
@@ -47,6 +48,7 @@ PASSES = (
     use_tf32,
     sink_behind_windows,
     multiply_at_points,
+    line_up_stacks,
     join_turns,
     take_operands,
     fuse,
