@@ -15,6 +15,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 import numpy as np
@@ -74,6 +75,7 @@ FOLDED = 1 << 14  # elements from which what messages brought is combined by a k
 # pool.
 SMALL_BYTES, PINNED_BYTES = 1 << 16, 1 << 28
 BESIDE = 1 << 16  # bytes from which a batch is copied beside what is computed
+KERNELS = 1 << 12  # that are known at once
 _here = threading.local()  # which of several this thread asks
 FLAT, IN_STAGES = ("fused", "fused_joins", "fused_rows"), "fused_nest"
 IN_STEPS = "fused_steps"
@@ -112,6 +114,7 @@ class Gpu(Device):
         whole_lines.register(self)
         box_moves.register(self)
         self._ranges: dict[Any, Any] = {}  # kernels that note places, by their text
+        self._compiled: dict[str, tuple[Any, Future[None]]] = {}  # kernels, by their text's digest
 
     # -- products ------------------------------------------------------------------------------
     @property
@@ -347,12 +350,13 @@ class Gpu(Device):
     def launching_table(self, launch: Launch) -> Function:
         """A kernel that is given the addresses of its arrays in a table."""
         kernel, table = launch
-        run = self.xp.RawKernel(kernel.text, kernel.name, OPTIONS)
+        run, compiled = self.compiling(kernel)
         room = (self.xp.zeros(kernel.room, np.uint8),) if kernel.room else ()
         more, block, words = (*map(np.int64, kernel.facts), *room), (THREADS,), table["words"]
 
         def launch_with(*arrays: Any) -> None:
             words[: len(arrays)] = [x.data.ptr for x in arrays]
+            wait((compiled,))
             run(kernel.grid, block, (table, *more))
 
         return launch_with
@@ -381,7 +385,7 @@ class Gpu(Device):
         return run
 
     def launching(self, kernel: Kernel) -> Function:
-        """Compiled by NVRTC, and kept on disk by CuPy."""
+        """Compiled by NVRTC, all cores at once, and kept on disk by CuPy."""
         room = (self.xp.zeros(kernel.room, np.uint8),) if kernel.room else ()
         first = self.launched(kernel, room)
         if kernel.then is None:
@@ -395,14 +399,34 @@ class Gpu(Device):
         return launch
 
     def launched(self, kernel: Kernel, room: Sequence[Any]) -> Function:
-        run = self.xp.RawKernel(kernel.text, kernel.name, OPTIONS)
+        run, compiled = self.compiling(kernel)
         more = (*map(np.int64, kernel.facts), *room)
         grid, block = kernel.grid, (kernel.threads,)
 
         def launch(*arrays: Any) -> None:
+            if not compiled.done():
+                wait((compiled,))
             run(grid, block, (*arrays, *more))
 
         return launch
+
+    def compiling(self, kernel: Kernel) -> tuple[Any, Future[None]]:
+        """A kernel that another thread compiles while more of a plan is bound: a network has a hundred texts,
+        of which the compiler takes a tenth of a second each. What fails there fails again, and says so, when
+        it is launched."""
+        found = self._compiled.get(kernel.name)
+        if found is None:
+            if len(self._compiled) == KERNELS:
+                del self._compiled[next(iter(self._compiled))]
+            run = self.xp.RawKernel(kernel.text, kernel.name, OPTIONS)
+            place = self.xp.cuda.runtime.getDevice()
+
+            def compile_it() -> None:
+                self.xp.cuda.Device(place).use()
+                run.compile()
+
+            found = self._compiled[kernel.name] = run, _compilers().submit(compile_it)
+        return found
 
     def folding(self, ufunc: str, addends: Sequence[Any], out: Any) -> Function | None:
         """A kernel that reads each addend once."""
@@ -596,6 +620,11 @@ class Gpu(Device):
             return None
         taken: float = self.xp.cuda.get_elapsed_time(first, last) / 1e3
         return taken
+
+
+@functools.lru_cache(1)
+def _compilers() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(min(16, os.cpu_count() or 1), "ostinato compiles")
 
 
 def _of_product(body: Graph) -> list[Spec]:

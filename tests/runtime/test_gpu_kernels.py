@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import random
+import threading
 from typing import Any
 
 import numpy as np
 import pytest
+from ostinato.ops.gpu.loops.text import Kernel
 from ostinato.ops.jit.registers import order_for_registers
 from ostinato.planner.fusion import groups
 from ostinato.planner.fusion import stage_groups as stages
@@ -15,7 +17,7 @@ from ostinato.planner.fusion import stage_groups as stages
 import ostinato as ost
 from ostinato import settings
 from tests.cuda_host import COMPILER
-from tests.fake_device import KERNELS
+from tests.fake_device import KERNELS, WITH_KERNELS
 from tests.fake_xp import counted
 from tests.planner import test_nests
 from tests.planner.test_any_layout import run_and_compare
@@ -236,3 +238,29 @@ def test_functions_of_a_library_stay_alone(monkeypatch: pytest.MonkeyPatch) -> N
         f = ost.compile(lambda x: ost.exp(x * 2.0) + 1.0)
         np.testing.assert_array_equal(np.asarray(f(X)), np.exp(X * 2.0) + 1.0)
         assert "exp" in kinds(f)
+
+
+def test_other_threads_compile_each_text_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What fails there is said by who launches it."""
+    compiled, launched = list[int](), list[str]()
+
+    class Raw:
+        def __init__(self, text: str, name: str, options: Any) -> None:
+            self.name = name
+
+        def compile(self) -> None:
+            compiled.append(threading.get_ident())
+            if self.name == "wrong":
+                raise ValueError("no such text")
+
+        def __call__(self, grid: Any, block: Any, args: Any) -> None:
+            launched.append(self.name)
+
+    monkeypatch.setattr(WITH_KERNELS, "_compiled", {})
+    monkeypatch.setattr(WITH_KERNELS.xp, "RawKernel", Raw)
+    kernels = [Kernel(name, "", (1, 1), ()) for name in ("right", "wrong", "right")]
+    for launch in [WITH_KERNELS.launching(kernel) for kernel in kernels]:
+        launch()
+    assert launched == ["right", "wrong", "right"]
+    assert len(compiled) == 2
+    assert threading.get_ident() not in compiled
