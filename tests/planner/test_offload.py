@@ -78,6 +78,20 @@ def same(found: Any, wanted: Any) -> None:
         np.testing.assert_array_equal(a, b)
 
 
+def far(x: Any, w: Any) -> Any:
+    """Something that is read again after much else, which cannot be done in turns."""
+    y = kept = ost.cumulative_sum(x, axis=0)
+    for _ in range(3):
+        y = ost.cumulative_sum(ost.cumulative_sum(y * w, axis=1), axis=0)
+    return ost.cumulative_sum(y * kept, axis=0)
+
+
+def squares(n: int = 256) -> tuple[Any, Any]:
+    r = np.random.default_rng(0)
+    x, w = (r.normal(size=(n, n)) / 16 for _ in range(2))
+    return x, w
+
+
 def mesh(workers: int) -> tuple[int, ...]:
     """So many workers, or under MPI all."""
     return (workers if JOB == 1 else JOB,)
@@ -91,7 +105,7 @@ def stores(session: Any) -> list[Any]:
 
 
 # -- values ------------------------------------------------------------------------------------
-@pytest.mark.parametrize("seed", range(few(12)))
+@pytest.mark.parametrize("seed", range(few(6)))
 def test_random_networks_have_the_bits_of_plans_without_limits(alone: None, seed: int) -> None:
     r = random.Random(seed)
     step, given = network(r)
@@ -152,7 +166,7 @@ def test_bytes_go_once_and_come_as_often_as_they_are_read(alone: None) -> None:
 
 @pytest.mark.parametrize("scans", [False, True])
 def test_loops_of_training_steps_use_the_same_places(alone: None, scans: bool) -> None:
-    ws, x, y = arrays(5, 512)
+    ws, x, y = arrays(3, 512)
     step = step_of(deep)
 
     def loop(ws: Any, x: Any, y: Any) -> Any:
@@ -162,10 +176,10 @@ def test_loops_of_training_steps_use_the_same_places(alone: None, scans: bool) -
 
     with use(mesh(1)) as session:
         wanted = ost.compile(loop)(ws, x, y)
-        function = held(loop, ws, x, y, share=0.5)
+        function = held(loop, ws, x, y, share=0.7)
         plan = function.plan_for(ws, x, y)
         (bodies,) = plan.program.bodies.values()
-        assert halves(plan.program)["stash"] == halves(bodies[0])["stash"] > 1
+        assert halves(plan.program)["stash"] == halves(bodies[0])["stash"] >= 1
         check_memory(plan.program)
         for _ in range(2):
             same(function(ws, x, y), wanted)
@@ -177,11 +191,11 @@ def test_loops_of_training_steps_use_the_same_places(alone: None, scans: bool) -
 
 
 def test_state_that_is_given_away_is_written_over(alone: None) -> None:
-    ws, x, y = arrays(5, 512)
+    ws, x, y = arrays(3, 512)
     step = step_of(deep)
     with use(mesh(1)):
         wanted, state = ost.compile(step), list(ws)
-        function = held(step, ws, x, y, share=0.5, donate=(0,))
+        function = held(step, ws, x, y, share=0.7, donate=(0,))
         given = [ost.array(w) for w in ws]
         for _ in range(3):
             state, value = wanted(state, x, y)
@@ -305,47 +319,42 @@ def test_halves_stand_as_far_apart_as_the_link_is_slow() -> None:
     assert apart["slow"] > 5
 
 
-def test_by_price(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_by_price() -> None:
     """By what the link takes, values are moved or made again."""
-    monkeypatch.setattr(fitting, "cut_further", lambda *_: [])
-    step, given = step_of(deep), arrays(4, 1024, wide=128)
-    free = ost.plan(step, *given, machine=NOMINAL)
-    limit = limit_of(free, 0.6)
-    asked = ost.compile(memory_limit=limit, offload=True)(step)
-    plans = {m.name: ost.plan(asked, *given, machine=m) for m in (FAST, SLOW)}
+    free = ost.plan(far, *squares(), machine=NOMINAL)
+    limit = limit_of(free, 0.7)
+    asked = ost.compile(memory_limit=limit, offload=True)(far)
+    plans = {m.name: ost.plan(asked, *squares(), machine=m) for m in (FAST, SLOW)}
     assert all(p.peak_bytes <= limit for p in plans.values())
     assert plans["fast"].offloaded_bytes
     assert not plans["slow"].offloaded_bytes
     assert [r.how for r in plans["fast"].ladder][-1] == "moved to a disk and back"
     assert {e.name for e in plans["fast"].simulate().events} >= {"stash", "fetch"}
-    never = ost.compile(memory_limit=limit)(step)
-    assert not ost.plan(never, *given, machine=FAST).offloaded_bytes
+    never = ost.compile(memory_limit=limit)(far)
+    assert not ost.plan(never, *squares(), machine=FAST).offloaded_bytes
 
 
 def test_a_plan_file_is_moved_where_it_is_read(alone: None, tmp_path: Path) -> None:
-    step, given = step_of(deep), arrays(5, 512)
     with use(mesh(1)):
-        function = held(step, *given, share=0.5)
-        plan = function.plan_for(*given)
+        plan = held(far, *squares(), share=0.7).plan_for(*squares())
         plan.to_file(tmp_path / "plan")
         again = Plan.from_file(tmp_path / "plan")
     assert again.id == plan.id
-    assert halves(again.program) == halves(plan.program) != {"stash": 0, "fetch": 0}
+    assert halves(again.program) == halves(plan.program) == {"stash": 1, "fetch": 1}
     assert all(n.op not in ("stash", "fetch") for n in plan.lowered.nodes)
 
 
 def test_what_is_told(alone: None) -> None:
-    step, given = step_of(deep), arrays(5, 512)
     with use(mesh(1)):
-        plan = held(step, *given, share=0.5).plan_for(*given)
+        plan = held(far, *squares(), share=0.7).plan_for(*squares())
         text = str(plan.explain())
         assert "moved to a disk and back: " in text
-        assert f"{halves(plan.program)['stash']} values, " in text
-        tight = limit_of(ost.compile(step).plan_for(*given), 0.01)
+        assert "1 values, 512 KiB there; 1 MiB go and come in a run" in text
+        tight = limit_of(ost.compile(far).plan_for(*squares()), 0.3)
         with pytest.raises(MemoryLimitError, match="nor moving them to a disk: at least"):
-            ost.compile(memory_limit=tight, offload=True)(step)(*given)
+            ost.compile(memory_limit=tight, offload=True)(far)(*squares())
         with pytest.raises(MemoryLimitError, match=r"let values leave memory.*\(offload=True\)"):
-            ost.compile(memory_limit=tight)(step)(*given)
+            ost.compile(memory_limit=tight)(far)(*squares())
 
 
 @pytest.mark.parametrize(
@@ -360,13 +369,11 @@ def test_places_that_cannot_be(said: Any, match: str) -> None:
 # -- failures ----------------------------------------------------------------------------------
 @pytest.fixture
 def training(alone: None, tmp_path: Path) -> Iterator[Any]:
-    """A step that moves values to a folder, its operands, and what it gives."""
-    step, given = step_of(deep), arrays(5, 512)
+    """A function that moves a value to a folder, its operands, and what it gives."""
     with use(mesh(1)):
-        wanted = ost.compile(step)(*given)
-        plan = ost.compile(step).plan_for(*given)
-        limit = limit_of(plan, 0.5)
-        yield ost.compile(memory_limit=limit, offload=tmp_path)(step), given, wanted, tmp_path
+        wanted = ost.compile(far)(*squares())
+        limit = limit_of(ost.compile(far).plan_for(*squares()), 0.7)
+        yield ost.compile(memory_limit=limit, offload=tmp_path)(far), squares(), wanted, tmp_path
 
 
 def only_here() -> Any:
@@ -384,13 +391,13 @@ def test_a_full_disk_is_one_sentence(training: Any, monkeypatch: pytest.MonkeyPa
         return write(*args)
 
     monkeypatch.setattr(os, "pwrite", full)
+    monkeypatch.setitem(disk_store.SIZES, "piece", 50_000)
     for _ in range(2):
         with pytest.raises(
             DataFileError, match=r"got No space left on device; needed .* MiB of room"
         ):
             step(*given)
-    monkeypatch.undo()
-    fitting.cut_further = lambda *_: []  # type: ignore[assignment]
+    monkeypatch.setattr(os, "pwrite", write)
     same(step(*given), wanted)
     assert list(folder.iterdir()) == []
 
@@ -445,14 +452,12 @@ def test_an_operation_that_fails_leaves_nothing_on_its_way(
     """A value that comes back late must not come to memory that another plan has by then."""
 
     def failing(x: Any, w: Any, k: Any) -> Any:
-        kept = ost.sort(x, axis=0)
-        y = kept @ w
-        for _ in range(4):
-            y = ost.sort(y, axis=0) @ w
-        return ost.sort(ost.take(y, k, axis=0), axis=0) * kept
+        y = kept = ost.tanh(x @ w)
+        for _ in range(3):
+            y = ost.cumulative_sum(y, axis=0) @ w
+        return ost.take(y, k, axis=0) * kept
 
-    x = np.random.default_rng(0).normal(size=(256, 256)).astype("f4")
-    k = np.arange(256)
+    given, k = squares(), np.arange(256)
     read, slow = os.preadv, threading.Event()
 
     def late(*args: Any) -> int:
@@ -460,45 +465,44 @@ def test_an_operation_that_fails_leaves_nothing_on_its_way(
         return read(*args)
 
     with use(mesh(1)) as session:
-        wanted = ost.compile(failing)(x, x, k)
-        function = held(failing, x, x, k, share=0.8)
-        same(function(x, x, k), wanted)
+        wanted = ost.compile(failing)(*given, k)
+        function = held(failing, *given, k, share=0.75)
+        same(function(*given, k), wanted)
+        assert function.plan.offloaded_bytes
         monkeypatch.setattr(os, "preadv", late)
         with pytest.raises(ost.errors.BoundsError):
-            function(x, x, k + 1)
+            function(*given, k + 1)
         assert all(s.jobs.empty() for s in stores(session))
         slow.set()
-        same(function(x, x, k), wanted)
+        same(function(*given, k), wanted)
 
 
 @only_here()
 def test_a_plan_that_rests_takes_no_room_and_one_that_is_gone_no_thread(alone: None) -> None:
-    step, given = step_of(deep), arrays(5, 512)
-
+    before = {*threading.enumerate()}
     with use(mesh(2)) as session:
-        wanted = ost.compile(step)(*given)
-        function = held(step, *given, share=0.6)
-        same(function(*given), wanted)
-        found = stores(session)
+        wanted = ost.compile(far)(*squares())
+        function = held(far, *squares(), share=0.7)
+        same(function(*squares()), wanted)
+        found, workers = stores(session), session.engine.workers  # type: ignore[attr-defined]
         assert len(found) == 2
         assert all(os.fstat(s.file).st_size for s in found)
-        (loaded,) = {
-            p
-            for w in session.engine.workers
-            for p in w.kept_plans
-            if p.bound and p.bound.away is found[0]
-        }
-        loaded.let_go()
-        assert os.fstat(found[0].file).st_size == 0
-        same(function(*given), wanted)
+        for worker in workers:
+            for loaded in worker.kept_plans:
+                loaded.let_go()
+        assert not any(os.fstat(s.file).st_size for s in found)
+        same(function(*squares()), wanted)
         files = [s.file for s in found]
-        threads = [t for t in threading.enumerate() if t.name == "ostinato-offload"]
+        threads = {*threading.enumerate()} - before
+        threads = {t for t in threads if t.name == "ostinato-offload"}
+        assert len(threads) == 2
         del found, loaded
-        for worker in session.engine.workers:
+        for worker in workers:
             worker.restart()
         for thread in threads:
             thread.join(10)
+            assert not thread.is_alive()
         for file in files:
             with pytest.raises(OSError, match="Bad file descriptor"):
                 os.fstat(file)
-        same(function(*given), wanted)
+        same(function(*squares()), wanted)
