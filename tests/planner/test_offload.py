@@ -282,16 +282,25 @@ def test_random_programs_do_the_same_in_the_same_order(seed: int) -> None:
 NO_KERNEL = ("stash", "fetch", "wait", "barrier", "copy")
 
 
-def test_what_came_back_is_written_over() -> None:
-    """Else there would be three places at the moment where it is read last."""
-    b = Builder([SQUARE])
-    kept = chain(b, 0, 1)
-    late = chain(b, kept, 4)
-    (last,) = b.add("add", (*b.add("negative", (kept,), (), (SQUARE,)), late), (), (SQUARE,))
-    graph = b.graph([chain(b, last, 1)])
-    start = assign_memory(graph, CPU)
+@pytest.mark.parametrize("is_seen", [False, True])
+def test_what_came_back_is_written_over(is_seen: bool) -> None:
+    """Else there would be three places at the moment where it is read last; also by who looks at it as who
+    read it before did."""
+    b, flat = Builder([SQUARE]), Spec((4096,), float32, LIES)
+    v = kept = chain(b, 0, 1)
+    if is_seen:
+        (v,) = b.add("reshape", (kept,), {"shape": (4096,)}, (flat,))
+        (kept,) = b.add("reshape", (v,), {"shape": (2, 2048)}, (Spec((2, 2048), float32, LIES),))
+        (kept,) = b.add("reshape", (kept,), {"shape": (64, 64)}, (SQUARE,))
+        (v,) = b.add("tanh", (v,), (), (flat,))
+        (v,) = b.add("reshape", (v,), {"shape": (64, 64)}, (SQUARE,))
+    late = chain(b, v, 4)
+    if not is_seen:  # what others look at is not written over
+        (kept,) = b.add("add", (kept, late), (), (SQUARE,))
+    (last,) = b.add("matmul", (kept, late), (), (SQUARE,))
+    start = assign_memory(b.graph([last]), CPU)
     assert start.arena_bytes == 3 * SQUARE.nbytes
-    found = moved(graph, 4 * SQUARE.nbytes)
+    found = moved(start.graph, peak_bytes(start) - SQUARE.nbytes)
     check_memory(found)
     assert halves(found) == {"stash": 1, "fetch": 1}
     assert found.arena_bytes == 2 * SQUARE.nbytes

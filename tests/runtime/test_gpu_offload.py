@@ -50,6 +50,9 @@ def test_plans_have_the_same_bits(alone: None, workers: int, said: Any) -> None:
         assert len(found) == workers
         assert all(isinstance(s, HostStore) for s in found)
         assert all(s.written == s.read > 0 for s in found)  # since they were bound
+        plans = [p for w in session.engine.workers for p in w.kept_plans]  # type: ignore[attr-defined]
+        replays = [p.replay for p in plans if p.bound is not None and p.bound.away in found]
+        assert all(r is not None and r.launched and not r.missed for r in replays)
         assert "moved to the host's memory and back" in str(plan.explain())
         with pytest.raises(MemoryLimitError):
             ost.compile(memory_limit=limit, offload=False)(far)(x, w)
