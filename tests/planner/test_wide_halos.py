@@ -205,3 +205,24 @@ def test_turns_of_stencils_share_a_halo(mesh: Any, numerics: Any, tmp_path: Any)
         loops = [n for n in run.plan.lowered.nodes if n.op == "loop"]
         sent = sum(n.kw["trips"] * halos_in(n.kw["body"]) for n in loops)
         assert sent == {1: 1, 5: 2, 11: 2}[turns]
+
+
+@pytest.mark.parametrize("seed", range(few(16)))
+def test_wider_halos_stay_within_the_limit(seed: int) -> None:
+    """What needs no more memory than there is without them is not refused for them."""
+    draw = random.Random(seed)
+    with use(ALONE):
+        chain, x, weights = some_chain(draw, 4)
+    given = [ost.spec(w.shape) for own in weights for w in own]
+
+    def flat(x: Any, *given: Any) -> Any:
+        taken = iter(given)
+        return chain(x, [[next(taken) for _ in own] for own in weights])
+
+    far = machine(1e-3, 1e3)
+    shape = (1, x.shape[1], *(4 * n for n in x.shape[2:]))
+    plan = partial(ost.plan, flat, ost.spec(shape, split=2), *given, mesh=(4,), machine=far)
+    with no_wider_halos():
+        limit = plan().peak_bytes
+    with halos_widened():
+        assert plan(memory_limit=limit).peak_bytes <= limit
