@@ -59,6 +59,7 @@ class DiskStore:
         self.folder = Path(folder) if folder is not None else usual_folder()
         self.size = 0  # bytes of all places
         self.written = self.read = 0  # bytes, so far
+        self.process = os.getpid()  # a forked child has no thread, and its parent's file
         self.file: int | None = None
         self.jobs: SimpleQueue[_Request | None] = SimpleQueue()
         self.is_stopped = False
@@ -86,7 +87,7 @@ class DiskStore:
 
     def settle(self) -> None:
         """Drop what was asked for and is not done; nothing is read or written when it returns."""
-        if self.file is None:
+        if self.file is None or os.getpid() != self.process:
             return
         self.is_stopped = True
         last = self._ask(lambda: None)
@@ -95,7 +96,7 @@ class DiskStore:
 
     def let_go(self) -> None:
         """Take no room on the disk until something is written again."""
-        if self.file is not None and (self.written or self.read):
+        if self.file is not None and os.getpid() == self.process:
             self.settle()
             with contextlib.suppress(OSError):
                 os.ftruncate(self.file, 0)
@@ -112,7 +113,7 @@ class DiskStore:
         threading.Thread(
             target=_serve, args=(self.jobs,), name="ostinato-offload", daemon=True
         ).start()
-        weakref.finalize(self, _end, self.jobs, self.file, os.getpid())
+        weakref.finalize(self, _end, self.jobs, self.file, self.process)
 
     def _ask(self, job: Job) -> _Request:
         request = _Request(job)

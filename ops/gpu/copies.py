@@ -11,6 +11,7 @@ Values that leave the GPU's memory while they are not read go the same way and b
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from dataclasses import dataclass
@@ -119,6 +120,7 @@ class HostStore:
         self.xp = xp
         self.size = 0  # bytes of all places
         self.written = self.read = 0  # bytes, so far
+        self.process = os.getpid()  # whose GPU a forked child cannot use
         self.stream: Any = None
         self.memory: Any = None
 
@@ -162,7 +164,7 @@ class HostStore:
 
     def settle(self) -> None:
         """Wait until nothing is on its way."""
-        if self.stream is not None:
+        if self.stream is not None and os.getpid() == self.process:
             self.stream.synchronize()
 
     flush = settle

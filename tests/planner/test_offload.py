@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import os
 import random
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -452,6 +453,29 @@ def test_no_folder_is_an_error(training: Any) -> None:
     same(step(*given), wanted)
     same(step(*given), wanted)
     assert list(folder.iterdir()) == []  # the file has no name
+
+
+@only_here()
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="a system without")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_forked_child_has_a_file_of_its_own(training: Any) -> None:
+    """And leaves its parent's alone."""
+    step, given, wanted, folder = training
+    same(step(*given), wanted)
+    child = os.fork()
+    if not child:
+        signal.alarm(60)
+        try:
+            folder.rmdir()  # which shows that it opens another one
+            with pytest.raises(DataFileError):
+                step(*given)
+            folder.mkdir()
+            same(step(*given), wanted)
+            os._exit(0)
+        except BaseException:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    same(step(*given), wanted)
 
 
 @only_here()
