@@ -220,8 +220,8 @@ class _Found:
             group.nodes += g.nodes
         group.nodes.append(k)
         lies = [_layout(graph.nodes[n].specs[0]) for n in group.nodes]
-        windows = {frozenset([(w.axes(d), window) for d, window in w.windows]) for w in lies}
-        if len(windows) > 1 or not group.may_have(spec):
+        around = {frozenset([(w.axes(d), window) for d, window in w.windows]) for w in lies}
+        if len(around) > 1 or not group.may_have(spec):
             return
         if self.way(k, group.layout(spec, dict.fromkeys(group.ends, Region.INNER))) is None:
             return
