@@ -13,12 +13,16 @@ return %7                                           %8 = subtract(%7, %3) : floa
                                                     return %9
 
 Slopes of norms read the values without their means. Where slopes ask what was cut off (`where(x <= 0, 0, x)`),
-the result is asked, of which the answer is the same. The `barrier` keeps both from being taken for one. This
-belongs to this machine: plan files hold the graph without it."""
+the result is asked, of which the answer is the same. Several operations are made again, too, if all begin
+with one value that is kept: what slopes of an activation need, from what the activation was made of. The
+`barrier` keeps both from being taken for one. This belongs to this machine: plan files hold the graph
+without it."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph, Node
@@ -29,27 +33,60 @@ from ostinato.planner.plan import Target
 from ostinato.planner.rewrite import looked_at, replace
 
 CUT_OFF, CHOICE = "{0} <= {1}", "({1} if {0} else {2})"  # expressions of elements
+MAX_WORK = (32, 2)  # of several operations that are made again: simple ones, and functions
 
 
 def make_again(graph: Graph, target: Target) -> Graph:
     """The pass."""
-    found = _Found(graph)
+    found = _Found(graph, target.memory_limit is None)  # else the ladder for that says what is kept
     return replace(graph, found.readers, found.make, lambda g: make_again(g, target))
+
+
+class _Again(NamedTuple):
+    """How a value is made again: of one that is in memory, in the place of another, by these nodes."""
+
+    of: int
+    place: int
+    steps: Sequence[int]
 
 
 class _Found:
     """Values that are made again, and for whom."""
 
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
+    def __init__(self, graph: Graph, several: bool) -> None:
+        self.graph, self.several = graph, several
         self.products = [0] * len(graph.inputs)  # one after the other, up to a value
         for k, node in enumerate(graph.nodes):
             depth = max([self.products[v] for v in node.inputs], default=0)
             self.products += [depth + self._is_product(k)] * len(node.specs)
-        self.again: dict[int, tuple[int, int]] = {}  # what is made again: of which value, operand
+        self.again: dict[int, _Again] = {}
+        self.late: list[dict[int, int]] = []  # by node: its readers behind a product, behind what
+        self.roots: dict[int, int] = {}  # of elements: the value of which alone they are made
         self.readers: dict[int, list[tuple[int, int]]] = {}  # by node: operands, behind what
+        for k in range(len(graph.nodes)):
+            self._note(k)
+        asked = Counter(self.roots[v] for v in self.roots if self.late[graph.producers[v]])
+        self.kept = {r for r, n in asked.items() if n > 1}  # one value instead of several
         for k, node in enumerate(graph.nodes):
             self._look_at(k, node)
+
+    def _note(self, k: int) -> None:
+        """Who reads it late, and what it is made of."""
+        graph, node = self.graph, self.graph.nodes[k]
+        (v, *more), op = graph.outs(k), OPS.get(node.op)
+        self.late.append({})
+        if more or graph.specs[v].nbytes < NEGLIGIBLE_BYTES or v in graph.outputs:
+            return
+        self.late[k] = {
+            u: behind
+            for u in graph.uses[v]
+            if (behind := self._behind(u, self.products[v])) >= 0 and not self._is_product(u)
+        }
+        makers = [graph.producers[w] for w in node.inputs]
+        again = any(m >= 0 and graph.nodes[m].op == "barrier" for m in makers)
+        if op is not None and op.scalar and not op.element.draws and not again:
+            found = {self.roots.get(w, -1) for w in self._full(k)}
+            self.roots[v] = found.pop() if len(found) == 1 and min(found) >= 0 else v
 
     def _is_product(self, k: int) -> bool:
         op = self.graph.nodes[k].op
@@ -60,21 +97,44 @@ class _Found:
         (v, *more) = graph.outs(k)
         if more or graph.specs[v].nbytes < NEGLIGIBLE_BYTES or v in graph.outputs:
             return
-        op = OPS.get(node.op)
-        if op is None or not op.scalar or op.element.draws or op.work[0] > 2 or op.work[1]:
-            return
-        size = graph.specs[v].size
-        full = [j for j, w in enumerate(node.inputs) if graph.specs[w].size == size]
-        if len(full) != 1:
-            return
-        of = self._cut_off(k, node, node.inputs[full[0]])
-        if not self._is_in_memory(of):
-            return
-        for u in graph.uses[v]:
-            behind = self._behind(u, self.products[v])
-            if behind >= 0 and not self._is_product(u):
-                self.again[v] = of, full[0]
+        several = self.several and self.late[k] and self.roots.get(v, v) in self.kept - {v}
+        found = self._of_one(k, node) or (self._of_several(k) if several else None)
+        if found is not None and self.late[k]:
+            self.again[v] = found
+            for u, behind in self.late[k].items():
                 self.readers.setdefault(u, []).append((v, behind))
+
+    def _full(self, k: int) -> list[int]:
+        """The operands that are as large as the result."""
+        size = self.graph.specs[self.graph.outs(k)[0]].size
+        return [w for w in self.graph.nodes[k].inputs if self.graph.specs[w].size == size]
+
+    def _of_one(self, k: int, node: Node) -> _Again | None:
+        """By one cheap operation."""
+        op, full = OPS.get(node.op), self._full(k)
+        if op is None or not op.scalar or op.element.draws or op.work[0] > 2 or op.work[1]:
+            return None
+        if len(full) != 1:
+            return None
+        of = self._cut_off(k, node, full[0])
+        return _Again(of, full[0], (k,)) if self._is_in_memory(of) else None
+
+    def _of_several(self, last: int) -> _Again | None:
+        """By what leads to it from one value that is kept, if kernels do all of it."""
+        graph = self.graph
+        (v,) = graph.outs(last)
+        readers = [graph.nodes[u].op for u in graph.uses[v]]
+        if not all(op in OPS and (OPS[op].scalar or OPS[op].reduce) for op in readers):
+            return None  # it is in memory anyway
+        root, steps, waiting = self.roots[v], set[int](), [v]
+        while waiting:
+            if (w := waiting.pop()) != root and (k := graph.producers[w]) not in steps:
+                steps.add(k)
+                waiting += self._full(k)
+        work = zip(*(OPS[graph.nodes[k].op].work for k in steps), strict=True)
+        if any(sum(each) > most for each, most in zip(work, MAX_WORK, strict=True)):
+            return None
+        return _Again(root, root, sorted(steps))
 
     def _cut_off(self, k: int, node: Node, x: int) -> int:
         """The result, where it tells as well as an operand whether that was cut off."""
@@ -128,21 +188,25 @@ class _Found:
             if v < 0 or self.products[v] <= depth:
                 return -1  # it is one itself
             k = graph.producers[v]
-            if (product := op_of(graph.nodes[k].op).product) is not None or self._is_product(k):
-                if product is None or product.gemm:
-                    return -1  # one kernel with what is behind it
+            if self._is_product(k):
                 return max(graph.nodes[k].inputs, key=deepest)
 
     def make(self, builder: Builder, u: int, values: Sequence[int]) -> Sequence[int]:
         graph, node = self.graph, self.graph.nodes[u]
         inputs = [values[v] for v in node.inputs]
         for v, behind in self.readers[u]:
-            first, (of, which) = graph.nodes[graph.producers[v]], self.again[v]
+            of, place, steps = self.again[v]
             base, looks = self._base(of)
             given = values[base], values[behind]
             (late,) = builder.add("barrier", given, {"outputs": 1}, (graph.specs[base],))
-            operands = [values[w] for w in first.inputs]
-            operands[which] = looked_at(builder, late, looks)
-            (made,) = builder.add(first.op, operands, first.params, first.specs, first.line)
-            inputs = [made if w == v else new for w, new in zip(node.inputs, inputs, strict=True)]
+            made = {place: looked_at(builder, late, looks)}
+            for k in steps:
+                step = graph.nodes[k]
+                operands = [made.get(w, values[w]) for w in step.inputs]
+                (made[graph.outs(k)[0]],) = builder.add(
+                    step.op, operands, step.params, step.specs, step.line
+                )
+            inputs = [
+                made[v] if w == v else new for w, new in zip(node.inputs, inputs, strict=True)
+            ]
         return builder.add(node.op, inputs, node.params, node.specs, node.line)

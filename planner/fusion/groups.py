@@ -149,12 +149,15 @@ def _absorbs(
     units: Units,
 ) -> bool:
     """Whether a group takes in another one that it reads."""
-    if other is group or group.product or other.product or group.space != other.space:
+    if other is group or other.product or group.space != other.space:
+        return False
+    if group.product and not _leads_to(graph, other, group):
         return False
     if not _suit(graph, target, [graph.nodes[k] for k in other.members], other, group):
         return False
     members = [*other.members, *group.members]
-    operands = [v for v in (*other.operands, *group.operands) if home.get(v) is not other]
+    read = (group, other) if group.product else (other, group)  # a product's operands come first
+    operands = [v for g in read for v in g.operands if home.get(v) is not other]
     if len({*operands}) > OPERANDS:
         return False
     if 0 < min(group.rows, other.rows) != max(group.rows, other.rows):
@@ -171,6 +174,16 @@ def _absorbs(
     group.cuts, group.numbered = group.cuts | other.cuts, group.numbered or other.numbered
     units.merge(group, group, other)
     return True
+
+
+def _leads_to(graph: Graph, other: Group, product: Group) -> bool:
+    """Whether elements that are made for a product's kernel alone may be made in it."""
+    made = {v for k in other.members for v in graph.outs(k)}
+    inside = {*other.members, *product.members}
+    behind = product.behind is None or all(k in product.behind for k in other.members)
+    alone = made.isdisjoint(graph.outputs) and all(inside.issuperset(graph.uses[v]) for v in made)
+    multiplied = [*product.operands][:2]
+    return behind and alone and not other.rows and made.isdisjoint(multiplied)
 
 
 def divided(graph: Graph, group: Group, registers: int = 128) -> list[Group]:

@@ -51,6 +51,9 @@ def no_turns(monkeypatch: pytest.MonkeyPatch) -> Any:
     forget_plans()
 
 
+MUCH = 1 << 40  # bytes
+
+
 # -- programs ----------------------------------------------------------------------------------
 def step_of(loss: Callable[..., Any]) -> Callable[..., Any]:
     def step(ws: Any, x: Any, y: Any) -> Any:
@@ -315,7 +318,9 @@ def test_a_deep_network_is_made_again_once_at_most(
     monkeypatch.setattr(recompute, "followed", noted)
     spec = ost.spec((1024, 64))
     shapes = [ost.spec((64, 64))] * depth, spec, spec
-    whole = ost.plan(step_of(deep), *shapes, mesh=1, machine="cpu-10gbe")
+    whole = ost.plan(
+        step_of(deep), *shapes, mesh=1, machine="cpu-10gbe", memory_limit=MUCH
+    )  # without a limit less is kept
     limit = whole.peak_bytes - int(whole.arena_bytes * (1 - share))
     short = ost.plan(step_of(deep), *shapes, mesh=1, machine="cpu-10gbe", memory_limit=limit)
     assert short.peak_bytes <= limit
@@ -336,6 +341,8 @@ def test_explain_tells_the_ladder(tmp_path: Path) -> None:
         whole = ost.compile(step_of(deep))
         whole(*inputs)
         assert "memory limit" not in whole.plan.explain()
+        whole = ost.compile(step_of(deep), memory_limit=MUCH)  # without a limit less is kept
+        whole(*inputs)
         limit = whole.plan.peak_bytes - whole.plan.arena_bytes // 2
         f = ost.compile(step_of(deep), donate="ws", memory_limit=limit)
         f(*[ost.tree_map(ost.asarray, x) for x in inputs])

@@ -66,7 +66,40 @@ ASKED = """
 """
 
 
-@pytest.mark.parametrize(("before", "after"), [(BEFORE, AFTER), (CUT_OFF, ASKED)])
+SEVERAL = """
+    (%0: float32[300,256], %1: float32[256,256], %2: float32[256])
+    %3 = matmul(%0, %1) : float32[300,256]
+    %4 = add(%3, %2) : float32[300,256]
+    %5 = multiply(%4, %4) : float32[300,256]
+    %6 = tanh(%5) : float32[300,256]
+    %7 = multiply(%4, %6) : float32[300,256]
+    %8 = matmul(%7, %1) : float32[300,256]
+    %9 = multiply(%8, %6) : float32[300,256]
+    %10 = multiply(%9, %4) : float32[300,256]
+    %11 = multiply(%10, %5) : float32[300,256]
+    return %11
+"""
+FROM_ONE = """
+    (%0: float32[300,256], %1: float32[256,256], %2: float32[256])
+    %3 = matmul(%0, %1) : float32[300,256]
+    %4 = add(%3, %2) : float32[300,256]
+    %5 = multiply(%4, %4) : float32[300,256]
+    %6 = tanh(%5) : float32[300,256]
+    %7 = multiply(%4, %6) : float32[300,256]
+    %8 = matmul(%7, %1) : float32[300,256]
+    %9 = barrier(%4, %7; outputs=1) : float32[300,256]
+    %10 = multiply(%9, %9) : float32[300,256]
+    %11 = tanh(%10) : float32[300,256]
+    %12 = multiply(%8, %11) : float32[300,256]
+    %13 = multiply(%12, %4) : float32[300,256]
+    %14 = multiply(%13, %10) : float32[300,256]
+    return %14
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [(BEFORE, AFTER), (CUT_OFF, ASKED), (SEVERAL, FROM_ONE)]
+)
 def test_before_and_after(before: str, after: str) -> None:
     wanted = parse(after)
     assert canonical(make_again(parse(before), HERE)) == canonical(wanted)
@@ -91,6 +124,47 @@ def test_what_stays() -> None:
     ]:
         graph = parse(BEFORE.replace(old, new))
         assert make_again(graph, HERE) is graph, new
+
+
+def test_what_several_operations_stay_for() -> None:
+    """A limit of memory, what is made of two values, given back, or not behind a product."""
+    graph = parse(SEVERAL)
+    assert make_again(graph, Target((1,), memory_limit=1 << 30)) is graph
+    for old, new in [
+        ("%6 = tanh(%5)", "%6 = tanh(%3)"),
+        ("return %11", "return %11, %5, %6"),
+        ("%8 = matmul(%7, %1)", "%8 = exp(%7)"),
+    ]:
+        graph = parse(SEVERAL.replace(old, new))
+        assert "tanh" not in [n.op for n in make_again(graph, HERE).nodes[6:]], new
+
+
+@pytest.mark.parametrize("activation", [nn.gelu, nn.silu, nn.softplus, ost.tanh])
+@pytest.mark.skipif(bool(why_not()), reason="there are no kernels")
+def test_slopes_of_activations_are_made_of_what_they_were_made_of(activation: Any) -> None:
+    """In the kernel of the product behind which they are, to the bits without; one more value is kept at most."""
+    r = np.random.default_rng(0)
+    ws = [r.standard_normal((128, 128)).astype(np.float32) / 11 for _ in range(3)]
+    x = r.standard_normal((256, 128)).astype(np.float32)
+
+    def loss(ws: Any, x: Any) -> Any:
+        for w in ws:
+            x = activation(x @ w + 0.25)
+        return (x * x).sum()
+
+    step = ost.compile(ost.value_and_grad(loss))
+    value, slopes = step(ws, x)
+    kept = [
+        sum(s.shape == (256, 128) for s in n.specs)
+        for n in step.plan.program.graph.nodes
+        if n.op.startswith("fused_matmul")
+    ]
+    assert max(kept) <= 2, step.plan.program.graph
+    limited = ost.compile(ost.value_and_grad(loss), memory_limit=1 << 40)
+    other, others = limited(ws, x)
+    np.testing.assert_allclose(np.asarray(value), np.asarray(other), rtol=1e-5)
+    for a, b in zip(slopes, others, strict=True):
+        np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=1e-4, atol=1e-4)
 
 
 class Block(nn.Layer):

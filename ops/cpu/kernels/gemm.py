@@ -136,7 +136,8 @@ def _is_turned(a: Stack, b: Stack, out: Stack) -> bool:
     forms = [_form(s) for s in (a, b, out)]
     if len(out.shape) > 2 or None in forms or forms[0][0] == _PLAIN or forms[2][0] != _PLAIN:  # type: ignore[index]
         return False
-    return turning_pays(*out.shape, a.shape[-1])
+    (m, n), k = out.shape, a.shape[-1]
+    return turning_pays(m, n, k)
 
 
 def _with_turned(a: Stack, b: Stack, out: Stack, threads: int) -> Product | None:

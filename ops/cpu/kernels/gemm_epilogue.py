@@ -160,18 +160,27 @@ def epilogue_scratch(
     """A block and panels for each thread, however the matrices lie and are cut."""
     (*batches, m, n), k = shape_of(*ins[:2]), ins[0][-1]
     rows = m * math.prod(batches)
-    at_once = [_strip(n, whole) for whole in (False, True)] if n else [1]
-    beside = turning_pays(m, n, k)
-    blocks = [(w, min(m, _most_rows(w, SGEMM_BYTES))) for w in at_once]
-    needed = max(_lines(4 * w * block) + beside * turned_room(block) for w, block in blocks)
+    needed = _sgemm_bytes(m, n, k, math.prod(batches), most_threads())
     for form in (gemm_key(specs[0].dtype, turned, specs[1].dtype) for turned in (False, True)):
         if form is None:
             continue
         width = max(1, form.width(n))
         block = min(rows, _most_rows(width) + form.rows)
         copied = min(rows, max(MIN_BLOCK_ROWS, BYTES // (2 * max(k, 1))) + form.rows)
-        needed = max(needed, _room(form, width, block, copied, k)[0])
-    return [Scratch((needed * most_threads() + 64,), int8)]
+        needed = max(needed, _room(form, width, block, copied, k)[0] * most_threads())
+    return [Scratch((needed + 64,), int8)]
+
+
+@lru_cache(256)
+def _sgemm_bytes(m: int, n: int, k: int, batches: int, threads: int) -> int:
+    """Bytes that blocks of sgemm need in up to so many threads, of which each then has smaller ones."""
+    needed, beside = 0, turning_pays(m, n, k)
+    for whole in (False, True) if m * n * batches else ():
+        for count in range(1, threads + 1):
+            grid = blocks_of_sgemm(m, n, batches, count, whole)
+            room, *_ = _room(None, grid.width, grid.block, grid.block * beside, k)
+            needed = max(needed, room * count)
+    return needed
 
 
 class _Rest(NamedTuple):
@@ -376,10 +385,9 @@ def _by_sgemm(turns_left: bool) -> tuple[list[str], list[str], str]:
         "  %before = call i32 @omp_get_max_threads()",
         "  call void @omp_set_num_threads(i32 1)",
     ]
-    if turns_left:
-        name, given, wide = block_of_turned(), _TURNED, "%done64"
-    else:
-        name, given, wide = "dnnl_sgemm", _ARGUMENTS, "%done"
+    given: Sequence[tuple[str, str]] = _TURNED if turns_left else _ARGUMENTS
+    name = block_of_turned() if turns_left else "dnnl_sgemm"
+    wide = "%done64" if turns_left else "%done"
     kind = "i64" if turns_left else "i32"
     called = [f"  {wide} = call {kind} @{name}({', '.join(f'{k} {v}' for k, v in given)})"]
     called += [] if turns_left else ["  %done64 = sext i32 %done to i64"]
