@@ -12,9 +12,11 @@ from ostinato.planner.passes.offload import DEFAULT, DISK, HOST, OFF, ON
 
 
 def check_offload(who: str, given: Any) -> str:
-    """Return it as a target has it."""
+    """Return it as a target has it, where it may be so already."""
     if given is None:
         return DEFAULT
+    if given in (DEFAULT, OFF, ON):
+        return str(given)
     if isinstance(given, bool):
         return ON if given else OFF
     if isinstance(given, os.PathLike):
