@@ -31,7 +31,7 @@ from ostinato.runtime import disk_store
 import ostinato as ost
 from ostinato.errors import ArgumentError, DataFileError, MemoryLimitError
 from tests.planner.test_memory import check_memory
-from tests.planner.test_recompute import arrays, deep, flat, network, step_of
+from tests.planner.test_recompute import MUCH, arrays, deep, flat, network, step_of
 from tests.sessions import JOB, forget_plans, use
 from tests.thorough import few
 
@@ -70,7 +70,7 @@ def limit_of(plan: Plan, share: float) -> int:
 
 def held(function: Callable[..., Any], *given: Any, share: float, **options: Any) -> Any:
     """A function under a limit."""
-    plan = ost.compile(function).plan_for(*given)
+    plan = ost.compile(function, memory_limit=MUCH).plan_for(*given)  # without a limit less is kept
     return ost.compile(memory_limit=limit_of(plan, share), offload=True, **options)(function)
 
 
@@ -176,7 +176,7 @@ def test_loops_of_training_steps_use_the_same_places(alone: None, scans: bool) -
         return ost.repeat(3, lambda s: step(s, x, y)[0], ws)
 
     with use(mesh(1)) as session:
-        wanted = ost.compile(loop)(ws, x, y)
+        wanted = ost.compile(loop, memory_limit=MUCH)(ws, x, y)
         function = held(loop, ws, x, y, share=0.7)
         plan = function.plan_for(ws, x, y)
         (bodies,) = plan.program.bodies.values()
@@ -195,7 +195,7 @@ def test_state_that_is_given_away_is_written_over(alone: None) -> None:
     ws, x, y = arrays(3, 512)
     step = step_of(deep)
     with use(mesh(1)):
-        wanted, state = ost.compile(step), list(ws)
+        wanted, state = ost.compile(step, memory_limit=MUCH), list(ws)
         function = held(step, ws, x, y, share=0.7, donate=(0,))
         given = [ost.array(w) for w in ws]
         for _ in range(3):
