@@ -13,6 +13,7 @@ import pytest
 from ostinato.ops.gpu.loops.schedule import BLOCKS
 from ostinato.ops.gpu.loops.streams import kernel_of
 from ostinato.ops.gpu.loops.text import OPTIONS
+from ostinato.ops.jit.labels import reads_elsewhere
 from ostinato.planner.prediction import runs
 
 import ostinato as ost
@@ -132,6 +133,49 @@ def test_what_is_joined_is_read_where_it_lies(
     assert kind_of(run_on_host(node, [*arrays, *made])) == kind
     for y, z in zip(made, by_ops(node, *(v.astype(np.float64) for v in arrays)), strict=True):
         np.testing.assert_allclose(y, z, rtol=2e-5, atol=2e-5 * np.abs(z).max())
+
+
+def between(r: random.Random, shape: Sequence[int]) -> tuple[Callable[..., Any], list[int]]:
+    """A function that makes this shape of something smaller, which lies between zeros, or behind some; and of
+    which shape that is."""
+    axes = r.sample(range(len(shape)), r.randint(1, len(shape)))
+    begins, ends, steps = (
+        [r.choice(some) if d in axes else some[0] for d in range(len(shape))]
+        for some in ((0, 1, 2), (0, 1, 2), (1, 2, 3))
+    )
+    if r.random() < 0.4:
+        wide = [*zip(begins, ends, strict=True)]
+        return (lambda x: ost.pad(x, wide)), [n - sum(w) for n, w in zip(shape, wide, strict=True)]
+    there = [slice(*of) for of in zip(begins, shape, steps, strict=True)]
+    inner = [len(range(n)[at]) for n, at in zip(shape, there, strict=True)]
+    return (lambda x: ost.zeros(shape, x.dtype).at[tuple(there)].set(x)), inner
+
+
+@pytest.mark.parametrize("axes", [(0, 1, 2), (0, 2), (0, 2, 3), (0, 3), (1, 3)])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_joins_in_any_order_of_axes(axes: tuple[int, ...], dtype: str) -> None:
+    """What is joined lies at other places, which are known when the rest is read already."""
+    r, near = random.Random(f"{axes} {dtype}"), 2e-5 if dtype == "float32" else 1e-12
+    for _ in range(2):
+        shape = [r.choice(some) for some in ((4, 6), (8, 9, 12), (20, 24, 31), (16, 34, 36))]
+        (first, inner), (second, within) = between(r, shape), between(r, shape)
+        once = [1 if r.random() < 0.3 else n for n in shape]
+
+        def around(
+            x: Any, z: Any, g: Any, first: Callable[..., Any] = first, second: Any = second
+        ) -> Any:
+            y = ost.where(second(z) > 0.3, first(ost.maximum(x, 0)) + g, second(z) * g)
+            return y, y.sum(axes), (y * g).sum(axes), (ost.maximum(y, 0) * g).max(axes)
+
+        nodes = nodes_of(around, *(spec(n, dtype) for n in (inner, within, once)))
+        (node,) = [n for n in nodes if n.op == "fused_nest"]
+        assert any(map(reads_elsewhere, node.kw["body"].nodes))
+        given = [rng.normal(size=s.shape).astype(dtype) for s in node.kw["body"].inputs]
+        made = [lying(r, y) for y in results(node)]
+        run_on_host(node, [*(lying(r, x) for x in given), *made])
+        wanted = by_ops(node, *(x.astype(np.float64) for x in given))
+        for y, z in zip(made, wanted, strict=True):
+            np.testing.assert_allclose(y, z, rtol=near, atol=near * np.abs(z).max())
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 4000), (6000, 5, 40)])

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from collections.abc import Callable, Sequence
@@ -541,14 +542,27 @@ def loss_and_slopes(x: Any, scale: Any, groups: Any) -> Any:
     return ost.value_and_grad(lambda x: ost.nn.cross_entropy(x * scale, groups))(x)
 
 
-@pytest.mark.parametrize("shape", [(700, 40), (1100, 300), (2049, 768), (600, 1000)], ids=str)
+def slopes_of_factors(x: Any, scale: Any, groups: Any) -> Any:
+    def loss(p: Any) -> Any:
+        return ost.nn.cross_entropy(x * p[0] + p[1], groups, reduction="sum")
+
+    return ost.grad(loss)((scale, scale))
+
+
+LINES = [(700, 40), (1100, 300), (2049, 768), (600, 1000)]
+SUMMED = [
+    *itertools.product((normal_slopes, likelihood, loss_and_slopes), LINES),
+    (slopes_of_factors, (16, 1000)),  # which one block does
+]
+
+
 @pytest.mark.parametrize(
-    "function", [normal_slopes, likelihood, loss_and_slopes], ids=lambda f: f.__name__
+    ("function", "shape"), SUMMED, ids=lambda x: getattr(x, "__name__", str(x))
 )
 def test_lines_and_what_is_summed_over_them(
     function: Callable[..., Any], shape: tuple[int, int]
 ) -> None:
-    """Each thread sums what its own elements of all lines are."""
+    """Each thread sums what its own elements of all lines are; few lines are one block's."""
     r = random.Random(shape[1])
     dtype = r.choice((np.float32, np.float64))
     x, scale = rng.normal(size=shape).astype(dtype), rng.random(shape[1]).astype(dtype)

@@ -16,6 +16,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
+from ostinato.ops.core.graph import Node
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import bool_, float64
 from ostinato.ops.jit.elements import Env
@@ -86,7 +87,9 @@ class StreamWriter(Writer):
         self.reads: list[str] = []
         self.stores: list[str] = []
         self.results_now: dict[int, str] = {}
-        self.is_elsewhere = False  # what is read now lies where a join has it
+        self.joins: dict[int, str] = {}  # and what joins have, by value
+        self.before: dict[tuple[int, tuple[str, ...]], Value] = {}  # what is known where both are
+        self.is_ahead = False  # whether what is written now stands there
         self.still = {x: "0" for x, n in enumerate(nest.extents) if n == 1}
         self.many = self.blocks = 1  # blocks each of which leaves something
 
@@ -110,6 +113,7 @@ class StreamWriter(Writer):
     ) -> None:
         """Some groups, all of which are read before the first is used. `here` says where one is."""
         at, before = len(self.code.text), dict(self.streams)
+        self.before, self.joins = dict(self.memo), {}
         self.declares, self.reads, self.stores, self.results_now = [], [], [], {}
         self.many = many
         head = f"#pragma unroll\nfor (u32 n = 0; n < {many}; ++n)"
@@ -123,17 +127,42 @@ class StreamWriter(Writer):
         self.streams = before | {a: x for a, x in self.streams.items() if self.stays(a)}
 
     def loaded(self, a: int, env: Env) -> Value:
-        near, dtype = self.nest.near, self.body.specs[a].dtype
-        if (
-            self.along.isdisjoint(self.nest.strides[a])
-            or env.get(near, "beside0") not in self.which
-        ):
+        near, lies, dtype = self.nest.near, self.nest.strides[a], self.body.specs[a].dtype
+        if not self.is_known_ahead(lies, env):
             return super().loaded(a, env)
         if a not in self.streams:
             self.stream(a, env)
         index = self.turn if self.stays(a) else self.fleeting
         j = self.which[env[near]] if near in self.nest.strides[a] else 0
         text = f"{self.streams[a]}[{index}].at[{j}]"
+        return self.code.write(f"{text} != 0" if dtype == bool_ else text, dtype)
+
+    def is_known_ahead(self, labels: Collection[int], env: Env) -> bool:
+        """Whether an element of something with these indices is one of a group's, and which one is known before
+        anything is made of what is read."""
+        late = not self.found_late.isdisjoint(env[x] for x in labels if x in env)
+        ours = env.get(self.nest.near, "beside0") in self.which
+        return ours and not late and not self.along.isdisjoint(labels)
+
+    def elsewhere(self, v: int, node: Node, env: Env) -> Value:
+        """Find ahead what a join has, too: all that is read for it is on its way with the rest, though it is
+        no vector, as it lies where only tests know."""
+        labels, near = self.nest.labels(v), self.nest.near
+        if self.is_ahead or not self.is_known_ahead(labels, env):
+            return super().elsewhere(v, node, env)
+        each, j = (self.each, self.which[env[near]]) if near in labels else (1, 0)
+        dtype = self.body.specs[v].dtype
+        if v not in self.joins:
+            self.joins[v] = self.name("v")
+            self.declare(v, self.joins[v], f"{memory_type(dtype)}, {each}")
+        text = f"{self.joins[v]}[{self.fleeting}].at[{j}]"
+
+        def find() -> None:
+            self.add(f"{text} = {super(StreamWriter, self).elsewhere(v, node, env).name};")
+
+        later, self.memo, self.is_ahead = self.memo, self.before, True
+        self.reads += self.written(find)
+        self.memo, self.is_ahead = later, False
         return self.code.write(f"{text} != 0" if dtype == bool_ else text, dtype)
 
     def stream(self, a: int, env: Env) -> None:
@@ -431,6 +460,7 @@ class LineWriter(StreamWriter):
             self.unit()
             if self.team > WARP:
                 self.add("__syncthreads();")
+        self.add(*(f"u8* const p{a} = q{a};" for a in range(len(self.nest.strides))))
         for first in self.gathered:
             with self.block(""):
                 self.end(first, lines)
