@@ -53,6 +53,7 @@ NOT_SAMPLED = {
         _PLANNED,
     ),
     **dict.fromkeys(("broadcast", "all_to_all", "halo", "start", "wait", "addend"), _PLANNED),
+    **dict.fromkeys(("stash", "fetch"), "put in by the planner; see planner/test_offload.py"),
     **dict.fromkeys(("round_addends", "widen_sum"), "put in; see planner/test_narrow_sums.py"),
     "mark": "made by gradients, taken away by the planner",
     "custom": "made by custom_gradient, taken away by the planner",
