@@ -66,6 +66,30 @@ def test_random_boxes(seed: int) -> None:
         np.testing.assert_array_equal(np.asarray(made), wrote)
 
 
+@pytest.mark.parametrize("device", ["fake", KERNELS])
+@pytest.mark.parametrize("seed", range(few(24)))
+def test_what_is_outside_is_told_as_on_cpus(seed: int, device: str) -> None:
+    """Of numbers and of slices, read and written, on either side: one sentence."""
+    r = random.Random(seed)
+    n, write = r.randint(2, 9), r.random() < 0.5
+    extent = r.choice((0, r.randint(1, n - 1)))
+    last = n - extent if extent else n - 1
+    low = -n - 1 if not extent else r.choice((-n - r.randint(1, 3), -r.randint(1, extent)))
+    place = low if r.random() < 0.5 else last + r.randint(1, 3)
+
+    def work(x: Any, i: Any) -> Any:
+        key = slice(i, i + extent) if extent else i
+        return x.at[key, i * 0].set(0.0) if write else x[key, i * 0]
+
+    said = []
+    for where in ("cpu", device):
+        with ost.connect(device=where), pytest.raises(BoundsError) as raised:
+            np.asarray(ost.compile(work)(ost.asarray(np.ones((n, 3))), ost.asarray(place)))
+        said.append(str(raised.value))
+    assert said[0] == said[1]
+    assert f"{extent} elements" in said[0] if extent else "index" in said[0]
+
+
 def test_a_turn_asks_for_few_kernels_and_notes_what_is_outside() -> None:
     x, asked = np.random.default_rng(0).random((9, 40)), []
     with ost.connect(device=KERNELS):

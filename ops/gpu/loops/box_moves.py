@@ -108,9 +108,9 @@ def _seen(gpu: Any, axes: Shape) -> Any:
 
 
 def _look(seen: Any, begins: Sequence[Begin], bounds: Sequence[str]) -> None:
-    for k, ((_, _, _, last), how) in enumerate(zip(begins, bounds, strict=True)):
+    for k, ((_, extent, _, last), how) in enumerate(zip(begins, bounds, strict=True)):
         if how != "clip":
-            check_bounds(seen[k : k + 1], last + 1)
+            check_bounds(seen[k : k + 1], last + 1, extent - last if how == "slice" else 0)
 
 
 def _kernel(x: Any, box: Any, first: int, begins: Sequence[Begin], mode: str) -> Kernel:
