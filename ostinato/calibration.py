@@ -270,19 +270,19 @@ class Calibration:
         """Measure where values go if memory is short: the host's memory from a GPU, a disk."""
         device = DEVICES[self.device]
         store = device.away() or DiskStore()
-        times = []
-        for size in AWAY:
-            x, at = device.from_host(np.zeros(size, np.uint8)), store.place(size)
+        times, places = [], [(size, store.place(size)) for size in AWAY]
+        for size, at in (places[0], *places):  # the first time memory or a file is made for all
+            x = device.from_host(np.zeros(size, np.uint8))
             begin = time.perf_counter()
             store.stash(at, x).wait()
             store.flush()
             store.fetch(at, x).wait()
             device.clock()
             times.append((time.perf_counter() - begin) / 2)
-        rate = (AWAY[1] - AWAY[0]) / max(times[1] - times[0], 1e-9)
-        return Link(
-            max(times[0] - AWAY[0] / rate, SOONEST), rate, "disk" if device.is_host else "host"
-        )
+        _, short, long = times
+        rate = (AWAY[1] - AWAY[0]) / max(long - short, 1e-9)
+        where = "disk" if device.is_host else "host"
+        return Link(max(short - AWAY[0] / rate, SOONEST), rate, where)
 
     # -- all of it -------------------------------------------------------------------------
     def found(self) -> Machine:

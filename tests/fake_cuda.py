@@ -7,6 +7,7 @@ error here:
     - while a stream captures, to wait for anything, to move values from or to the host, to allocate where
       the pool would have to ask the driver, to call cuBLAS or cuSOLVER by way of CuPy, or what sorts
     - memory of a graph that the pool gives to somebody else
+    - copies that reach beyond pinned memory of the host
 
 What is captured is not computed: results hold rubbish until the graph is launched."""
 
@@ -698,9 +699,22 @@ class Pinned(bytearray):
     """Memory of the host that copies need no other for."""
 
 
+_pinned: weakref.WeakValueDictionary[int, Pinned] = weakref.WeakValueDictionary()
+
+
 def alloc_pinned_memory(size: int) -> Pinned:
     refuse_while_capturing("to allocate")
-    return Pinned(size)
+    made = Pinned(size)
+    _pinned[np.frombuffer(made, np.uint8).ctypes.data if size else 0] = made
+    return made
+
+
+def pinned_at(address: int, size: int) -> Any:
+    """These bytes, which have to be pinned memory that somebody has yet."""
+    for start, memory in list(_pinned.items()):
+        if start <= address and address + size <= start + len(memory):
+            return np.frombuffer(memory, np.uint8)[address - start : address - start + size]
+    raise AssertionError(f"{size} bytes at {address:#x}, which are no pinned memory of the host")
 
 
 class PinnedMemoryPool:

@@ -24,7 +24,6 @@ It says nothing of speed or rounding: all is computed by NumPy. Streams and grap
 
 from __future__ import annotations
 
-import ctypes
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
@@ -117,7 +116,7 @@ class Pointer:
         """Some time later: what lies there stays as it is until then (`Stream.sent`)."""
         refuse_while_capturing("values of the host")
         on = stream or fake_cuda.get_current_stream()
-        given = np.frombuffer((ctypes.c_uint8 * size).from_address(mem), np.uint8)
+        given = fake_cuda.pinned_at(mem, size)
         there = self.memory.reshape(-1).view(np.uint8)[self.first : self.first + size]
         fake_cuda.touch(on, (), [there])
         there[...] = given
@@ -129,7 +128,7 @@ class Pointer:
         """In order with what else the stream copies, which needs that memory as it is until then."""
         refuse_while_capturing("values for the host")
         on = stream or fake_cuda.get_current_stream()
-        there = np.frombuffer((ctypes.c_uint8 * size).from_address(mem), np.uint8)
+        there = fake_cuda.pinned_at(mem, size)
         given = self.memory.reshape(-1).view(np.uint8)[self.first : self.first + size]
         fake_cuda.touch(on, [given], ())
         on.sent[:] = [sent for sent in on.sent if not np.shares_memory(sent[1], there)]

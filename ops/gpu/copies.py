@@ -125,7 +125,8 @@ class HostStore:
         self.memory: Any = None
 
     def place(self, size: int) -> int:
-        """A place for so many bytes: where it begins."""
+        """A place for so many bytes: where it begins. All are asked for before the first value leaves."""
+        assert self.memory is None, "what was taken for the places so far cannot grow"
         at, self.size = self.size, self.size + -(-size // 512) * 512
         return at
 

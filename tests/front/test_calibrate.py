@@ -11,6 +11,9 @@ from ostinato.planner.machine import NOMINAL, Machine, keep, known
 import ostinato as ost
 from ostinato import calibration, command, command_info, settings
 from ostinato.calibration import Calibration, calibrate, rate_of
+from tests.cuda_host import COMPILER
+from tests.fake_device import KERNELS
+from tests.sessions import JOB
 
 
 @pytest.fixture
@@ -48,6 +51,16 @@ def test_what_is_measured_has_sense(workers: int, cache: Path) -> None:
         kinds = {s.kind: s for s in link.seen}
         assert kinds.keys() == {"all_reduce", "reduce_scatter", "all_gather", "all_to_all"}
         assert all(s.workers == 2 and 0 < s.seconds < 1 for s in kinds.values())
+
+
+@pytest.mark.skipif(JOB > 1, reason="workers of such a device are threads")
+@pytest.mark.parametrize("device", ["fake", KERNELS] if COMPILER else ["fake"])
+def test_what_leaves_a_gpu_has_room(device: str) -> None:
+    """The stand-in refuses copies beyond the host's memory that was asked for."""
+    with ost.connect(device=device) as session:
+        found = Calibration(session, 0.5).away()
+    assert found.name == "host"
+    assert 0 < found.seconds < 1
 
 
 @pytest.mark.usefixtures("few")
