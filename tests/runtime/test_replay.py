@@ -6,6 +6,7 @@ from __future__ import annotations
 import gc
 import random
 import re
+import sys
 import threading
 from typing import Any
 
@@ -66,6 +67,34 @@ def test_a_repeated_plan_is_one_launch_and_nothing_else() -> None:
             f(x)
             assert replay_of(session).launched >= 20
             assert "as one graph" in f.plan.explain()
+
+
+@pytest.mark.parametrize(
+    ("device", "most"), [("cpu", 11), ("fake", 20), *([(KERNELS, 20)] if COMPILER else [])]
+)
+def test_a_call_is_few_functions_of_python(device: str, most: int) -> None:
+    """Nothing is called for what need not be done: each takes a fiftieth of a launch, or more."""
+    ours: list[str] = []
+
+    def hear(frame: Any, event: str, arg: Any) -> None:
+        where = frame.f_globals.get("__name__") or frame.f_code.co_filename
+        if event == "call" and where.startswith(("ostinato", "<ostinato")):
+            ours.append(frame.f_code.co_qualname)
+
+    with ost.connect(device=device):
+        f, x, found = ost.compile(lambda x: x + 1.0), ost.ones(8), []
+        for _ in range(12):
+            y = f(x)
+        for _ in range(5):  # now and then somebody looks how many processors there are
+            ours.clear()
+            sys.setprofile(hear)
+            try:
+                y = f(x)
+            finally:
+                sys.setprofile(None)
+            found.append([*ours])
+        assert len(least := min(found, key=len)) <= most, least
+        np.testing.assert_array_equal(np.asarray(y), 2.0)
 
 
 def test_a_training_step_whose_weights_are_given_away() -> None:
