@@ -48,6 +48,7 @@ from ostinato.ops.jit.epilogues import begin_of
 from ostinato.ops.jit.foreach_parts import FOREACH, parts_of
 from ostinato.ops.jit.loops import Loops, dense_loops, loops_of, space, strides_over
 from ostinato.ops.jit.moves import has_moves
+from ostinato.ops.jit.stacks import stacked
 
 from ostinato.errors import SessionError
 
@@ -62,6 +63,7 @@ from .loops import box_moves, flat, stages, streams
 from .loops.block_tiles import steps_kernel
 from .loops.foreach import Launch, foreach_kernel
 from .loops.moved import moved_kernel
+from .loops.ordered import TYPES, ordered_kernel
 from .loops.schedule import THREADS, analyse, square_tiles
 from .loops.tallies import range_of
 from .loops.text import OPTIONS, Kernel
@@ -427,6 +429,13 @@ class Gpu(Device):
 
             found = self._compiled[kernel.name] = run, _compilers().submit(compile_it)
         return found
+
+    def ordered_product(self, a: Any, b: Any, out: Any) -> Function | None:
+        same = a.dtype == b.dtype == out.dtype and out.dtype.name in TYPES
+        if not same or not out.size or not self.has_own_kernels:
+            return None
+        stacks = stacked(*map(products.layout_like, (a, b, out)))
+        return None if stacks is None else self.launching(ordered_kernel(*stacks))
 
     def folding(self, ufunc: str, addends: Sequence[Any], out: Any) -> Function | None:
         """A kernel that reads each addend once."""
