@@ -286,7 +286,8 @@ class Session:
             except OstinatoError as error:
                 raise plan.with_its_lines(error, ran) from error.__cause__
             engine: Any = self.engine
-            engine.at_lines = lambda error: plan.with_its_lines(error, ran)  # if it shows later
+            if getattr(engine, "unsure", None):  # an error may show later
+                engine.at_lines = lambda error: plan.with_its_lines(error, ran)
             return made
 
         return launch_at_its_lines

@@ -27,8 +27,11 @@ def first_with_nan(
     node: Node, given: Sequence[Any], outs: Sequence[Any], most: int = 1 << 30
 ) -> tuple[Node, Sequence[Any]]:
     """The first operation of a kernel with NaN, and what it made; the kernel and its results where its
-    operations cannot be done like that, give other bits, or make more than `most` bytes."""
+    operations cannot be done like that, give other bits, or make more than `most` bytes, or where it is a
+    loop, whose body reads the number of the turn, too."""
     body: Graph = node.kw["body"]
+    if len(given) != len(body.inputs):
+        return node, outs
     shapes = shapes_of(body, [x.shape for x in given])
     sizes = zip(shapes, body.specs, strict=True)
     if sum(math.prod(n) * s.dtype.itemsize for n, s in sizes) > most:

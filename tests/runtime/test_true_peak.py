@@ -89,4 +89,4 @@ def test_a_training_step_takes_what_its_plan_says(name: str, models: Any) -> Non
             return
         needs = plan.arena_bytes + plan.result_bytes
         most = grown(session, lambda: function(*given))
-        assert (1 - NEAR) * needs - OTHERS <= most <= (1 + NEAR) * needs + OTHERS
+        assert most <= (1 + NEAR) * needs + OTHERS  # less where a process has had more before
