@@ -101,20 +101,13 @@ def placed(graph: Graph, target: Target, reuse: Sequence[int]) -> Program:
     leave memory for a while, if they may."""
     device, own = described(target.device), rules(target)
     program = assign_memory(graph, device, reuse)
-    if target.scratch_limit is None and _exceeds(
-        _outside(program) + bytes_of_values(program), target
-    ):
-        moved = offload(
-            program, target, device, reuse
-        )  # of which less scratch memory is not enough
+    values = peak_bytes(program) - program.arena_bytes + bytes_of_values(program)
+    if target.scratch_limit is None and _exceeds(values, target):  # less scratch is not enough
+        moved = offload(program, target, device, reuse)
         if not _exceeds(peak_bytes(moved), target):
             return moved
     program = fit_scratch(program, target, device, reuse, own.fuse, own.larger)
     return offload(program, target, device, reuse)
-
-
-def _outside(program: Program) -> int:
-    return peak_bytes(program) - program.arena_bytes
 
 
 def _exceeds(size: int, target: Target) -> bool:

@@ -16,10 +16,10 @@ Over = tuple[frozenset[int], frozenset[int]]  # what a reduction is over, and wh
 
 def long_labels(labels: Labels, overs: Iterable[Over]) -> Over:
     """Find what some reduction is over, and what it leaves, without labels of one element."""
-    for own in overs:
-        over, kept = (frozenset(x for x in some if labels.extents[x] > 1) for some in own)
-        return over, kept
-    return frozenset(), frozenset()
+    none = frozenset[int]()
+    own = next(iter(overs), (none, none))
+    over, kept = (frozenset(x for x in some if labels.extents[x] > 1) for some in own)
+    return over, kept
 
 
 def is_one_reduction(

@@ -196,17 +196,21 @@ def _shape_seen(graph: Graph, views: Sequence[int], shape: Shape, ndim: int) -> 
     """The shape of what is repeated over an operand's elements, behind the views."""
     seen = (1,) * (ndim - len(shape)) + shape
     for k in reversed(views):
-        node = graph.nodes[k]
-        if "axes" in node.kw:
-            if len(node.kw["axes"]) != len(seen):
-                return None
-            seen = tuple([seen[axis] for axis in node.kw["axes"]])
-        else:
-            axis = _cut_axis(graph, k)
-            assert axis is not None
-            parts = node.specs[0].shape[axis : axis + 2] if seen[axis] > 1 else (1, 1)
-            seen = (*seen[:axis], *parts, *seen[axis + 1 :])
+        if len(graph.nodes[k].kw.get("axes", seen)) != len(seen):
+            return None
+        seen = _behind(graph, k, seen)
     return seen
+
+
+def _behind(graph: Graph, k: int, shape: Shape) -> Shape:
+    """The shape of what has such a shape before a view."""
+    node = graph.nodes[k]
+    if "axes" in node.kw:
+        return tuple([shape[axis] for axis in node.kw["axes"]])
+    axis = _cut_axis(graph, k)
+    assert axis is not None
+    parts = node.specs[0].shape[axis : axis + 2] if shape[axis] > 1 else (1, 1)
+    return (*shape[:axis], *parts, *shape[axis + 1 :])
 
 
 def _seen(builder: Builder, graph: Graph, side: _Side, v: int, values: Sequence[int]) -> int:
@@ -220,16 +224,10 @@ def _seen(builder: Builder, graph: Graph, side: _Side, v: int, values: Sequence[
         shape = (1,) * (ndim - len(shape)) + shape
         x = reshaped(builder, x, Spec(shape, spec.dtype, spec.layout))
     for k in reversed(side.views):
-        node = graph.nodes[k]
+        node, shape = graph.nodes[k], _behind(graph, k, shape)
+        made = Spec(shape, spec.dtype, spec.layout)
         if "axes" in node.kw:
-            shape = tuple([shape[axis] for axis in node.kw["axes"]])
-            x = permuted(
-                builder, x, node.kw["axes"], Spec(shape, spec.dtype, spec.layout), node.line
-            )
+            x = permuted(builder, x, node.kw["axes"], made, node.line)
         else:
-            axis = _cut_axis(graph, k)
-            assert axis is not None
-            parts = node.specs[0].shape[axis : axis + 2] if shape[axis] > 1 else (1, 1)
-            shape = (*shape[:axis], *parts, *shape[axis + 1 :])
-            x = reshaped(builder, x, Spec(shape, spec.dtype, spec.layout), node.line)
+            x = reshaped(builder, x, made, node.line)
     return x

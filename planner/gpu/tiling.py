@@ -29,6 +29,7 @@ from ostinato.ops.jit.moves import has_moves
 from ostinato.planner.fusion.step_chains import Chain, Room, tile_steps
 from ostinato.planner.layouts.costs import kernel_work
 from ostinato.planner.machine import overlapped
+from ostinato.planner.passes.turn_blocks import may_be_grouped, together
 from ostinato.planner.plan import Target, largest_part
 from ostinato.planner.rewrite import inline, replace
 
@@ -50,7 +51,7 @@ def join_turns(graph: Graph, target: Target) -> Graph:
         node, count = graph.nodes[k], many[k]
         trips, first = node.kw["trips"], node.kw["counts"][0]
         ins, body = [values[v] for v in node.inputs], node.kw["body"]
-        kw = {**node.kw, "body": _together(body, first, count), "trips": trips // count}
+        kw = {**node.kw, "body": together(node, count), "trips": trips // count}
         made = [*builder.add(node.op, ins, tuple(kw.items()), node.specs, node.line)]
         for _ in range(trips % count):
             made = inline(builder, body, [ins[0], *ins[:first], *made])
@@ -60,32 +61,18 @@ def join_turns(graph: Graph, target: Target) -> Graph:
 
 
 def _turns(node: Node, target: Target) -> int:
-    """How many turns of a loop are to be one: 1 if no kernels become fewer. Turns do not ask for their
-    number, and stack nothing."""
-    if node.op != "loop" or len(node.specs) > node.kw["counts"][1] or node.kw["counts"][2]:
+    """How many turns of a loop are to be one: 1 if no kernels become fewer."""
+    if not may_be_grouped(node):
         return 1
     body, trips = node.kw["body"], node.kw["trips"]
-    draws = any(OPS[n.op].element.draws or OPS[n.op].run.host_callback for n in body.nodes)
+    draws = any(OPS[n.op].element.draws for n in body.nodes)
     large = max(largest_part(s).nbytes for s in node.specs) >= LEAST_BYTES
-    if draws or not large or body.uses[0] or 0 in body.outputs or not has_moves(body):
-        return 1
-    if any(any(n.subgraphs()) for n in body.nodes) or 8 * len(body.nodes) > WRITTEN:
+    if draws or not large or not has_moves(body) or 8 * len(body.nodes) > WRITTEN:
         return 1
     found = [(float(_kernels(body, target)), 1)]
-    for count in (2, 4, 8):
-        if count <= trips:
-            together = _together(body, node.kw["counts"][0], count)
-            found.append((_kernels(together, target) / count, count))
+    found += [(_kernels(together(node, n), target) / n, n) for n in (2, 4, 8) if n <= trips]
     (apart, _), (least, count) = found[0], min(found)
     return count if 2 * least <= apart else 1
-
-
-def _together(body: Graph, first: int, count: int) -> Graph:
-    """A body that does what so many turns did, over so many constants."""
-    made, states = Builder(body.inputs), [*range(1 + first, len(body.inputs))]
-    for _ in range(count):
-        states = [*inline(made, body, [*range(1 + first), *states])]
-    return made.graph(states)
 
 
 def _kernels(body: Graph, target: Target) -> int:

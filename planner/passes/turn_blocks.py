@@ -48,12 +48,15 @@ def together(node: Node, turns: int) -> Graph:
 
 
 def may_be_grouped(node: Node) -> bool:
-    """Whether a loop is one of steps, which stack and count nothing and have no loops of their own."""
+    """Whether a loop is one of steps, which stack nothing, do not ask for their number, and have no loops of
+    their own."""
     if node.op != "loop" or node.kw["reverse"] or len(node.specs) > node.kw["counts"][1]:
         return False
     body: Graph = node.kw["body"]
-    free = not body.uses[0] and not any(
-        OPS[n.op].run.host_callback or any(n.subgraphs()) for n in body.nodes
+    free = (
+        not body.uses[0]
+        and 0 not in body.outputs
+        and not any(OPS[n.op].run.host_callback or any(n.subgraphs()) for n in body.nodes)
     )
     return free and not node.kw["counts"][2] and node.kw["trips"] > 1
 
