@@ -358,7 +358,8 @@ class Gpu(Device):
 
         def launch_with(*arrays: Any) -> None:
             words[: len(arrays)] = [x.data.ptr for x in arrays]
-            wait((compiled,))
+            if not compiled.done():
+                wait((compiled,))
             run(kernel.grid, block, (table, *more))
 
         return launch_with
@@ -454,15 +455,10 @@ class Gpu(Device):
         return self.folds[key]
 
     def thin_qr(self, x: Any, q: Any, near: float) -> tuple[Any, Any] | None:
-        return gram_qr.thin_qr(self, x, q, near, self._tall()) if self.has_own_kernels else None
+        return gram_qr.thin_qr(self, x, q, near, self.tall) if self.has_own_kernels else None
 
     def times(self, q: Any, w: Any) -> bool:
-        return self.has_own_kernels and gram_qr.times(self, q, w, self._tall())
-
-    def _tall(self) -> dict[Any, Any]:
-        if len(self.tall) >= LAYOUTS:
-            del self.tall[next(iter(self.tall))]
-        return self.tall
+        return self.has_own_kernels and gram_qr.times(self, q, w, self.tall)
 
     def note(self, word: Any, places: Any) -> None:
         """By one kernel, whose text is the same for all places of a dtype."""

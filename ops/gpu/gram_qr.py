@@ -21,6 +21,7 @@ class ThinQr:
     """Of matrices that lie in one way."""
 
     most_columns = 64
+    most_layouts = 32  # that are known at once
     most_parts = 528  # of the rows: four for each multiprocessor
 
     def __init__(self, gpu: Any, x: Any, q: Any, near: float) -> None:
@@ -90,7 +91,7 @@ def thin_qr(gpu: Any, x: Any, q: Any, near: float, known: dict[Any, Any]) -> tup
     made = gpu.xp.empty(x.shape, x.dtype) if q is None else q
     key = "qr", x.shape, x.strides, made.strides, near
     if key not in known:
-        known[key] = ThinQr(gpu, x, made, near)
+        _keep(known, key, ThinQr(gpu, x, made, near))
     run: ThinQr = known[key]
     return run(x, made)
 
@@ -103,11 +104,17 @@ def times(gpu: Any, q: Any, w: Any, known: dict[Any, Any]) -> bool:
     if key not in known:
         found = tiles.fastest(*q.shape, q.shape[1], 1, q.dtype, True)
         kernel = found and tiles.kernel_of(_stack(q), _stack(w), _stack(q), tiling=found[1])
-        known[key] = gpu.launching(kernel) if kernel else None
+        _keep(known, key, gpu.launching(kernel) if kernel else None)
     if known[key] is None:
         return False
     known[key](q, w, q)
     return True
+
+
+def _keep(known: dict[Any, Any], key: Any, made: Any) -> None:
+    if len(known) == ThinQr.most_layouts:
+        del known[next(iter(known))]
+    known[key] = made
 
 
 def _stack(x: Any) -> Stack:

@@ -51,6 +51,28 @@ def test_factors(shape: Any, turned: bool, monkeypatch: pytest.MonkeyPatch) -> N
     assert WITH_KERNELS.thin_qr(given, q, MAX_DEVIATION) is None, "it lacks rank"
 
 
+@needs_compiler
+def test_what_is_known_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where nothing more can be known: the oldest goes for one that is new, and for nothing else."""
+    made, tall = list[Any](), dict[Any, Any]()
+
+    class Counted(gram_qr.ThinQr):
+        most_layouts = 2
+
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            made.append(self.columns)
+
+    monkeypatch.setattr(gram_qr, "ThinQr", Counted)
+    monkeypatch.setattr(WITH_KERNELS, "tall", tall)
+    r = np.random.default_rng(2)
+    for n in (3, 4, 3, 4, 3, 5, 4):
+        x = from_host(r.standard_normal((40, n)).astype(F32))
+        assert WITH_KERNELS.thin_qr(x, None, MAX_DEVIATION) is not None
+    assert made == [3, 4, 5]
+    assert len(tall) == 2
+
+
 def test_others_are_left_alone() -> None:
     for dtype, shape in (("f8", (100, 4)), ("f4", (300, 65)), ("f4", (7, 4)), ("c8", (100, 4))):
         x = from_host(np.zeros(shape, dtype))
