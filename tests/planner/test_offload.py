@@ -4,10 +4,13 @@ behind whatever fails."""
 from __future__ import annotations
 
 import errno
+import faulthandler
 import os
 import random
 import signal
+import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -464,7 +467,7 @@ def test_a_forked_child_has_a_file_of_its_own(training: Any) -> None:
     same(step(*given), wanted)
     child = os.fork()
     if not child:
-        signal.alarm(60)
+        faulthandler.dump_traceback_later(60, exit=True, file=sys.__stderr__)
         try:
             folder.rmdir()  # which shows that it opens another one
             with pytest.raises(DataFileError):
@@ -473,6 +476,7 @@ def test_a_forked_child_has_a_file_of_its_own(training: Any) -> None:
             same(step(*given), wanted)
             os._exit(0)
         except BaseException:
+            traceback.print_exc(file=sys.__stderr__)
             os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     same(step(*given), wanted)
