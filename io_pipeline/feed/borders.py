@@ -128,7 +128,7 @@ class Borders:
     def __init__(self, boxes: Callable[[int, Shape], Box3]) -> None:
         self.boxes = boxes  # what each worker makes of volumes of such depth, height and width
         self.parcels = Parcels()
-        self.rank, self.ranks = 0, [0]  # on this machine
+        self.rank, self.ranks = 0, [0]  # on this machine, of those that have the same samples
         self.fetched = 0
 
     def offer(self, host: str) -> dict[str, Any]:
@@ -137,9 +137,9 @@ class Borders:
         return {"address": self._server.address, "token": self._server.token}
 
     def meet(self, rank: int, offers: Sequence[Any]) -> None:
-        here = offers[rank]["address"][0]
+        near = [(offer["address"][0], offer["rows"]) for offer in offers]  # machine, and samples
         self.rank, self.lines = rank, Lines(offers)
-        self.ranks = [r for r, offer in enumerate(offers) if offer["address"][0] == here]
+        self.ranks = [r for r, found in enumerate(near) if found == near[rank]]
 
     def read(
         self, place: int, fields: Fields, leaves: Sequence[Leaf], is_stopped: Callable[[], bool]

@@ -24,6 +24,8 @@ from .samples import Samples
 from .slabs import axes_of
 from .stage import Box3, Shape
 
+ROWS = 1 << 30  # of a batch so large that each worker has some
+
 
 class Share:
     """An epoch's part of one worker."""
@@ -54,8 +56,9 @@ class Share:
         self.name = pipe.called
 
     def offers(self, host: str) -> list[Any]:
-        """List the samples kept here, and where they are had."""
-        return [one.offer(host) for one in self._given]
+        """List the samples kept here, and where they are had; workers of the same rows share samples."""
+        rows = list(self._begin[0](ROWS))
+        return [one.offer(host) | {"rows": rows} for one in self._given]
 
     def meet(self, rank: int, offers: Sequence[Any]) -> None:
         """Record what all workers keep."""

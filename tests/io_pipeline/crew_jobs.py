@@ -291,9 +291,10 @@ def borders() -> None:
         import atexit
 
         atexit.register(lambda: print("\n" + json.dumps({f"seen{RANK}": seen[0]}), flush=True))
-    ost.connect()
+    mesh = tuple(map(int, sys.argv[3].split(",")))
+    ost.connect(mesh=mesh)
     pipe = ost.io.volumes([f"{root}/{k}.h5" for k in range(5)]).shuffle(3).random_flip3d()
-    pipe = pipe.batch(2, split="depth", halo=2, tail="keep")
+    pipe = pipe.batch(2, split=("samples", "depth")[-len(mesh) :], halo=(0, 2)[-len(mesh) :])
     wanted = [*pipe.to("numpy").epoch(1)]
     pipe = from_data(as_data(pipe)).to("ostinato")  # with nothing kept
     seen[0] = 0

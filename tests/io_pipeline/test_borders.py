@@ -59,7 +59,7 @@ class Crew:
         self.layout, self.halo = layout, halo
         self.borders = [Borders(self.box) for _ in pipes]
         if offers:
-            told = [b.offer("127.0.0.1") for b in self.borders]
+            told = [b.offer("127.0.0.1") | {"rows": [0, 1]} for b in self.borders]
             for rank, b in enumerate(self.borders):
                 b.meet(rank, told)
         self.made: list[Any] = [None] * len(pipes)
@@ -157,7 +157,7 @@ def test_who_is_given_nothing_reads_for_himself(
     for lost in (True, False):
         pipe = store().batch(4, split="depth")
         borders = Borders(lambda rank, shape: ((8 * rank, 8 * rank + 12), (0, 20), (0, 16)))
-        told = [Borders(borders.boxes).offer("127.0.0.1"), borders.offer("127.0.0.1")]
+        told = [b.offer("127.0.0.1") | {"rows": [0, 1]} for b in (Borders(borders.boxes), borders)]
         borders.meet(1, told)
         if lost:
             borders.lines.offers[0]["token"] = "0" * len(told[0]["token"])

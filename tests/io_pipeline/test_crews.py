@@ -205,9 +205,10 @@ def test_each_chunk_is_inflated_by_one_worker(tmp_path: Path) -> None:
         with h5py.File(tmp_path / f"{k}.h5", "w") as file:
             x = r.integers(0, 100, (20, 12, 8)).astype(np.int16)
             file.create_dataset("x", data=x, chunks=(4, 6, 8), compression="gzip")
-    found = job(3, "borders", tmp_path)
-    assert found["right"]
-    assert sum(found[f"seen{rank}"] for rank in range(3)) == 5 * (5 * 2 * 1)
+    for count, mesh in ((3, "3"), (4, "2,2")):
+        found = job(count, "borders", tmp_path, mesh)
+        assert found["right"]
+        assert sum(found[f"seen{rank}"] for rank in range(count)) == 5 * (5 * 2 * 1)
 
 
 @needs_mpi
