@@ -212,7 +212,8 @@ def packed(values: Sequence[Any], fields: Fields) -> tuple[bytes, list[Any]]:
     parts = []
     for value in values:
         if isinstance(value, np.ndarray) and value.dtype.name in DTYPES:
-            parts.append(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
+            x = np.asarray(value, value.dtype.newbyteorder("="), order="C")
+            parts.append(x.reshape(-1).view(np.uint8).data)
             leaves.append(["array", value.dtype.name, list(value.shape)])
         elif isinstance(value, bytes):
             parts.append(memoryview(value))

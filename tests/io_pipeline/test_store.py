@@ -47,6 +47,11 @@ def test_samples_arrive_as_they_are() -> None:
         np.testing.assert_array_equal(a, b)
     with pytest.raises(Undescribed):
         packed([object()], fields)
+    for x in (np.arange(6.0).reshape(2, 3).T, np.arange(3, dtype=">i4"), np.array(5, ">f8")):
+        head, parts = packed([x], fields)
+        (made,), _ = unpacked(head, b"".join(parts))
+        np.testing.assert_array_equal(made, x)
+        assert made.shape == x.shape
 
 
 def test_who_has_a_sample_gives_it() -> None:
