@@ -350,6 +350,9 @@ def test_networks_are_cut_in_space(capsys, monkeypatch):
 def test_workers_read_no_more_than_their_slabs_and_halos(kind):
     pytest.importorskip("h5py" if kind == "hdf5" else "zarr")
     assert 0.9 < space.reads(kind, 96, 2) <= 1.05
+    (again, _), (again, moved) = (space.kept(kind, 32, 2) for _ in range(2))  # the first imports
+    assert again < 0.01
+    assert moved == 1
 
 
 def test_plans_are_measured_beside_layouts_by_hand(capsys, monkeypatch):

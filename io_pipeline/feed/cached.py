@@ -11,7 +11,7 @@ import hashlib
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
@@ -27,11 +27,12 @@ from .chain import Chain, PartStep, Placed, Sample, Step
 from .content import Unhashable, fingerprint
 from .faults import Policy
 from .fields import Fields, hosted
+from .kept_boxes import Boxes, Room
 from .plain import Undescribed
 from .sample_disk import FORMAT, Disk
 from .sample_draws import Draws
 from .samples import Samples, digest, made_source, source_as_data
-from .stage import made_stage, stage_as_data
+from .stage import Box3, Shape, made_stage, stage_as_data
 from .store import Others, Server, offer_of
 
 END, AUTO = WHERE = ("end", "auto")
@@ -56,7 +57,8 @@ class Cached(Samples):
         self.source, self.chain, self.room = source, chain, room
         self.fields = fields
         self.folder, self.disk_bytes, self.where, self.version = disk, disk_bytes, where, version
-        self.bytes = 0
+        self.space = Room(room)
+        self.boxes: Boxes | None = None  # of samples that workers share
         self.disk: Disk | None = None
         # for each cut that of what makes its samples, as it was at first
         self._fingerprints: list[str] = []
@@ -124,9 +126,8 @@ class Cached(Samples):
             found = [_frozen(v) for v in values], sample.fields
         size = sum(map(_bytes, found[0]))
         with self._lock:
-            if self.bytes + size <= self.room and index not in self._kept:
+            if index not in self._kept and self.space.take(size):
                 self._kept[index] = found
-                self.bytes += size
         if is_new and key is not None and self.disk is not None:
             self.disk.put(key, *found)
         return found
@@ -245,9 +246,19 @@ class Cached(Samples):
         ).digest()
 
     def parts(self, index: int) -> tuple[list[Any], Fields]:
-        raise Undescribed("a cache keeps whole samples")
+        if self.chain.stages or self.folder is not None:
+            where = "behind stages" if self.chain.stages else "on disk"
+            raise Undescribed(f"a cache {where}, which keeps whole samples")
+        return (self.boxes or self.source).parts(index)
 
     # -- among workers ---------------------------------------------------------------------------
+    def share(self, boxes: Callable[[int, Shape], Box3], rank: int) -> Boxes:
+        """From here on, workers share single samples, of which each has such a box."""
+        if self.boxes is None:
+            self.boxes = Boxes(self.source, self.space)
+        self.boxes.own.boxes, self.boxes.own.rank = boxes, rank
+        return self.boxes
+
     def offer(self, host: str) -> dict[str, Any]:
         """Offer what is kept here, and where other workers are given it."""
         if self._server is None:
@@ -282,8 +293,8 @@ class Cached(Samples):
         names = ["read", *(p.stage.name for p in self.chain.stages)]
         found = {
             "behind": names[self.cut] if self.cut is not None else "",
-            "samples": len(self._kept),
-            "memory": self.bytes,
+            "samples": len(self._kept) + (0 if self.boxes is None else len(self.boxes.own.kept)),
+            "memory": self.space.used,
             "disk": len(self.disk) if self.disk is not None else 0,
         }
         return [*super().kept(), found]
@@ -294,6 +305,12 @@ class Cached(Samples):
             found += self.disk.said
             self.disk.said = []
         return found
+
+
+def caches_of(source: Samples) -> list[Cached]:
+    """The caches among a source's own sources, from without to within."""
+    found = [source] if isinstance(source, Cached) else []
+    return [*found, *(c for inner in source.inner() for c in caches_of(inner))]
 
 
 _NOTHING = Draws(0, 0)  # for stages that draw nothing

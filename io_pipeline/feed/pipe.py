@@ -311,7 +311,8 @@ class Pipe:
         version: str = "",
     ) -> Pipe:
         """Keep what the stages so far make, so that later epochs begin there, up to so many bytes; no
-        stage so far may be random. It changes no bit.
+        stage so far may be random. It changes no bit. Of volumes that workers share it stands right
+        behind the source: each keeps its slabs, and gives them to those who need them later.
 
         disk: a folder in which samples are kept as well, so that later runs begin there, too, where
         stages and files (names, sizes, times) are the same; any number of processes may share it.

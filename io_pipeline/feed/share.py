@@ -16,15 +16,12 @@ from . import seeing
 from .batch_arrays import WORKERS
 from .batches import Batch
 from .borders import Borders
-from .cached import Cached
+from .cached import caches_of
 from .faults import Fault, Quarantine, Rate
 from .pipe import STRICT, Pipe
 from .portions import Rows
-from .samples import Samples
 from .slabs import axes_of
 from .stage import Box3, Shape
-
-ROWS = 1 << 30  # of a batch so large that each worker has some
 
 
 class Share:
@@ -44,11 +41,11 @@ class Share:
         """boxes: what each worker makes of volumes that they share."""
         self.pipe, self.is_own = pipe, progress is not None  # the program's own pipe
         self.drive = self._together(rows)
-        self.caches = caches_of(pipe.source)
-        self.borders = Borders(boxes) if boxes is not None else None
-        self._given: list[Any] = [*self.caches]  # what workers give to each other
-        if self.borders is not None:
-            self._given.append(self.borders)
+        self.borders = None if boxes is None else Borders(boxes)
+        # what workers give to each other
+        self._given: list[Any] = [] if self.borders is None else [self.borders]
+        for cache in caches_of(pipe.source):
+            self._given.append(cache if boxes is None else cache.share(boxes, rank))
         self.meets = bool(self._given)
         box = None if boxes is None else partial(boxes, rank)
         self._begin = rows, box, epoch, start, check, bool(progress)
@@ -57,7 +54,7 @@ class Share:
 
     def offers(self, host: str) -> list[Any]:
         """List the samples kept here, and where they are had; workers of the same rows share samples."""
-        rows = list(self._begin[0](ROWS))
+        rows = list(self._begin[0](1 << 30))  # so many that each worker has some
         return [one.offer(host) | {"rows": rows} for one in self._given]
 
     def meet(self, rank: int, offers: Sequence[Any]) -> None:
@@ -151,9 +148,3 @@ class Share:
 
     def stats(self) -> dict[str, Any]:
         return seeing.as_data(self._epoch._work)
-
-
-def caches_of(source: Samples) -> list[Cached]:
-    """The caches among a source's own sources, from without to within."""
-    found = [source] if isinstance(source, Cached) else []
-    return [*found, *(c for inner in source.inner() for c in caches_of(inner))]

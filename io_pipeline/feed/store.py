@@ -10,19 +10,23 @@ JSON and the bytes of arrays. Who connects first says a token that came by the c
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import hmac
+import itertools
 import json
 import secrets
 import socket
 import struct
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+import zlib
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 from ostinato.ops.core.encode import Malformed, need
+from ostinato.ops.core.layout import Box
 from ostinato.ops.core.spec import DTYPES
 
 from .fields import Fields
@@ -32,14 +36,13 @@ PATIENCE = 10.0  # seconds for an answer
 TOKEN = 32  # bytes
 LONGEST_LINE, LONGEST = 1 << 20, 1 << 32  # bytes of a sample
 _HEAD = struct.Struct("<IQ")  # lengths of the line and of what follows it; nothing: it is not here
-_INDEX = struct.Struct("<Q")
-Kept = Mapping[int, tuple[list[Any], Fields]]
+_ASKED = struct.Struct("<7q")  # a number, and the bounds of a box: 0 where all is asked for
 
 
 class Giver(Protocol):
-    """What is given away, by numbers."""
+    """What is given away, by numbers, or by numbers and boxes."""
 
-    def get(self, key: int, /) -> tuple[list[Any], Fields] | None: ...
+    def get(self, key: Any, /) -> tuple[list[Any], Fields] | None: ...
 
 
 # -- who has samples ---------------------------------------------------------------------------
@@ -85,8 +88,9 @@ def _serve(line: socket.socket, kept: Giver, token: bytes) -> None:
             return
         line.settimeout(None)
         while True:
-            (index,) = _INDEX.unpack(_exactly(line, _INDEX.size))
-            found = kept.get(index)
+            number, *bounds = _ASKED.unpack(_exactly(line, _ASKED.size))
+            box = tuple(itertools.pairwise(bounds))[::2]
+            found = kept.get((number, box) if any(bounds) else number)
             try:
                 head, parts = packed(*found) if found is not None else (b"", [])
             except Undescribed:
@@ -106,8 +110,8 @@ class Lines:
         self.lost: set[int] = set()
         self.fetched = self.bytes = 0
 
-    def ask(self, holder: int, index: int) -> tuple[list[Any], Fields] | None:
-        """Ask another worker for the sample of a number."""
+    def ask(self, holder: int, number: int, box: Box = ()) -> tuple[list[Any], Fields] | None:
+        """Ask another worker for the sample of a number, or for a box of it."""
         if holder in self.lost:
             return None
         known = self._lines()
@@ -115,7 +119,8 @@ class Lines:
             if holder not in known:
                 known[holder] = self._connect(holder)
             line = known[holder].socket
-            line.sendall(_INDEX.pack(index))
+            bounds = itertools.chain(*box) if box else [0] * 6
+            line.sendall(_ASKED.pack(number, *bounds))
             length, size = _HEAD.unpack(_exactly(line, _HEAD.size))
             need(length <= LONGEST_LINE and size <= LONGEST, f"a sample of {size} bytes")
             if not length:
@@ -153,13 +158,13 @@ class Others(Lines):
 
     def __init__(self, rank: int, offers: Sequence[Any]) -> None:
         super().__init__(offers)
-        self.holder = np.full(max((len(_bits(o)) for o in offers), default=0), -1, np.int32)
+        self.holder = np.full(max((len(kept_bits(o)) for o in offers), default=0), -1, np.int32)
         mine = offers[rank]
         for k, offer in enumerate(offers):
             if k != rank and offer["cut"] == mine["cut"]:
-                bits = _bits(offer)
+                bits = kept_bits(offer)
                 self.holder[: len(bits)][bits] = k
-        self.holder[: len(_bits(mine))][_bits(mine)] = -1
+        self.holder[: len(kept_bits(mine))][kept_bits(mine)] = -1
 
     def get(self, index: int) -> tuple[list[Any], Fields] | None:
         """A sample, if another worker has it and gives it."""
@@ -177,21 +182,25 @@ class _Line:
         self.socket.close()
 
 
-def offer_of(server: Server, kept: Kept, count: int, cut: Any) -> dict[str, Any]:
-    """Describe what a worker keeps, for the others."""
+def offer_of(server: Server, kept: Iterable[int], count: int, cut: Any) -> dict[str, Any]:
+    """Describe what a worker keeps, for the others: up to four bytes a sample."""
     bits = np.zeros(count, bool)
     bits[list(kept)] = True
+    few = zlib.compress(np.packbits(bits).tobytes())
     return {
         "address": server.address,
         "token": server.token,
         "cut": cut,
-        "kept": as_plain(np.packbits(bits)),
+        "kept": base64.b64encode(few).decode(),
         "count": count,
     }
 
 
-def _bits(offer: Any) -> Any:
-    return np.unpackbits(from_plain(offer["kept"]), count=offer["count"]).astype(bool)
+def kept_bits(offer: Any) -> Any:
+    """For each sample whether it is kept, by who offers it."""
+    size = -(-offer["count"] // 8)
+    few = zlib.decompressobj().decompress(base64.b64decode(offer["kept"]), size)
+    return np.unpackbits(np.frombuffer(few, np.uint8), count=offer["count"]).astype(bool)
 
 
 def _exactly(line: socket.socket, count: int) -> bytearray:

@@ -18,7 +18,9 @@ from mpi4py import MPI
 from ostinato.io_pipeline.array_files import Hdf5Source, NpySource
 from ostinato.io_pipeline.feed import folders
 from ostinato.io_pipeline.feed.described import as_data, from_data
+from ostinato.io_pipeline.feed.kept_boxes import Boxes
 from ostinato.io_pipeline.feed.pipe import Pipe
+from ostinato.io_pipeline.feed.share import Share
 from ostinato.ops.core.tree import flatten
 from ostinato.runtime import bind
 
@@ -227,6 +229,62 @@ def slabs() -> None:
         layouts = [str(found[f].layout) for f in ("volume", "mask", "label")]
     orders = session.stats()["orders"]
     say(right=right, layouts=layouts, read0=read[0], started0=started[0], orders=orders)
+
+
+def boxes() -> None:
+    """Volumes in slabs, kept: bytes that each reads in each epoch, and how many boxes it was given."""
+    root, mesh = sys.argv[2], tuple(map(int, sys.argv[3].split(",")))
+    read, counts, before, offers = [0], list[Any](), Hdf5Source.read, Share.offers
+    mine = list[Share]()
+
+    def counted(self: Any, out: Any, box: Any) -> None:
+        read[0] += out.nbytes
+        before(self, out, box)
+
+    def count() -> None:
+        if mine:
+            (boxes,) = (one for one in mine.pop()._given if isinstance(one, Boxes))
+            counts.append([read[0], boxes.lines.fetched, boxes.own.room.used])
+        read[0] = 0
+
+    def offered(self: Share, host: str) -> list[Any]:  # nobody asks before all have done so
+        count()
+        mine.append(self)
+        return offers(self, host)
+
+    Hdf5Source.read, Share.offers = counted, offered  # type: ignore[method-assign]
+    if RANK:
+        import atexit
+
+        def tell() -> None:
+            count()
+            print("\n" + json.dumps({f"counts{RANK}": counts}), flush=True)
+
+        atexit.register(tell)
+    session = ost.connect(mesh=mesh)
+
+    def pipe(**more: Any) -> Pipe:
+        found = ost.io.volumes([f"{root}/{k}.h5" for k in range(7)], labels=[*range(7)], **more)
+        return found.cache(int(sys.argv[4])) if sys.argv[4] != "0" else found
+
+    def behind(found: Pipe) -> Pipe:
+        split, halo = ("samples", "depth")[-len(mesh) :], (0, 1)[-len(mesh) :]
+        return found.shuffle(3).random_flip3d().batch(2, split=split, halo=halo)
+
+    plain = ost.io.volumes([f"{root}/{k}.h5" for k in range(7)], labels=[*range(7)])
+    wanted = [[*behind(plain).to("numpy").epoch(e)] for e in (1, 2, 3)]
+    kept = behind(pipe())
+    right = [same([*kept.epoch(1 + k)], wanted[k]) for k in range(2)]
+    batches = iter(kept.epoch(3))
+    first = [next(batches) for _ in range(2)]
+    state = json.loads(json.dumps(kept.state()))
+    right.append(same([*first, *batches], wanted[2]))
+    session.wait()
+    count()
+    other = behind(pipe())
+    right.append(same([*other.epoch(other.restore(state))], wanted[2][2:]))
+    session.wait()
+    say(right=right, counts0=counts[:3])
 
 
 def rates() -> None:
@@ -444,7 +502,7 @@ def stored() -> None:
         cache = mine[-1]
         others = cache.others
         assert others is not None
-        return [cache.made, others.fetched, others.bytes, cache.bytes]
+        return [cache.made, others.fetched, others.bytes, cache.space.used]
 
     Cached.__init__ = noted  # type: ignore[method-assign]
     meet = Cached.meet

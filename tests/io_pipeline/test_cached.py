@@ -405,7 +405,7 @@ def test_the_place_is_where_it_saves_most(stages: tuple[Any, ...], room: int, cu
     for epoch in range(3):
         same(joined(found.epoch(epoch)), joined(pipe(False).epoch(epoch)))
     assert found.source.cut in {cut, 1 if stages[0] is slow else cut}  # type: ignore[attr-defined]
-    assert 0 < found.source.bytes <= room  # type: ignore[attr-defined]
+    assert 0 < found.source.space.used <= room  # type: ignore[attr-defined]
 
 
 def test_a_chosen_place_is_found_again_on_disk(images: Path, tmp_path: Path) -> None:

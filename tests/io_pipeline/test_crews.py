@@ -244,6 +244,40 @@ def test_a_store_has_no_more_than_its_room(root: Path) -> None:
     assert fetched.sum(1)[2] > 0
 
 
+def volumes(root: Path) -> int:
+    """Files of seven volumes; how many bytes all of them have."""
+    h5py, r = pytest.importorskip("h5py"), np.random.default_rng(0)
+    for k in range(7):
+        with h5py.File(root / f"{k}.h5", "w") as file:
+            file.create_dataset("x", data=r.integers(0, 100, (20, 12, 8)).astype(np.int16))
+    return 7 * 20 * 12 * 8 * 2
+
+
+@needs_mpi
+@pytest.mark.parametrize("mesh", some(["2", "2,2", "4"], 2, 1))
+def test_boxes_of_volumes_are_read_once_and_move(tmp_path: Path, mesh: str) -> None:
+    total, sizes = volumes(tmp_path), [*map(int, mesh.split(","))]
+    found = job(int(np.prod(sizes)), "boxes", tmp_path, mesh, str(1 << 20))
+    assert found["right"] == [True] * 4
+    counts = np.array([found[f"counts{r}"][:3] for r in range(int(np.prod(sizes)))])
+    read, fetched, kept = counts.transpose(2, 1, 0)
+    assert read.sum(1).tolist() == [total + total // 20 * 2 * (sizes[-1] - 1), 0, 0]  # with halos
+    assert (fetched.sum(1) > 0).all()
+    assert (kept[2] - kept[0] <= 7 * 64).all()  # labels of what others gave
+    assert (kept.sum(1) < 1.5 * total).all()
+
+
+@needs_mpi
+def test_boxes_of_volumes_have_no_more_than_their_room(tmp_path: Path) -> None:
+    total = volumes(tmp_path)
+    room = total // 7
+    found = job(2, "boxes", tmp_path, "2", str(room))
+    assert found["right"] == [True] * 4
+    read, _, kept = np.array([found[f"counts{r}"][:3] for r in range(2)]).transpose(2, 1, 0)
+    assert (kept <= room).all()
+    assert 0.5 * total < read.sum(1)[2] < 0.95 * total
+
+
 def test_the_slowest_decides() -> None:
     waits, works, idles = (
         [1.0, 0.5, 3.0, 1.0, 0.0],
@@ -299,6 +333,27 @@ def test_workers_of_a_cluster_are_fed(session: sessions.Session, root: Path) -> 
     operands = [w["operands"] for w in session.stats()["workers"]]
     del made, sums, twice, x, y
     assert [w["operands"] for w in session.stats()["workers"]] < operands
+
+
+@needs_dask
+@pytest.mark.filterwarnings("ignore")
+def test_workers_of_a_cluster_keep_boxes(session: sessions.Session, tmp_path: Path) -> None:
+    """Of files whose content is gone then."""
+    volumes(tmp_path)
+    plain = ost.io.volumes([tmp_path / f"{k}.h5" for k in range(7)])
+    wanted = [
+        [*plain.shuffle(3).random_flip3d().to("numpy").batch(2).epoch(epoch)] for epoch in range(3)
+    ]
+    pipe = plain.cache(1 << 20).shuffle(3).random_flip3d().batch(2, split="depth", halo=1)
+    for epoch in range(3):
+        found = [np.asarray(x) for x in pipe.epoch(epoch)]
+        for a, b in zip(found, wanted[epoch], strict=True):
+            np.testing.assert_array_equal(a, b)
+        for path in tmp_path.glob("*.h5"):
+            path.write_bytes(b"")
+    assert not isinstance(pipe.cursor.held, str)
+    (kept,) = pipe.stats()["kept"]
+    assert (kept["behind"], kept["samples"]) == ("read", 7)
 
 
 @needs_dask

@@ -233,7 +233,7 @@ def test_files_with_a_volume_each(files: dict[str, Any], tmp_path: Path) -> None
         (lambda p: p.random_intensity(gamma=(0.5, 2)), "random_intensity: gamma needs the ends"),
         (lambda p: p.on_error("skip"), "on_error('skip'), which workers would do apart"),
         (lambda p: p.map(lambda x: x), "map: it looks at whole samples"),
-        (lambda p: p.cache(), "a cache keeps whole samples"),
+        (lambda p: p.normalize3d(5.0, 2.0).cache(), "a cache behind stages, which keeps whole"),
     ],
 )
 def test_what_needs_whole_samples_is_refused(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import socket
 import threading
 import time
@@ -14,7 +15,14 @@ from ostinato.io_pipeline.feed import store
 from ostinato.io_pipeline.feed.cached import Cached
 from ostinato.io_pipeline.feed.fields import Fields, fields_of
 from ostinato.io_pipeline.feed.plain import Undescribed
-from ostinato.io_pipeline.feed.store import Others, Server, offer_of, packed, unpacked
+from ostinato.io_pipeline.feed.store import (
+    Others,
+    Server,
+    kept_bits,
+    offer_of,
+    packed,
+    unpacked,
+)
 
 import ostinato as ost
 
@@ -121,6 +129,14 @@ def test_damaged_answers_are_none(said: bytes, monkeypatch: pytest.MonkeyPatch) 
         thread.join()
 
 
+def test_who_keeps_what_is_told_in_few_bytes() -> None:
+    kept = [*range(0, 100_000, 1000)]
+    offer = offer_of(Server({}, "127.0.0.1"), kept, 100_003, 0)
+    assert len(json.dumps(offer)) < 1000
+    bits = kept_bits(offer)
+    assert (len(bits), np.flatnonzero(bits).tolist()) == (100_003, kept)
+
+
 def test_a_cache_takes_what_others_have() -> None:
     """And makes what they lost."""
     x = np.arange(20).reshape(10, 2)
@@ -144,4 +160,4 @@ def test_a_cache_takes_what_others_have() -> None:
     assert (one.made, two.made) == (7, 5)
     assert one.others is not None
     assert one.others.fetched == 3
-    assert one.bytes == 7 * x[0].nbytes  # what came from another is not kept
+    assert one.space.used == 7 * x[0].nbytes  # what came from another is not kept
