@@ -21,7 +21,7 @@ from ostinato.errors import ArgumentError, ShapeError
 from ..core.apply import as_array
 from ..core.array import Array
 from ..core.array_methods import Operandish
-from .composed_layers import shifted, softmax
+from .composed_layers import shifted
 
 __all__ = ["attention", "rotary"]
 
@@ -62,13 +62,16 @@ def attention(
     scores = _times(wide, matrix_transpose(keys), each) * factor
     if is_causal:
         scores = where(iota((n, m), 0) >= iota((n, m), 1), scores, -math.inf)
-    if mask is None:
-        return _times(astype(softmax(scores, axis=-1), dtype), v, each)
-    given = as_array(mask)
-    scores = where(given, scores, -math.inf) if given.dtype == bool_ else scores + given
+    if mask is not None:
+        given = as_array(mask)
+        scores = where(given, scores, -math.inf) if given.dtype == bool_ else scores + given
     e = exp(shifted(scores, (scores.ndim - 1,)))
     total = total_of(e, axis=-1, keepdims=True)
-    return _times(astype(e / where(total == 0, 1, total), dtype), v, each)
+    if mask is not None:
+        total = where(total == 0, 1, total)
+    if e.dtype == dtype:  # as many divisions as results, and slopes need no weights but these
+        return _times(e, v, each) / total
+    return _times(astype(e / total, dtype), v, each)
 
 
 def _heads_of_each(q: Array, k: Array, v: Array) -> int:

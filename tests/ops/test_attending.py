@@ -92,6 +92,21 @@ def test_heads_that_share_a_key_are_one_product() -> None:
         assert [n.specs[0].shape for n in products] == [(2, 256, 64), (2, 256, 16)]
 
 
+@pytest.mark.parametrize(("dtype", "divisions"), [("float32", 0), ("float16", 1)])
+def test_what_is_divided(dtype: str, divisions: int) -> None:
+    """Results instead of scores, of which slopes then keep only exponentials; but sums of halves could
+    be too large for halves."""
+    q, v = np.ones((2, 4, 3), dtype), np.full((2, 4, 3), 60_000, dtype)
+    with on(1):
+        f = ost.compile(
+            lambda q, v: ost.value_and_grad(lambda q: ost.nn.attention(q, q, v).max())(q)
+        )
+        top, slopes = f(q, v)
+        assert (float(top), np.asarray(slopes).any()) == (np.dtype(dtype).type(60_000), False)
+        kinds = [n.op for n in f.plan.traced.nodes if n.specs[0].shape == (2, 4, 4)]
+    assert (kinds.count("exp"), kinds.count("divide") > 0) == (1, divisions > 0), kinds
+
+
 def turned(x: Any, places: Any, base: float, count: int, beside: bool) -> Any:
     """As complex numbers."""
     pairs = np.arange(count // 2)
