@@ -15,7 +15,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -54,6 +54,7 @@ from ostinato.errors import SessionError
 
 from . import conditions, convolutions, factor_notes, gram_qr, products, whole_lines
 from .capture import Captures
+from .compilers import Compilers
 from .copies import Copies, HostStore
 from .epilogue import epilogue_of, is_one_call, with_epilogue
 from .jit.lines import sharing
@@ -78,6 +79,7 @@ FOLDED = 1 << 14  # elements from which what messages brought is combined by a k
 SMALL_BYTES, PINNED_BYTES = 1 << 16, 1 << 28
 BESIDE = 1 << 16  # bytes from which a batch is copied beside what is computed
 KERNELS = 1 << 12  # that are known at once
+COMPILERS = Compilers(min(16, os.cpu_count() or 1))
 _here = threading.local()  # which of several this thread asks
 FLAT, IN_STAGES = ("fused", "fused_joins", "fused_rows"), "fused_nest"
 IN_STEPS = "fused_steps"
@@ -359,7 +361,7 @@ class Gpu(Device):
         def launch_with(*arrays: Any) -> None:
             words[: len(arrays)] = [x.data.ptr for x in arrays]
             if not compiled.done():
-                wait((compiled,))
+                COMPILERS.wait(compiled)
             run(kernel.grid, block, (table, *more))
 
         return launch_with
@@ -408,7 +410,7 @@ class Gpu(Device):
 
         def launch(*arrays: Any) -> None:
             if not compiled.done():
-                wait((compiled,))
+                COMPILERS.wait(compiled)
             run(grid, block, (*arrays, *more))
 
         return launch
@@ -418,8 +420,8 @@ class Gpu(Device):
         of which the compiler takes a tenth of a second each. What fails there fails again, and says so, when
         it is launched."""
         found = self._compiled.get(kernel.name)
-        if found is None:
-            if len(self._compiled) == KERNELS:
+        if found is None or found[1].cancelled():
+            if found is None and len(self._compiled) == KERNELS:
                 del self._compiled[next(iter(self._compiled))]
             run = self.xp.RawKernel(kernel.text, kernel.name, OPTIONS)
             place = self.xp.cuda.runtime.getDevice()
@@ -428,8 +430,11 @@ class Gpu(Device):
                 self.xp.cuda.Device(place).use()
                 run.compile()
 
-            found = self._compiled[kernel.name] = run, _compilers().submit(compile_it)
+            found = self._compiled[kernel.name] = run, COMPILERS.submit(compile_it)
         return found
+
+    def together(self) -> contextlib.AbstractContextManager[None]:
+        return COMPILERS.dropping()
 
     def ordered_product(self, a: Any, b: Any, out: Any) -> Function | None:
         same = a.dtype == b.dtype == out.dtype and out.dtype.name in TYPES
@@ -625,11 +630,6 @@ class Gpu(Device):
             return None
         taken: float = self.xp.cuda.get_elapsed_time(first, last) / 1e3
         return taken
-
-
-@functools.lru_cache(1)
-def _compilers() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(min(16, os.cpu_count() or 1), "ostinato compiles")
 
 
 def _of_product(body: Graph) -> list[Spec]:

@@ -4,11 +4,17 @@
 from __future__ import annotations
 
 import random
+import signal
+import subprocess
+import sys
 import threading
+import time
 from typing import Any
 
 import numpy as np
 import pytest
+from ostinato.ops.gpu import gpu_device
+from ostinato.ops.gpu.compilers import Compilers
 from ostinato.ops.gpu.loops.text import Kernel
 from ostinato.ops.jit.registers import order_for_registers
 from ostinato.planner.fusion import groups
@@ -264,3 +270,66 @@ def test_other_threads_compile_each_text_once(monkeypatch: pytest.MonkeyPatch) -
     assert launched == ["right", "wrong", "right"]
     assert len(compiled) == 2
     assert threading.get_ident() not in compiled
+
+
+@pytest.mark.parametrize("waiting", [1, 4])
+def test_an_interrupt_drops_what_no_thread_compiles_yet(
+    waiting: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next run gives right values; a plan whose binding was interrupted is bound anew."""
+    begun, compilers = list[str](), Compilers(1)
+
+    class Slow(WITH_KERNELS.xp.RawKernel):  # type: ignore[misc, name-defined]
+        def __init__(self, text: str, name: str, options: Any) -> None:
+            super().__init__(text, name, options)
+            self.name = name
+
+        def compile(self) -> None:
+            begun.append(self.name)
+            if len(begun) == 1:
+                deadline = time.monotonic() + 60
+                while len(compilers._waiting) < waiting and time.monotonic() < deadline:
+                    time.sleep(0.001)
+                signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+                time.sleep(0.2)
+
+    monkeypatch.setattr(gpu_device, "COMPILERS", compilers)
+    monkeypatch.setattr(WITH_KERNELS, "_compiled", {})
+    monkeypatch.setattr(WITH_KERNELS.xp, "RawKernel", Slow)
+    with ost.connect(device=KERNELS):
+        x = ost.asarray(X)
+        f = ost.compile(lambda x: [x.sum(0), ost.cumsum(x, 0), ost.sort(x, 1), ost.cumsum(x, 1)])
+        with pytest.raises(KeyboardInterrupt):
+            f(x)
+        assert not compilers._waiting
+        known = {name: made for name, (_, made) in WITH_KERNELS._compiled.items()}
+        assert sum(made.cancelled() for made in known.values()) >= waiting
+        assert len(begun) == 1
+        expected = [X.sum(0), X.cumsum(0), np.sort(X, 1), X.cumsum(1)]
+        for value, wanted in zip(f(x), expected, strict=True):
+            np.testing.assert_allclose(np.asarray(value), wanted)
+    assert len(begun) == len(set(begun))
+    if waiting == 1:  # while it was bound, which was done anew
+        assert set(begun) == {*WITH_KERNELS._compiled} > {*known}
+
+
+def test_the_end_of_a_program_waits_for_no_text_that_is_not_begun() -> None:
+    """A thread has one of them by then; what is asked for later is compiled by who launches it."""
+    code = """if 1:
+        import atexit, threading, time
+        from ostinato.ops.gpu.compilers import Compilers
+        compilers, done, begun = Compilers(2), [], threading.Semaphore(0)
+        def compile_it():
+            begun.release()
+            while threading.main_thread().is_alive():
+                time.sleep(0.01)
+            done.append(1)
+        def tell():
+            compilers.wait(late := compilers.submit(compile_it))
+            print(len(done), sum(f.cancelled() for f in asked), late.cancelled())
+        atexit.register(tell)
+        asked = [compilers.submit(compile_it) for _ in range(50)]
+        begun.acquire(), begun.acquire()
+    """
+    made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (made.stdout, made.stderr) == ("2 48 True\n", "")
