@@ -68,6 +68,7 @@ from .loops.ordered import TYPES, ordered_kernel
 from .loops.schedule import THREADS, analyse, square_tiles
 from .loops.tallies import range_of
 from .loops.text import OPTIONS, Kernel
+from .loops.tiles import TileRates, rates_of
 from .messages import Nccl
 from .operands import with_operands
 
@@ -221,12 +222,16 @@ class Gpu(Device):
         if not self._is_ours(given):
             return ()
         own = "text" not in p and self.own_products is not None
-        return [(way,) for way in (products.ways(given) if own else products.WAYS)]
+        return [(way,) for way in (products.ways(given, self.tile_rates) if own else products.WAYS)]
 
     @property
     def own_products(self) -> products.Launching | None:
         """Makes functions of kernels of products, where they may be ours."""
-        return self.launching if self.has_own_kernels else None
+        return products.Launching(self.launching, self.tile_rates) if self.has_own_kernels else None
+
+    @functools.cached_property
+    def tile_rates(self) -> TileRates:
+        return rates_of(self.model())
 
     def _product(
         self, arrays: Sequence[Any], threads: int, *, scratch: Sequence[Any], **how: Any

@@ -31,7 +31,7 @@ class ThinQr:
         self.end = self.each * self.parts
         self.grams = [self._grams(stack) for stack in (_stack(x), _stack(q))]
         n = self.columns
-        found = tiles.fastest(self.rows, n, n, 1, float64)
+        found = tiles.fastest(self.rows, n, n, 1, float64, gpu.tile_rates)
         assert found is not None
         square = Stack((n, n), (n, 1), float64)
         kernel = tiles.kernel_of(_stack(x), square, _stack(q), tiling=found[1])
@@ -59,7 +59,7 @@ class ThinQr:
 
         def made(parts: int, rows: int) -> Function:
             right = Stack((parts, rows, n), (each * down, down, across), x.dtype)
-            found = tiles.fastest(n, n, rows, parts, float64)
+            found = tiles.fastest(n, n, rows, parts, float64, self.gpu.tile_rates)
             assert found is not None
             d = Stack((parts, n, n), (n * n, n, 1), float64)
             kernel = tiles.kernel_of(transposed(right), right, d, tiling=found[1])
@@ -102,7 +102,7 @@ def times(gpu: Any, q: Any, w: Any, known: dict[Any, Any]) -> bool:
         return False
     key = "times", q.shape, q.strides, w.strides
     if key not in known:
-        found = tiles.fastest(*q.shape, q.shape[1], 1, q.dtype, True)
+        found = tiles.fastest(*q.shape, q.shape[1], 1, q.dtype, gpu.tile_rates, True)
         kernel = found and tiles.kernel_of(_stack(q), _stack(w), _stack(q), tiling=found[1])
         _keep(known, key, gpu.launching(kernel) if kernel else None)
     if known[key] is None:

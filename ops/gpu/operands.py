@@ -34,13 +34,13 @@ def with_operands(
     (a, made_a, read_a), (b, made_b, read_b) = found
     d = _over(out, out.shape)
     (m, k), n, batch = a.shape[-2:], b.shape[-1], math.prod(out.shape[:-2])
-    best = tiles.fastest(m, n, k, batch, out.dtype)
+    best = tiles.fastest(m, n, k, batch, out.dtype, launching.rates)
     if best is None:
         return None
     kernel = tiles.kernel_of(a, b, d, (), 1.0, best[1], (made_a, made_b))
     if kernel is None:
         return None
-    run = launching(kernel)
+    run = launching.of(kernel)
     places = [read_a[0], read_b[0], count, *read_a[1:], *read_b[1:]]
     return lambda *given: run(*[given[k] for k in places])
 

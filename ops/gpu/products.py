@@ -37,11 +37,18 @@ from .loops.text import Kernel
 PRODUCTS = tuple([n for n, op in OPS.items() if op.product is not None and not op.run.placed])
 WAYS = tuple([f"algorithm {n}" for n in range(1, 9)])  # as the library ranks them
 TILES = "tiles"  # our own kernel
-Launching = Callable[[Kernel], Function]
 MIN_WORKSPACE_BYTES, MAX_WORKSPACE_BYTES = 1 << 20, 1 << 25  # bytes of a workspace
 PARTS = 16  # of a sum that are kept at once: what splits it needs a result's memory for each
 WITH_EPILOGUES = ("float32", *SCALES)
 _MASK = ALIGNED - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Launching:
+    """Makes functions of kernels, and says of which card."""
+
+    of: Callable[[Kernel], Function]
+    rates: tiles.TileRates
 
 
 def room(ins: Sequence[Shape], outs: Sequence[Shape], specs: Sequence[Spec]) -> Sequence[Scratch]:
@@ -53,7 +60,7 @@ def room(ins: Sequence[Shape], outs: Sequence[Shape], specs: Sequence[Spec]) -> 
     return [Scratch((min(MAX_WORKSPACE_BYTES, size) + WORKSPACE,), int8)]
 
 
-def ways(specs: Sequence[Spec]) -> Sequence[str]:
+def ways(specs: Sequence[Spec], rates: tiles.TileRates) -> Sequence[str]:
     """List the ways of a product of these; the first is what the rules take."""
     like = [strided_like(s.shape, s.dtype) for s in specs]
     stacks = None if any(s.pending for s in specs) else stacked(*like)
@@ -62,7 +69,7 @@ def ways(specs: Sequence[Spec]) -> Sequence[str]:
     a, b, d = stacks
     extents = *a.shape[-2:][::-1], math.prod(d.shape[:-2])
     k, m, count = extents
-    problem = m, b.shape[-1], k, count, d.dtype
+    problem = m, b.shape[-1], k, count, d.dtype, rates
     if d.dtype not in tiles.DTYPES or not d.size or tiles.fastest(*problem) is None:
         return WAYS
     return (TILES, *WAYS) if tiles.tiling_of(*problem) is not None else (*WAYS, TILES)
@@ -80,13 +87,13 @@ def tiled_product(
     if launching is None or stacks is None or way not in ("", TILES) or not stacks[2].size:
         return None
     a, b, d, *added = stacks
-    tiling = None
+    tiling: tiles.Tiling | tiles.TileRates = launching.rates
     if way == TILES:
-        count = math.prod(d.shape[:-2])
-        found = tiles.fastest(a.shape[-2], b.shape[-1], a.shape[-1], count, d.dtype)
-        tiling = found[1] if found is not None else None
+        m, n, k, count = a.shape[-2], b.shape[-1], a.shape[-1], math.prod(d.shape[:-2])
+        found = tiles.fastest(m, n, k, count, d.dtype, launching.rates)
+        tiling = found[1] if found is not None else tiling
     kernel = tiles.kernel_of(a, b, d, [*zip(added, factors, strict=True)], alpha, tiling)
-    return launching(kernel) if kernel is not None else None
+    return launching.of(kernel) if kernel is not None else None
 
 
 # -- as the library counts -----------------------------------------------------------------------

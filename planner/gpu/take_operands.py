@@ -24,7 +24,7 @@ from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.registry import OPS, op_of
 from ostinato.ops.core.spec import Shape, Spec
 from ostinato.ops.gpu.jit.lines import can_lower_real
-from ostinato.ops.gpu.loops.tiles import tiling_of
+from ostinato.ops.gpu.loops.tiles import rates_of, tiling_of
 from ostinato.planner.fusion.groups import is_gemm
 from ostinato.planner.fusion.stage_groups import PRODUCT, slides
 from ostinato.planner.plan import Target
@@ -98,7 +98,8 @@ def _sides(graph: Graph, k: int, target: Target) -> tuple[_Side, _Side] | None:
     if not whole or len({s.dtype for s in specs}) > 1 or a.shape[:-2] != b.shape[:-2]:
         return None
     (m, n), terms = d.shape[-2:], a.shape[-1]
-    tiling = tiling_of(m, n, terms, math.prod(d.shape[:-2]), d.dtype)
+    rates = rates_of(target.machine.about, described(target.device).model())
+    tiling = tiling_of(m, n, terms, math.prod(d.shape[:-2]), d.dtype, rates)
     fast = target.numerics == "fast" and target.math != "libm"
     if tiling is None or d.shape[:-2] != a.shape[:-2] or target.math == "libm":
         return None

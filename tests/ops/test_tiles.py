@@ -11,15 +11,19 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ostinato.ops.core.spec import Spec
+from ostinato.ops.gpu import products
+from ostinato.ops.gpu.gpu_device import Gpu
 from ostinato.ops.gpu.loops import tiles
 from ostinato.ops.gpu.loops.text import OPTIONS
 from ostinato.ops.jit.stacks import Stack, stacked, transposed
+from ostinato.planner import machine
 from ostinato.planner.prediction import runs
 
 import ostinato as ost
-from tests import nvrtc
+from tests import fake_cuda, nvrtc
 from tests.cuda_host import COMPILER, HostKernel
-from tests.fake_device import KERNELS
+from tests.fake_device import KERNELS, WITH_KERNELS
 
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler")
 F32, F64 = np.dtype(np.float32), np.dtype(np.float64)
@@ -69,7 +73,7 @@ def test_any_matrices_by_any_tile(
     over = [np.broadcast_to(x, out.shape) for x in more]
     found = stacked(a, b, out, *over)
     assert found is not None
-    choice = [*tiles._tilings(m, n, k, math.prod(outer), dtype)]
+    choice = [*tiles._tilings(m, n, k, math.prod(outer), dtype, tiles.H100)]
     with_factors = [*zip(found[3:], added, strict=True)]
     kernel = tiles.kernel_of(*found[:3], with_factors, alpha, choice[which % len(choice)])
     assert kernel is not None
@@ -121,12 +125,55 @@ def test_short_sides_are_ours(name: str) -> None:
 
 @pytest.mark.parametrize("extents", THEIRS)
 def test_large_products_are_the_librarys(extents: Any) -> None:
-    assert tiles.tiling_of(*extents, F32) is None
+    assert tiles.tiling_of(*extents, F32, tiles.H100) is None
 
 
 def test_doubles_of_which_no_side_is_very_short_are_the_librarys() -> None:
     """It has tensor cores for them."""
-    assert tiles.tiling_of(128, 528, 784, 1, F64) is None
+    assert tiles.tiling_of(128, 528, 784, 1, F64, tiles.H100) is None
+
+
+GPUS = [m for m in map(machine.resolve, machine.presets()) if m.models]
+
+
+@pytest.mark.parametrize("gpu", GPUS, ids=lambda gpu: gpu.name)
+def test_rates_of_a_card_are_those_of_its_machine(gpu: machine.Machine) -> None:
+    rates, h100 = tiles.rates_of(gpu.about), machine.resolve("h100")
+    assert rates == tiles.rates_of(f"NVIDIA {gpu.models[0]} of some kind")
+    assert rates is tiles.CARDS[gpu.models[0]]
+    assert rates.multiprocessors == gpu.units
+
+    def alike(own: float, theirs: float, h100_own: float, h100_theirs: float) -> None:
+        assert own / h100_own == pytest.approx(theirs / h100_theirs, rel=0.06)  # of rounded numbers
+
+    alike(rates.memory, gpu.stream[-1][1], tiles.H100.memory, h100.stream[-1][1])
+    alike(rates.cache, gpu.stream[0][1], tiles.H100.cache, h100.stream[0][1])
+    alike(rates.padded, gpu.products[0].most, tiles.H100.padded, h100.products[0].most)
+    alike(rates.step * rates.clock, 1, tiles.H100.step * tiles.H100.clock, 1)
+    ours, theirs = (r.multiprocessors * r.lanes * r.clock for r in (rates, tiles.H100))
+    alike(ours, gpu.elements[0][1], theirs, h100.elements[0][1])
+
+
+def test_a_tile_is_that_of_the_card_it_runs_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A layer's product is the library's on an A100, which has half as many lanes."""
+    layer = [lying(128, 784), lying(784, 528), lying(128, 528)]
+    found = {}
+    for card, rates in tiles.CARDS.items():
+        monkeypatch.setattr(WITH_KERNELS, "tile_rates", rates)
+        launching = WITH_KERNELS.own_products
+        assert launching is not None
+        assert launching.rates is rates
+        found[card] = products.tiled_product(launching, layer, "") is not None
+        specs = [Spec(s.shape, F32) for s in layer]
+        assert (products.ways(specs, rates)[0] == products.TILES) == found[card]
+    assert found == {"H100": True, "H200": True, "A100": False, "RTX 4090": False}
+
+
+def test_a_device_has_the_rates_of_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = {"name": b"NVIDIA A100-SXM4-80GB"}
+    monkeypatch.setattr(fake_cuda.Runtime, "getDeviceProperties", lambda device: known)
+    assert Gpu("a card", WITH_KERNELS.xp).tile_rates is tiles.CARDS["A100"]
+    assert WITH_KERNELS.tile_rates is tiles.H100
 
 
 @pytest.mark.skipif(not nvrtc.is_here(), reason="needs NVRTC: pip install nvidia-cuda-nvrtc-cu12")

@@ -16,8 +16,8 @@ from tests.cuda_host import COMPILER
 from tests.fake_device import KERNELS
 
 
-def any_tiling(m: int, n: int, k: int, count: int, dtype: Any) -> Any:
-    best = tiles.fastest(m, n, k, count, dtype)
+def any_tiling(*given: Any) -> Any:
+    best = tiles.fastest(*given)
     return best[1] if best is not None else None
 
 
@@ -28,7 +28,7 @@ def kernels(plan: Any) -> list[str]:
 
 def planned(function: Any, *shapes: Any, **how: Any) -> list[str]:
     given = [ost.spec(s, "float32") for s in shapes]
-    return kernels(ost.plan(function, *given, machine="h100", device=KERNELS, **how))
+    return kernels(ost.plan(function, *given, device=KERNELS, **{"machine": "h100", **how}))
 
 
 def covariance(x: Any) -> Any:
@@ -39,6 +39,17 @@ def covariance(x: Any) -> Any:
 def test_a_covariance_writes_no_differences() -> None:
     assert planned(covariance, (1_000_000, 16)).count("fused_operands") == 1
     assert len(planned(covariance, (1_000_000, 16))) == 3
+
+
+def test_a_card_whose_library_is_as_fast_reads_what_is_written() -> None:
+    def layer(x: Any, m: Any, w: Any) -> Any:
+        return (x - m) @ w
+
+    shapes = (2000, 784), (784,), (784, 16)
+    found = [
+        planned(layer, *shapes, machine=card).count("fused_operands") for card in ("h100", "a100")
+    ]
+    assert found == [1, 0]
 
 
 def test_what_others_read_is_an_array() -> None:
@@ -96,6 +107,7 @@ def test_nvrtc_compiles_a_covariance(monkeypatch: pytest.MonkeyPatch) -> None:
     from ostinato.ops.core.spec import strided_like
     from ostinato.ops.gpu.loops.text import OPTIONS
     from ostinato.ops.gpu.operands import with_operands
+    from ostinato.ops.gpu.products import Launching
 
     plan = ost.plan(
         covariance, ost.spec((1_000_000, 16), "float32"), machine="h100", device=KERNELS
@@ -112,7 +124,7 @@ def test_nvrtc_compiles_a_covariance(monkeypatch: pytest.MonkeyPatch) -> None:
         seen.append(kernel)
         return lambda *_: None
 
-    assert with_operands(keep, like, node.kw["body"]) is not None
+    assert with_operands(Launching(keep, tiles.H100), like, node.kw["body"]) is not None
     made = nvrtc.compiled(seen[0].text, OPTIONS)
     assert ".local" not in made
     assert "ld.global.v4" in made.replace(".nc", "")

@@ -6,17 +6,18 @@
     together  tiles of a block, where matrices are small
 
 Operands are read as they lie, by vectors along the axis whose elements are neighbours. Which tile is taken
-depends on extents and dtypes only, and so does who adds what: a product has the same bits in each run and on
-each GPU. Behind it come a factor, matrices to add, and a row for all.
+depends on extents, dtypes and the kind of GPU only, and so does who adds what: a product has the same bits in
+each run and on each GPU of that kind. Behind it come a factor, matrices to add, and a row for all.
 
-Prices are those of an H100; of the library they are what was measured there."""
+Prices of an H100 are what was measured there, of the library, too; of other cards they follow from these by
+the ratios of data sheets."""
 
 from __future__ import annotations
 
 import functools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from ostinato.ops.core.graph import Graph
@@ -54,7 +55,7 @@ class TileLimits:
 
 @dataclass(frozen=True, slots=True)
 class TileRates:
-    """An H100's, and of the library there, as it was measured."""
+    """An H100's, and of the library there, as it was measured; what other cards have else."""
 
     multiprocessors: int = 132
     clock: float = 1.7e9
@@ -74,6 +75,26 @@ class TileRates:
 
 
 LIMITS, H100 = TileLimits(), TileRates()
+# By words of the names that the driver gives. Clocks: 0.86 of the data sheet's highest, as an H100 keeps;
+# `memory`, `cache` and `padded` as planner/machines has of a card's copies and products to an H100's.
+CARDS = {
+    "H100": H100,
+    "H200": replace(H100, memory=4.0e12, cache=5.7e12),
+    "A100": replace(
+        H100, multiprocessors=108, clock=1.21e9, lanes=64, shared=163 << 10, memory=1.7e12,
+        cache=2.8e12, step=0.22e-6, padded=8.9e12,
+    ),
+    "RTX 4090": replace(
+        H100, multiprocessors=128, clock=2.17e9, threads=1536, shared=99 << 10, memory=0.86e12,
+        cache=3.3e12, step=0.13e-6, padded=31e12,
+    ),
+}  # fmt: skip
+
+
+def rates_of(*names: str) -> TileRates:
+    """Return the rates of the card that the first of these names is of; an H100's of one not known."""
+    found = (rates for name in names for word, rates in CARDS.items() if word in name)
+    return next(found, H100)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +144,7 @@ class Tiling:
 
 # -- which ---------------------------------------------------------------------------------------
 @functools.lru_cache(4096)
-def tiling_of(m: int, n: int, k: int, count: int, dtype: DType) -> Tiling | None:
+def tiling_of(m: int, n: int, k: int, count: int, dtype: DType, rates: TileRates) -> Tiling | None:
     """Choose the tiling of a stack of products, or None where the library is as fast."""
     if dtype not in DTYPES or min(m, n) < 2 or not k or not count:
         return None
@@ -133,24 +154,26 @@ def tiling_of(m: int, n: int, k: int, count: int, dtype: DType) -> Tiling | None
         work > LIMITS.operations or dtype == float64
     ):  # whose tensor cores only the library uses
         return None
-    best = fastest(m, n, k, count, dtype)
-    if best is None or best[0] > LIMITS.share * _library_seconds(m, n, k, count, dtype):
+    best = fastest(m, n, k, count, dtype, rates)
+    if best is None or best[0] > LIMITS.share * _library_seconds(m, n, k, count, dtype, rates):
         return None
     return best[1]
 
 
 @functools.lru_cache(4096)
 def fastest(
-    m: int, n: int, k: int, count: int, dtype: DType, whole_rows: bool = False
+    m: int, n: int, k: int, count: int, dtype: DType, rates: TileRates, whole_rows: bool = False
 ) -> tuple[float, Tiling] | None:
     """Return the seconds of the fastest tiling, and it; of those that have `whole_rows` a result may lie over
     the left matrix."""
-    able = [t for t in _tilings(m, n, k, count, dtype) if t.columns >= n or not whole_rows]
-    priced = ((_seconds(t, m, n, k, count, dtype), t) for t in able)
+    able = [t for t in _tilings(m, n, k, count, dtype, rates) if t.columns >= n or not whole_rows]
+    priced = ((_seconds(t, m, n, k, count, dtype, rates), t) for t in able)
     return min(priced, key=lambda pair: pair[0], default=None)
 
 
-def _tilings(m: int, n: int, k: int, count: int, dtype: DType) -> Iterator[Tiling]:
+def _tilings(
+    m: int, n: int, k: int, count: int, dtype: DType, rates: TileRates
+) -> Iterator[Tiling]:
     for rows, columns, down, across in TILES:
         if (rows >= 2 * m and rows > 8) or (columns >= 2 * n and columns > 8):
             continue
@@ -166,46 +189,48 @@ def _tilings(m: int, n: int, k: int, count: int, dtype: DType) -> Iterator[Tilin
                 fits = tiling.shared_bytes(k, dtype.itemsize) <= LIMITS.shared
                 fits &= tiling.held * dtype.itemsize <= LIMITS.held
                 registers = tiling.registers(dtype.itemsize)
-                fits &= registers < 256 and registers * tiling.threads <= H100.registers
+                fits &= registers < 256 and registers * tiling.threads <= rates.registers
                 many = tiling.tiles(m, n) * count
                 if fits and tiling.threads <= LIMITS.threads[1] and many < LIMITS.tiles:
                     yield tiling
 
 
-def _seconds(t: Tiling, m: int, n: int, k: int, count: int, dtype: DType) -> float:
+def _seconds(
+    t: Tiling, m: int, n: int, k: int, count: int, dtype: DType, rates: TileRates
+) -> float:
     size = dtype.itemsize
     tiles = t.tiles(m, n) * count
     blocks = -(-tiles // t.together)
     resident = max(1, min(
-        H100.threads // t.threads,
-        H100.shared // (t.shared_bytes(k, size) + 1024),
-        H100.registers // (t.registers(size) * t.threads),
+        rates.threads // t.threads,
+        rates.shared // (t.shared_bytes(k, size) + 1024),
+        rates.registers // (t.registers(size) * t.threads),
     ))  # fmt: skip
-    own = -(-blocks // H100.multiprocessors)  # blocks of a multiprocessor
+    own = -(-blocks // rates.multiprocessors)  # blocks of a multiprocessor
     # a thread reads down + across elements of shared memory for down * across products
     fed = min(1.0, t.down * t.across / (4.0 * (t.down + t.across)))
     warps = min(own, resident) * t.threads / 32
-    rate = H100.lanes * H100.clock * fed * 0.8 * min(1.0, warps / 8) / (1 if size == 4 else 2)
+    rate = rates.lanes * rates.clock * fed * 0.8 * min(1.0, warps / 8) / (1 if size == 4 else 2)
     turns = t.turns(k)
     block = t.rows * t.columns * t.together * turns * (t.depth + 2) * t.slices / rate
     rounds = own / resident if own > resident else 1.0
-    waits = rounds * (turns * H100.fetch + 0.5e-6 + (0.5e-6 if t.slices > 1 else 0.0))
-    moved = count * (m * k + k * n + m * n) * size / H100.memory
-    fetched = tiles * (t.rows + t.columns) * k * size / H100.cache
+    waits = rounds * (turns * rates.fetch + 0.5e-6 + (0.5e-6 if t.slices > 1 else 0.0))
+    moved = count * (m * k + k * n + m * n) * size / rates.memory
+    fetched = tiles * (t.rows + t.columns) * k * size / rates.cache
     parts = own * block, waits, moved, fetched
-    return H100.start + max(parts) + H100.beside * (sum(parts) - max(parts))
+    return rates.start + max(parts) + rates.beside * (sum(parts) - max(parts))
 
 
-def _library_seconds(m: int, n: int, k: int, count: int, dtype: DType) -> float:
-    side_m, side_n = (-(-s // H100.side) * H100.side for s in (m, n))
+def _library_seconds(m: int, n: int, k: int, count: int, dtype: DType, rates: TileRates) -> float:
+    side_m, side_n = (-(-s // rates.side) * rates.side for s in (m, n))
     padded = 2.0 * count * side_m * side_n * max(k, 8)
-    moved = count * (m * k + k * n + m * n) * dtype.itemsize / H100.memory
-    steps = -(-k // 8) * H100.step
-    tiles = count * side_m * side_n / H100.side**2
-    shares = min(2 * H100.multiprocessors / tiles, k / 256)  # of a long sum of few tiles
+    moved = count * (m * k + k * n + m * n) * dtype.itemsize / rates.memory
+    steps = -(-k // 8) * rates.step
+    tiles = count * side_m * side_n / rates.side**2
+    shares = min(2 * rates.multiprocessors / tiles, k / 256)  # of a long sum of few tiles
     if shares >= 2:
-        steps = min(steps, steps / int(shares) + H100.shared_sum)
-    return H100.start + max(steps, padded / H100.padded, moved)
+        steps = min(steps, steps / int(shares) + rates.shared_sum)
+    return rates.start + max(steps, padded / rates.padded, moved)
 
 
 # -- the kernel ----------------------------------------------------------------------------------
@@ -224,15 +249,15 @@ class Made:
 
 def kernel_of(
     a: Stack, b: Stack, d: Stack, added: Sequence[tuple[Stack, float]] = (), alpha: float = 1.0,
-    tiling: Tiling | None = None, made: tuple[Made | None, Made | None] = (None, None),
+    tiling: Tiling | TileRates = H100, made: tuple[Made | None, Made | None] = (None, None),
 ) -> Kernel | None:  # fmt: skip
     """Make the kernel of d = alpha * (a @ b) and what is added, each times its factor. None where the
-    library is to multiply. `tiling`: another one than is priced best; with it, matrices may have
-    several dtypes, of whose widest sums are. `made`: what a and b are made of as they are read; the other
-    operands of this come last."""
+    library is to multiply. `tiling`: the rates by which it is chosen, or the one to take; with that,
+    matrices may have several dtypes, of whose widest sums are. `made`: what a and b are made of as they
+    are read; the other operands of this come last."""
     stacks = [a, b, d, *(s for s, _ in added)]
     alike = all(s.dtype == d.dtype for s in stacks)
-    if len(d.shape) > 2 + LIMITS.axes or not (alike or tiling):
+    if len(d.shape) > 2 + LIMITS.axes or not (alike or isinstance(tiling, Tiling)):
         return None
     if d.strides[-1] != 1 and d.strides[-2] == 1:  # its transpose has neighbours in rows
         turned = [transposed(s) for s in (b, a, d, *stacks[3:])]
@@ -242,11 +267,13 @@ def kernel_of(
     (m, k), n = stacks[0].shape[-2:], stacks[1].shape[-1]
     outer = stacks[2].shape[:-2]
     count = math.prod(outer)
-    tiling = tiling or tiling_of(m, n, k, count, d.dtype)
-    if tiling is None:
+    chosen = tiling
+    if isinstance(tiling, TileRates):
+        chosen = tiling_of(m, n, k, count, d.dtype, tiling)
+    if chosen is None:
         return None
     factors = [by for _, by in added]
-    return _Text(tiling, stacks, sides, (m, n, k), alpha, factors, made).kernel()
+    return _Text(chosen, stacks, sides, (m, n, k), alpha, factors, made).kernel()
 
 
 class _Text:
