@@ -267,13 +267,12 @@ def kernel_of(
     (m, k), n = stacks[0].shape[-2:], stacks[1].shape[-1]
     outer = stacks[2].shape[:-2]
     count = math.prod(outer)
-    chosen = tiling
-    if isinstance(tiling, TileRates):
-        chosen = tiling_of(m, n, k, count, d.dtype, tiling)
+    extents = m, n, k
+    chosen = tiling if isinstance(tiling, Tiling) else tiling_of(*extents, count, d.dtype, tiling)
     if chosen is None:
         return None
     factors = [by for _, by in added]
-    return _Text(chosen, stacks, sides, (m, n, k), alpha, factors, made).kernel()
+    return _Text(chosen, stacks, sides, extents, alpha, factors, made).kernel()
 
 
 class _Text:
