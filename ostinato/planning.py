@@ -130,9 +130,9 @@ def plan(
 
     args, kwargs: as for the function, with `ost.spec(shape, dtype, split=)` for arrays. machine: a preset
     ("h100", "h200-ib", "dgx-v100", "cpu-10gbe", ...: `docs/machines.md`), a file that describes one, or a
-    `Machine`; layouts are chosen for it. memory_limit: bytes per worker; if it is not given, what the
-    machine's workers have. The others are as in `ost.compile` and `ost.connect`; a compiled function
-    keeps its own.
+    `Machine`; layouts are chosen for it. memory_limit: bytes per worker; if it is not given, none as in a
+    session, but what the machine's workers have if the plan needs more. The others are as in `ost.compile`
+    and `ost.connect`; a compiled function keeps its own.
 
     >>> ost.plan(lambda x: (x * x).sum(), ost.spec((1000,), "float32")).peak_bytes
     8036
@@ -143,8 +143,6 @@ def plan(
         if isinstance(function, CompiledFunction)
         else CompiledFunction(function, donate=donate, static=static)
     )
-    if memory_limit is None and model.memory < math.inf:
-        memory_limit = int(model.memory)
     target = Target(
         _mesh((mesh,) if isinstance(mesh, int) else mesh, None),
         device or model.device,
@@ -194,6 +192,9 @@ def _planned(
         inputs = [s.at(ends.get(n, s.layout)) for n, s in enumerate(graph.inputs)]
         graph = Graph(tuple(inputs), graph.nodes, graph.outputs)
     made = make_plan(Key(graph, wanted, places), tuple(names), function.name)
+    if wanted.memory_limit is None and made.peak_bytes > wanted.machine.memory:
+        wanted = replace(wanted, memory_limit=int(wanted.machine.memory))
+        made = make_plan(Key(graph, wanted, places), tuple(names), function.name)
     return replace(made, again=partial(_planned, function, args, kwargs, target))
 
 

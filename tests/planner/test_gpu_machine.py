@@ -15,6 +15,7 @@ from ostinato.planner.tuning.sites import sites
 import ostinato as ost
 from benchmarks import gpu_rows, kernels
 from benchmarks.libraries import Ostinato
+from ostinato import settings
 from tests import fake_cuda
 from tests.fake_device import KERNELS
 from tests.planner.test_gpu_rows import F32, ROWS
@@ -136,3 +137,57 @@ def test_a_kernel_that_occupies_few_multiprocessors_takes_longer_an_element() ->
     few, all_of_them, more = (t - start for t in taken)
     assert few == pytest.approx(all_of_them, rel=0.2), "4 blocks take as long as 132"
     assert more == pytest.approx(8 * all_of_them, rel=0.2)
+
+
+def trained(x: Any, y: Any, v: Any, w: Any) -> Any:
+    """A step of a network whose slopes are products that lie across."""
+
+    def loss(v: Any, w: Any) -> Any:
+        made = ost.nn.relu(ost.tanh(x) @ v) @ w
+        return ((made - y) ** 2).mean()
+
+    slopes = ost.grad(loss, (0, 1))(v, w)
+    return [p - 0.1 * s for p, s in zip((v, w), slopes, strict=True)]
+
+
+SAME: dict[str, tuple[Any, list[tuple[int, ...]]]] = {
+    "a step": (trained, [(600, 700), (600, 100), (700, 800), (800, 100)]),
+    "across": (lambda x, w: ost.exp(ost.transpose(x @ w, (1, 0))) + 1, [(500, 600), (600, 700)]),
+    "windows": (lambda x, k: ost.nn.conv(x, k), [(8, 16, 40, 40), (32, 16, 3, 3)]),
+    "rows": (lambda x: ost.nn.softmax(x * 2, 1).sum(0), [(300, 2000)]),
+}
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_a_plan_for_a_machine_is_that_of_its_sessions(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No limit where memory is enough, as nobody asked for one."""
+    monkeypatch.setenv("OSTINATO_MACHINE", "here")
+    monkeypatch.setattr(settings, "machine", "here")
+    monkeypatch.setattr(
+        fake_cuda.Runtime, "getDeviceProperties", lambda device: {"name": b"NVIDIA H100 80GB HBM3"}
+    )
+    function, shapes = SAME[name]
+    planned = ost.plan(
+        function, *[ost.spec(s, F32) for s in shapes], machine="h100", device=KERNELS
+    )
+    with use(device=KERNELS):
+        there = ost.compile(function).plan_for(*[ost.zeros(s, F32) for s in shapes])
+    assert there.target.machine == planned.target.machine == resolve("h100")
+    assert (there.key, there.id) == (planned.key, planned.id)
+    assert str(there.program.graph) == str(planned.program.graph)
+    assert there.program.slots == planned.program.slots
+
+
+def test_a_plan_that_a_machine_has_no_room_for_is_limited_to_what_it_has() -> None:
+    def scores(q: Any, k: Any) -> Any:
+        return ost.nn.softmax(q @ k.T, 1).sum(0)
+
+    few, many = (
+        ost.plan(scores, *[ost.spec((n, 64))] * 2, machine="h100", device=KERNELS)
+        for n in (10_000, 200_000)
+    )
+    assert few.target.memory_limit is None
+    assert many.target.memory_limit == resolve("h100").memory
+    assert few.peak_bytes < many.peak_bytes <= resolve("h100").memory

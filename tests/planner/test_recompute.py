@@ -274,7 +274,7 @@ def test_no_graph_is_planned_twice(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(recompute, "followed", noted)
     shapes = [ost.spec((64, 64))] * 8, ost.spec((4096, 64)), ost.spec((4096, 64))
-    whole = ost.plan(step_of(deep), *shapes, mesh=1, machine="cpu-10gbe")
+    whole = ost.plan(step_of(deep), *shapes, mesh=1, machine="cpu-10gbe", memory_limit=MUCH)
     for share in (0.8, 0.6, 0.4):
         limit = whole.peak_bytes - int(whole.arena_bytes * (1 - share))
         with contextlib.suppress(MemoryLimitError):
