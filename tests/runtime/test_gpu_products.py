@@ -3,6 +3,7 @@ launch, and what is said where the library is not there. On fakes."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,13 +14,16 @@ from ostinato.ops.core.graph import Graph
 from ostinato.ops.gpu.libraries import cublaslt
 from ostinato.ops.gpu.libraries.cublaslt import BGRAD, BIAS, DRELU, GELU, RELU, RELU_AUX
 from ostinato.ops.gpu.products import TILES, WAYS
+from ostinato.planner.file import decode_plan, encode_plan
 from ostinato.planner.pipeline import tune
 from ostinato.planner.plan import Choice, Tuned
 from ostinato.planner.tuning import sites as tuning
 from ostinato.planner.tuning.sites import APART, sites
-from ostinato.planner.tuning.tuner import machine
+from ostinato.planner.tuning.tuner import Budget, machine
+from ostinato.runtime.engine import LocalEngine
 
 import ostinato as ost
+from ostinato import settings
 from ostinato.sessions import Session
 from tests.cuda_host import COMPILER
 from tests.fake_device import BARE, FAKE, KERNELS, LT, MISSING
@@ -384,6 +388,48 @@ def test_each_way_computes_the_same_and_is_timed(monkeypatch: pytest.MonkeyPatch
     said = machine(1, DEVICES[KERNELS])
     assert "a GPU that is not there; CuPy 14; cuBLASLt 130200" in said
     assert said != machine(1, DEVICES["cpu"])
+
+
+def test_an_algorithm_is_measured_once_and_only_under_fast(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Under `same-plan` prices alone choose between a kernel of ours and the library, and its first
+    algorithm is taken; what `fast` timed is kept for sessions and plans to come, and goes with a plan."""
+    monkeypatch.setattr(settings, "cache", tmp_path)
+    monkeypatch.setattr(settings, "tune", "on")
+    monkeypatch.setattr(ost.sessions, "budget", Budget(20.0, site=5.0))
+    monkeypatch.setattr(tuning, "WORTH", 0.0)
+    timed: list[int] = []
+
+    def trials(engine: Any, programs: Any, limit: float) -> list[list[float]]:
+        timed.append(len(programs))
+        return [[2.0, 2.0, 1.0, *[2.0] * (len(programs) - 3)]] * 5
+
+    monkeypatch.setattr(LocalEngine, "trials", trials)
+
+    def both(x: Any, w: Any) -> Any:
+        return x @ w, x.T @ x
+
+    asked = dict[str, list[Any]]()
+    for numerics in ("same-plan", "fast"):
+        for _ in range(2):
+            _, f = run(both, X, W, numerics=numerics)
+            asked.setdefault(numerics, []).append(f.plan)
+        for file in (tmp_path / "plans").rglob("*.plan"):
+            file.unlink()  # and another session plans anew
+        asked[numerics].append(planned(lambda x, w: both(x, w), X, W, numerics=numerics).plan)
+        if numerics == "same-plan":
+            assert not timed
+    assert timed == [len((*WAYS, TILES))] * 2, "of each product once"
+    for plan in asked["same-plan"]:
+        assert not any(choice.times for choice in plan.tuned.choices)
+        assert not any(plan.tuned.ways)
+    first, *others = asked["fast"]
+    assert {*first.tuned.ways} - {""} <= {*WAYS, TILES}
+    assert len([way for way in first.tuned.ways if way]) == 2
+    for plan in (*others, decode_plan(encode_plan(first), None)):
+        assert plan.tuned == first.tuned
+        assert str(plan.program.graph) == str(first.program.graph)
 
 
 # -- without the library ----------------------------------------------------------------------------
