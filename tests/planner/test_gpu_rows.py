@@ -24,7 +24,7 @@ ROWS: dict[str, Row] = {  # operands; kernels, and times what is needed that the
     "escape": ([(2048, 2048)] * 2, 1, 1.01),
     "paths": ([(20_000, 512)], 1, 1.01),
     "covariance": ([(1_000_000, 16)], 3, 3.1),  # means, product in parts of differences
-    "zscores": ([(1_000_000, 16)], 3, 1.6),
+    "zscores": ([(1_000_000, 16)], 2, 1.6),
     "bags": ([(100_000, 64), (20_000, 32, "int64")], 2, 1.2),
     "lstm": ([(16, 64, 256), (256, 1024), (256, 1024)], 34, 12.5),  # a product and its gates a step
     "complexpoly": ([(4_000_000, "complex64")], 1, 1.01),
@@ -33,7 +33,7 @@ ROWS: dict[str, Row] = {  # operands; kernels, and times what is needed that the
     "tallqr": ([(400_000, 32), (400_000,)], 3, 3.0),
     "sinkhorn": (
         [(4096, 4096)],
-        43,
+        33,
         12.6,
     ),  # a sum of products, and a division, each half of a round
     "gradients": ([(4096, 4096), (4096,)], 64, 16.1),  # a matrix a step
