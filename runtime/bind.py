@@ -562,13 +562,14 @@ class _Binder(ControlFlow):
         )
 
     def one_place(self, graph: Graph, node: Node) -> Place | None:
-        """Where a native kernel works that asks for it; None where that differs from turn to turn."""
+        """Where a native kernel works that asks for it; None where what it depends on differs from turn to
+        turn."""
         native = self.device.natives.get(node.op)
-        if native is None or not native.placed:
+        if native is None or native.placed is None:
             return None
         turn, ranks = self.turns
-        places = {self.place_of(graph, node, rank) for rank in (ranks if turn else (None,))}
-        return places.pop() if len(places) == 1 else None
+        places = [self.place_of(graph, node, rank) for rank in (ranks if turn else (None,))]
+        return places[0] if len({native.placed(at, node.kw) for at in places}) == 1 else None
 
     # -- what leaves memory for a while ----------------------------------------------------
     def offload(self, graph: Graph, k: int, row: Row, names: list[str]) -> None:

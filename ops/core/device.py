@@ -46,7 +46,8 @@ class Native:
     # in its params: those of a class give the same bits; the rule's first
     by_threads: bool = False  # whether bits may depend on how many threads there are
     least: int = 0  # elements from which, outside of loops, it is worth making
-    placed: bool = False  # of a placed op, whether it takes `at`, too, and so works on parts
+    # of a placed op, if it takes `at`, too, and so works on parts: what of (place, params) it depends on
+    placed: Callable[[Place, Params], Any] | None = None
     # (graph, k) -> nodes behind a product that whoever makes it may do as it is written
     behind: Callable[[Graph, int], Sequence[int]] | None = None
 

@@ -20,6 +20,7 @@ from ostinato.ops.flow.control import ONE_KERNEL, WHOLE
 from ostinato.ops.jit.epilogues import begin_of
 from ostinato.ops.jit.library_steps import done, steps_behind
 from ostinato.ops.linalg.factorizations import SINGULAR
+from ostinato.ops.nn.spatial import begins_of
 
 from .fused import IN_STEPS, STEPS, WITH_PRODUCT, product_view, stages, stages_scratch, stages_ways
 from .jit.llvm import why_not
@@ -182,6 +183,10 @@ def _with_steps(arrays: Arrays, threads: int, *, at: Place, body: Graph, **p: An
         done(np, rest[-1], steps, (x, w, *rest))
 
     return run
+
+
+def _steps_begin(at: Place, p: Params) -> tuple[int, ...]:
+    return begins_of(at, p["body"].nodes[begin_of(p["body"])].kw)
 
 
 def _steps_room(
@@ -375,12 +380,10 @@ def register(cpu: Device) -> None:
     for name in (*ONE_KERNEL.values(), WHOLE):
         made, room = partial(all_turns, name), partial(turns_scratch, name)
         cpu.runs(name, made, scratch=room)
-    conv = partial(
-        cpu.runs, make=_conv, ways=_conv_ways, scratch=_conv_scratch, placed=True, by_threads=True
-    )
-    conv("conv", behind=_conv_steps)
-    conv("wide_conv", behind=_conv_steps)
-    cpu.runs(STEPS, _with_steps, ways=_steps_ways, scratch=_steps_room, placed=True)
+    conv = partial(cpu.runs, make=_conv, ways=_conv_ways, scratch=_conv_scratch, by_threads=True)
+    conv("conv", placed=begins_of, behind=_conv_steps)
+    conv("wide_conv", placed=begins_of, behind=_conv_steps)
+    cpu.runs(STEPS, _with_steps, ways=_steps_ways, scratch=_steps_room, placed=_steps_begin)
     cpu.runs("solve", _solve)
     cpu.runs("solve_triangular", triangular_kernel)
     cpu.runs("solve_banded", banded_kernel, least=LEAST_BANDS)

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from ostinato.ops.core.device import Function, plain
 from ostinato.ops.core.registry import OPS, Params, Place, Scratch
 from ostinato.ops.core.spec import Shape, Spec, int8
+from ostinato.ops.nn.spatial import begins_of
 
 from .libraries.cublaslt import ALIGNED, WORKSPACE
 from .libraries.cudnn import TYPES, Convolution, Convolver
@@ -61,17 +62,11 @@ def form_of(arrays: Sequence[Any], at: Place, p: Params) -> Form | None:
     if len(x) != k + 3 or len(w) != k + 3 or 0 in (*x, *w, *out):
         return None
     every, strides, dilation = (tuple(p[name]) for name in ("every", "strides", "dilation"))
-    begins = [
-        o + s * y[0] + d * r[0] - e * i[0]
-        for o, s, d, e, y, r, i in zip(
-            p["offsets"], strides, dilation, every,
-            at.outs[0][1 : k + 1], at.ins[1][:k], at.ins[0][1 : k + 1], strict=True,
-        )
-    ]  # fmt: skip
+    before: Sequence[int] = begins_of(at, p)
     axes = tuple(range(k + 3))
     inner, g = axes[1 : k + 1], w[-2]
     if min(*strides, *dilation) > 0 and set(every) == {1}:
-        before = [-b for b in begins]
+        before = [-b for b in before]
         if math.prod(w[:k]) > math.prod(out[1 : k + 1]):  # slopes of filters: samples are summed
             kind, strides, dilation = "weights", dilation, strides
             turns = (
@@ -80,7 +75,7 @@ def form_of(arrays: Sequence[Any], at: Place, p: Params) -> Form | None:
         else:
             kind, turns = "forward", (axes, (k + 1, k + 2, *range(k), k), axes)
     elif set(strides) == {1} and max(dilation) < 0:
-        kind, before, strides, dilation = "data", begins, every, tuple(-d for d in dilation)
+        kind, strides, dilation = "data", every, tuple(-d for d in dilation)
         turns = (axes, (k + 1, k, *range(k), k + 2), axes)
     else:
         return None

@@ -49,6 +49,7 @@ from ostinato.ops.jit.foreach_parts import FOREACH, parts_of
 from ostinato.ops.jit.loops import Loops, dense_loops, loops_of, space, strides_over
 from ostinato.ops.jit.moves import has_moves
 from ostinato.ops.jit.stacks import stacked
+from ostinato.ops.nn.spatial import begins_of
 
 from ostinato.errors import SessionError
 
@@ -112,7 +113,7 @@ class Gpu(Device):
                 functools.partial(self._convolution, op=op),
                 scratch=self._convolution_room,
                 ways=self._convolution_ways,
-                placed=True,
+                placed=begins_of,
             )
         self.runs("fused_matmul", self._with_epilogue, scratch=self._room, ways=self._ways)
         self.runs("fused_operands", self._with_operands)

@@ -12,6 +12,7 @@ from typing import Any
 from ostinato.ops.array.shape import listed, permute_dims
 from ostinato.ops.core.array import Array
 from ostinato.ops.core.index import Window
+from ostinato.ops.core.registry import Params, Place
 from ostinato.ops.core.spec import Shape
 from ostinato.ops.core.user_line import misfit
 
@@ -112,6 +113,18 @@ def extent(n: int, pads: tuple[int, int], reach: int, stride: int, ceil: bool = 
         return max(rest // stride + 1, 0)
     count = -(-rest // stride) + 1
     return count - ((count - 1) * stride >= n + pads[0])
+
+
+def begins_of(at: Place, p: Params) -> tuple[int, ...]:
+    """Where the first window of a part begins in its images, before `every` thins them: of its place, all that
+    a convolution of parts of these extents depends on."""
+    k = len(p["extents"])
+    boxes = at.outs[0][1 : k + 1], at.ins[1][:k], at.ins[0][1 : k + 1]
+    steps = p["offsets"], p["strides"], p["dilation"], p["every"]
+    return tuple([
+        o + s * y[0] + d * r[0] - e * i[0]
+        for o, s, d, e, y, r, i in zip(*steps, *boxes, strict=True)
+    ])  # fmt: skip
 
 
 def windows_of(

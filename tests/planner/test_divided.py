@@ -204,7 +204,7 @@ def copying(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     def make(arrays: Any, threads: int, way: str = "", **p: Any) -> Any:
         return native.make(arrays, threads, way=way or COPIED, **p)
 
-    changed = type(native)(make, scratch, lambda *_: [(COPIED,)], placed=True)
+    changed = type(native)(make, scratch, lambda *_: [(COPIED,)], placed=native.placed)
     monkeypatch.setitem(CPU.natives, "conv", changed)
     forget_plans()
     yield

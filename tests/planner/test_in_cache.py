@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ostinato.ops.cpu.libraries import onednn
+from ostinato.ops.nn import convolution
 from ostinato.planner import lowering
 from ostinato.planner.cpu import fuse
 from ostinato.planner.file import decode_plan, encode_plan
@@ -108,6 +110,43 @@ def test_bits_of_any_workers_stay_what_they_are() -> None:
     with use((1,), "any-workers"):
         f = ost.compile(lambda *xs: function(ost, *xs))
         assert turns(f.plan_for(*map(ost.asarray, given))) == []
+
+
+def image_slopes(stride: int, x: Any, w: Any, g: Any) -> Any:
+    return ost.grad(lambda x: (ost.nn.conv(x, w, padding=1, stride=stride) * g).sum())(x)
+
+
+def weight_slopes(stride: int, x: Any, w: Any, g: Any) -> Any:
+    return ost.grad(lambda w: (ost.exp(ost.nn.conv(x, w, padding=1, stride=stride)) * g).sum())(w)
+
+
+@pytest.mark.usefixtures("small_cache")
+@pytest.mark.parametrize("slopes", [image_slopes, weight_slopes])
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("size", [24, 26])
+def test_slopes_of_volumes_in_turns(
+    slopes: Any, stride: int, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Turns begin at other places; the library's function is that of all whose windows begin alike."""
+    by_numpy, own = [0], convolution._kernel
+
+    def counted(*given: Any, **facts: Any) -> None:
+        by_numpy[0] += 1
+        own(*given, **facts)
+
+    monkeypatch.setattr(convolution, "_kernel", counted)
+    x, w = numbers(1, 12, size, 24, 24), numbers(8, 12, 3, 3, 3) / 9
+    given = x, w, numbers(1, 8, size // stride, 24 // stride, 24 // stride)
+    with use(numerics="any-workers"):
+        whole = ost.compile(lambda *xs: slopes(stride, *xs))(*map(ost.asarray, given))
+    by_numpy[0] = 0
+    with use():
+        f = ost.compile(lambda *xs: slopes(stride, *xs))
+        found = f(*map(ost.asarray, given))
+        assert turns(f.plan) or stride > 1
+        np.testing.assert_allclose(found, whole, rtol=1e-3, atol=1e-3 * np.abs(whole).max())
+    if stride == 1 and not isinstance(onednn.library(), str):
+        assert by_numpy == [0]
 
 
 def test_slopes_of_attention_at_full_size() -> None:

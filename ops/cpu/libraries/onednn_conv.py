@@ -22,6 +22,7 @@ from ostinato.ops.core.registry import Place, Scratch
 from ostinato.ops.core.spec import DType, Shape, Spec, float32, uint8
 from ostinato.ops.cpu.loops.flat import native_kernel
 from ostinato.ops.jit.library_steps import LibraryStep
+from ostinato.ops.nn.spatial import begins_of
 
 from .onednn import (
     _ANY,
@@ -98,14 +99,7 @@ def _conv_of(x: Any, w: Any, out: Any, at: Place, p: Any) -> _Conv:
     k = len(p["extents"])
     if x.ndim != k + 3 or w.ndim != k + 3 or 0 in (*x.shape, *w.shape, *out.shape):
         raise Unable("stacks of images")
-    every = p["every"]
-    begins = [
-        o + s * y[0] + d * r[0] - e * i[0]
-        for o, s, d, e, y, r, i in zip(
-            p["offsets"], p["strides"], p["dilation"], every,
-            at.outs[0][1 : k + 1], at.ins[1][:k], at.ins[0][1 : k + 1], strict=True,
-        )
-    ]  # fmt: skip
+    begins = begins_of(at, p)
     steps = p["strides"], p["dilation"]
     space, over, made = x.shape[1 : k + 1], w.shape[:k], out.shape[1 : k + 1]
     n, o = x.shape[0], w.shape[-1]
@@ -129,7 +123,7 @@ def _conv_of(x: Any, w: Any, out: Any, at: Place, p: Any) -> _Conv:
     weights = (g, c, o, *over), _lies(w, (-2, k, -1, *range(k)))
     images = (n, g * o, *made), _images(out, 0, -1, k)
     results = (n, g * c, *space), _images(x, 0, -1, k)
-    return _Conv("data", *images, *weights, *results, every, [-d for d in steps[1]], begins)
+    return _Conv("data", *images, *weights, *results, p["every"], [-d for d in steps[1]], begins)
 
 
 def _lies(x: Any, axes: Ints) -> Ints:

@@ -29,8 +29,8 @@ Begin = tuple[
 
 def register(gpu: Any) -> None:
     """Let a GPU read and write boxes so."""
-    gpu.runs("dynamic_slice", partial(_slice, gpu), placed=True)
-    gpu.runs("dynamic_update_slice", partial(_update, gpu), placed=True)
+    gpu.runs("dynamic_slice", partial(_slice, gpu), placed=lambda at, _: at)
+    gpu.runs("dynamic_update_slice", partial(_update, gpu), placed=lambda at, _: at)
 
 
 def _slice(
