@@ -7,18 +7,24 @@ before                                            after
 %4 = matmul(%3, %5) : float32[n,d]                    their blocks fit into cache })
 
 The means are those of a split under a memory limit (blocking.py); here it is taken if it moves fewer
-bytes to memory and back, as counted over the kernels that this would become."""
+bytes to memory and back, as counted over the kernels that this would become, with those that the machine
+could move while it computes what turns make again, as the edges of windows on windows."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 from ostinato.ops.core.graph import Graph, Node
+from ostinato.ops.core.layout import Mesh
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Spec
 from ostinato.ops.flow.control import CONTROL
+from ostinato.planner.layouts.costs import repeats
 from ostinato.planner.lowering import as_run, rules
+from ostinato.planner.machine import Machine
 from ostinato.planner.plan import Target, local_bytes, peak_bytes
+from ostinato.planner.prediction import local, work_of
 
 from .blocking import MOST_TURNS, running, split_along
 from .in_turns import shortest
@@ -49,13 +55,18 @@ def _in_turns(graph: Graph, target: Target) -> Graph:
         if not any(local_bytes(s) >= MIN_VALUE_BYTES for s in graph.specs[len(graph.inputs) :]):
             break
         lowered = as_run(overlap(graph, target), target)
-        before = moved(lowered)
+        machine, mesh, before = target.machine, target.mesh, moved(lowered)
+        computes, bandwidth = computing_seconds(lowered, machine, mesh), machine.bandwidth(math.inf)
         made = [
             found[0]
             for v, d, turns in _cuts(graph, lowered, block)
             if (found := split_along(graph, target, v, d, turns, float("inf"))) is not None
         ]
-        costs = [(moved(as_run(overlap(g, target), target)), k) for k, g in enumerate(made)]
+        costs = []
+        for k, g in enumerate(made):
+            low = as_run(overlap(g, target), target)
+            again = max(computing_seconds(low, machine, mesh) - computes, 0.0)
+            costs.append((moved(low) + again * bandwidth, k))
         least, k = min(costs, default=(before, -1))
         if k < 0 or before - least < before / SHARE:
             break
@@ -111,6 +122,27 @@ def _of_turns(graph: Graph, node: Node) -> float:
         total += START * turns
         between = {v for v in (*inner.inputs, *body.outs(k)) if v >= len(body.inputs)}
         total += turns * sum(_far(body.specs[v]) for v in between if v not in body.outputs)
+    return total
+
+
+# -- seconds ---------------------------------------------------------------------------------
+def computing_seconds(
+    graph: Graph, machine: Machine, mesh: Mesh, ranks: Sequence[int] = (0,)
+) -> float:
+    """Estimate the seconds that operations take, whatever they move, averaged over these ranks: of turns, up to
+    16 from the first to the last one, as those at the ends make fewer edges again."""
+    total, parts = 0.0, [local(mesh, r) for r in ranks]
+    for node in graph.nodes:
+        if node.op == "blocks":
+            turns = node.kw["turns"]
+            inner = [r * turns + t for r in ranks for t in range(0, turns, -(-turns // 16))]
+            total += turns * computing_seconds(node.kw["body"], machine, (*mesh, turns), inner)
+        elif node.op in CONTROL:
+            bodies = [computing_seconds(g, machine, mesh, ranks) for _, g in node.subgraphs()]
+            total += max(1, repeats(node)) * sum(bodies)
+        elif not _is_free(node):
+            works = [work_of(graph, node, part).seconds(machine, 0.0) for part in parts]
+            total += sum(works) / len(works)
     return total
 
 

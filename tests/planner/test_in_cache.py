@@ -149,6 +149,33 @@ def test_slopes_of_volumes_in_turns(
         assert by_numpy == [0]
 
 
+def two_deep(x: Any, w: Any, v: Any, g: Any) -> Any:
+    def loss(x: Any) -> Any:
+        made = ost.nn.relu(ost.nn.conv(x, w, padding="same"))
+        return (ost.nn.conv(made, v, padding="same") * g).sum()
+
+    return ost.grad(loss)(x)
+
+
+VOLUME, MADE = (1, 32, 64, 64, 64), (1, 16, 64, 64, 64)
+BY_SHAPES: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...], bool]] = {
+    "one convolution": (lambda *xs: image_slopes(1, *xs), (VOLUME, (16, 32, 3, 3, 3), MADE), True),
+    # each turn would make three rows of windows on windows again
+    "two": (two_deep, (VOLUME, (32, 32, 3, 3, 3), (16, 32, 3, 3, 3), MADE), False),
+    "two by one element": (two_deep, (VOLUME, (32, 32, 1, 1, 1), (16, 32, 1, 1, 1), MADE), True),
+    "attention": (lambda *xs: attention(ost, *xs), ((4096, 64),) * 3, True),
+    "lloyd": (lambda *xs: lloyd(ost, *xs), ((200_000, 32), (256, 32)), True),
+}
+
+
+@pytest.mark.parametrize("machine", ["nominal", "prompt"])
+@pytest.mark.parametrize("name", BY_SHAPES)
+def test_what_turns_make_again_is_weighed(name: str, machine: str) -> None:
+    function, shapes, pays = BY_SHAPES[name]
+    plan = ost.plan(function, *map(ost.spec, shapes), machine=machine)
+    assert bool(turns(plan)) == pays
+
+
 def test_slopes_of_attention_at_full_size() -> None:
     q, k, v = (numbers(3000, 40, seed=s) for s in range(3))
 
