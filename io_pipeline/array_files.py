@@ -17,7 +17,6 @@ import itertools
 import math
 import os
 import struct
-import threading
 import warnings
 import weakref
 import zipfile
@@ -30,6 +29,7 @@ from typing import Any
 
 import numpy as np
 from ostinato.ops.core.layout import Box, Shape, intersect, slices
+from ostinato.ops.core.locks import make_lock
 from ostinato.ops.core.spec import DTYPES
 
 from ostinato.errors import DataFileError
@@ -219,7 +219,7 @@ class ChunkTable:
     that were asked for, they are listed here."""
 
     def __init__(self, data: Any) -> None:
-        self.id, self.lock, self.asked = data.id, threading.Lock(), 0
+        self.id, self.lock, self.asked = data.id, make_lock(), 0
         self.grid = [-(-n // c) for n, c in zip(data.shape, data.chunks, strict=True)]
         self.grain = data.chunks
         self.numbers, self.places = array("q"), array("q")  # sorted; three places for each

@@ -3,13 +3,13 @@ iterate over, whose pieces follow each other along the first axis."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from ostinato.ops.core.layout import Box, Shape
+from ostinato.ops.core.locks import make_lock
 
 from ostinato.errors import ArgumentError
 
@@ -83,7 +83,7 @@ class FromIterable(_Made):
         first = iter(given)
         self.once = first is given
         self.readers = [_Reader(first)]
-        self.lock = threading.Lock()
+        self.lock = make_lock()
 
     def read(self, out: np.ndarray[Any, Any], box: Box) -> None:
         if not out.size:

@@ -16,7 +16,6 @@ import math
 import os
 import stat
 import sys
-import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -25,6 +24,7 @@ from typing import Any
 import numpy as np
 from ostinato.ops.core.disk import Held
 from ostinato.ops.core.layout import Box, Shape, intersect, slices
+from ostinato.ops.core.locks import make_lock
 from ostinato.ops.core.spec import DTYPES
 
 from ostinato.errors import DataFileError
@@ -276,7 +276,7 @@ class ShardSource(ChunkSource):
         self.grain = self.chunks
         self.within = tuple(n // k for n, k in zip(shard, self.chunks, strict=True))
         self.open: OrderedDict[str, Shard | None] = OrderedDict()
-        self.lock = threading.Lock()
+        self.lock = make_lock()
         self.check_size(shard)
 
     def _place(self, index: Index) -> tuple[Shard | None, int, int]:

@@ -8,12 +8,12 @@ whether all is as it was written."""
 
 from __future__ import annotations
 
-import threading
 import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from ostinato.ops.core.locks import make_lock
 
 if TYPE_CHECKING:
     from zipfile import ZipInfo
@@ -45,7 +45,7 @@ class ArchiveMember:
     def __init__(self, source: Source, begin: int, about: ZipInfo) -> None:
         self.read: Get = source.fill  # type: ignore[attr-defined]
         self.trouble, self.begin, self.about = source.trouble, begin, about
-        self.lock = threading.Lock()
+        self.lock = make_lock()
         self.apart = max(APART, -(-about.file_size // POINTS))
         self.points = [_State(zlib.decompressobj(-zlib.MAX_WBITS))]
         self.ended: list[_State] = []  # where reads ended, the last one last

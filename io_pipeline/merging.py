@@ -12,14 +12,13 @@ from __future__ import annotations
 import itertools
 import mmap
 import os
-import threading
 import weakref
 from collections.abc import Sequence
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 from ostinato.ops.core.layout import Box, Shape
+from ostinato.ops.core.locks import cached_property, make_lock
 
 from .source import LITTLE, PARSING, Places, Source, fill
 
@@ -39,7 +38,7 @@ class SortedRuns(Source):
         self.path, self.shape, self.dtype = path, shape, dtype
         self.bounds, self.falls = tuple(bounds), falls
         self.cuts: dict[int, Sequence[tuple[int, Places]]] = {}  # of each column, by places
-        self.lock = threading.Lock()
+        self.lock = make_lock()
 
     def as_data(self) -> dict[str, Any]:
         return super().as_data() | {

@@ -8,7 +8,6 @@ from __future__ import annotations
 import io
 import os
 import re
-import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
@@ -16,6 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, BinaryIO, TypeVar, cast
 
 import numpy as np
+from ostinato.ops.core.locks import make_lock
 
 from ostinato.errors import DataFileError
 
@@ -185,7 +185,7 @@ class Ahead:
     """Requests whose answers will be asked for: they are under way before."""
 
     def __init__(self) -> None:
-        self.lock, self.process = threading.Lock(), 0
+        self.lock, self.process = make_lock(), 0
         self.found: OrderedDict[Key, Future[bytes]] = OrderedDict()
 
     def expect(self, keys: Iterable[Key]) -> None:

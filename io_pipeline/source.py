@@ -13,7 +13,6 @@ import math
 import os
 import re
 import stat
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from functools import cache, partial
@@ -21,6 +20,7 @@ from typing import Any
 
 import numpy as np
 from ostinato.ops.core.layout import Box, Shape
+from ostinato.ops.core.locks import make_lock
 from ostinato.ops.core.spec import DTYPES, MOST_AXES, misshapen
 
 from ostinato.errors import DataFileError
@@ -48,7 +48,7 @@ LITTLE = 1 << 20  # bytes that are always there to note places in
 NOTES = 40  # bytes for each of them,
 SORTED = 20  # and where they are put in order only
 
-PARSING = threading.Lock()  # Python 3.11 fails where threads take turns in its parser of literals
+PARSING = make_lock()  # Python 3.11 fails where threads take turns in its parser of literals
 
 Places = np.ndarray[Any, np.dtype[np.int64]]
 Get = Callable[[np.ndarray[Any, Any], int], bool]  # reads what begins at a byte; False at the end
@@ -333,7 +333,7 @@ class ChunkCache:
     the same ones; each with what tells whether it is still what lies in the file."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
+        self.lock = make_lock()
         self.chunks: OrderedDict[tuple[int, ...], tuple[Any, np.ndarray[Any, Any]]] = OrderedDict()
         self.bytes = 0
 

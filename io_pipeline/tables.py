@@ -12,7 +12,6 @@ from __future__ import annotations
 import io
 import itertools
 import os
-import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -20,6 +19,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 from ostinato.ops.core.layout import Box, Shape
+from ostinato.ops.core.locks import make_lock
 from ostinato.ops.core.spec import DTYPES
 
 from ostinato.errors import ArgumentError, DataFileError
@@ -90,8 +90,8 @@ class Blocks:
         self.kept_bytes, self.few = kept, few
         self._kept: OrderedDict[tuple[int, tuple[str, ...]], dict[str, Column]] = OrderedDict()
         self._bytes: dict[tuple[int, tuple[str, ...]], int] = {}
-        self._lock = threading.Lock()
-        self._locks = [threading.Lock() for _ in range(16)]  # of blocks that are being read
+        self._lock = make_lock()
+        self._locks = [make_lock() for _ in range(16)]  # of blocks that are being read
 
     @property
     def rows(self) -> int:
@@ -242,7 +242,7 @@ class _Parquet:
         texts = (types.is_string, types.is_binary, types.is_large_string, types.is_large_binary)
         # texts that come again and again stay one text each, whatever a file has made of them
         self.coded = [n for n, kind in self.types.items() if any(is_one(kind) for is_one in texts)]
-        self.lock = threading.Lock()
+        self.lock = make_lock()
         self.cursors: list[_Cursor] = []
 
     def blocks(self, columns: Sequence[str], cut: int) -> list[tuple[int, int, int, int]]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import threading
 import types
 from collections.abc import Iterator
 from typing import Any
+
+from ostinato.ops.core.locks import make_lock
 
 from .code_facts import is_library_code
 from .hearing import here as _local
@@ -29,7 +30,7 @@ def reaching(reach: Reach, frame: types.FrameType) -> Iterator[None]:
 if sys.version_info >= (3, 12):
     _tool: list[int] = []  # of `sys.monitoring`, while anybody traces
     _tracing = 0
-    _lock = threading.RLock()  # a finalizer may come back here
+    _lock = make_lock()
 
     def _begins(code: types.CodeType, offset: int) -> Any:
         reach = getattr(_local, "reach", None)

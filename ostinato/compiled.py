@@ -12,7 +12,6 @@ import difflib
 import functools
 import os
 import sys
-import threading
 import time
 import warnings
 import weakref
@@ -35,6 +34,7 @@ from ostinato.ops.core.apply import as_array
 from ostinato.ops.core.array import Array, from_operand
 from ostinato.ops.core.garbage import seldom_collected
 from ostinato.ops.core.graph import Graph
+from ostinato.ops.core.locks import make_lock
 from ostinato.ops.core.operand import FREE, Host, Operand
 from ostinato.ops.core.tracebacks import shorten
 from ostinato.ops.core.tree import constructor, flatten
@@ -123,7 +123,7 @@ class CompiledFunction(Entries, Generic[P, R]):
         self.numerics = None if numerics is None else check_numerics("compile", numerics)
         self._allow(precision, tolerance)
         super().__init__()
-        self.lock = threading.RLock()
+        self.lock = make_lock()
         self.seen: list[dict[str, Any]] = []
         self.misses: list[Miss] = []
         self.told: set[tuple[str, str]] = set()  # what cannot be watched

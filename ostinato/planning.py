@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import os
-import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -24,6 +23,7 @@ from ostinato.ops.core.array import Array, Term
 from ostinato.ops.core.garbage import seldom_collected
 from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.layout import Mesh
+from ostinato.ops.core.locks import make_lock
 from ostinato.ops.core.operand import FREE, Operand, Split, Wish
 from ostinato.ops.core.spec import DTYPES, DTypeLike, Spec
 from ostinato.ops.core.tracebacks import door
@@ -108,7 +108,7 @@ class AbstractEngine(LocalEngine):
     def __init__(self, mesh: Mesh, device: str) -> None:
         self.device, self.mesh = device, mesh
         self.size, self.closed = math.prod(mesh), False
-        self._lock = threading.RLock()
+        self._lock = make_lock()
         self.launchers, self.workers, self.team = {}, [], None
 
 

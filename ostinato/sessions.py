@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import replace
-from functools import cached_property
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -26,6 +25,7 @@ from ostinato.ops.core.array import Array, Term, changing, settled
 from ostinato.ops.core.device import DEVICES, LATER, Absent, Device, find
 from ostinato.ops.core.helpers import check_thread, helper
 from ostinato.ops.core.layout import Layout
+from ostinato.ops.core.locks import cached_property, make_lock
 from ostinato.ops.core.operand import File, Host, Operand, Split
 from ostinato.ops.core.signals import Living
 from ostinato.ops.core.trace import Collected
@@ -144,7 +144,7 @@ class Session:
         self.refused = set[Key]()  # what needs more memory than it may
         self.pending: dict[tuple[Any, ...], Pending] = {}  # operations that ran, by their form
         self._before: Session | None = None  # in a context of its own: what was in use before
-        self.settling = threading.RLock()
+        self.settling = make_lock()
         self._over: Session | None = None  # what it took the place of, until it is used itself
         weakref.finalize(self, self._made.abandon).atexit = False
         _living.add(self)
@@ -437,7 +437,7 @@ _is_shared = True  # whether nobody ever had one of his own
 _living: Living[Session] = Living()
 _left: deque[Engine] = deque()  # of sessions that nobody has any more, still to be closed
 _numbers = itertools.count(1)
-_lock = threading.RLock()
+_lock = make_lock()
 
 before_close: list[Callable[[], None]] = []  # what still needs the workers
 profiles: list[Recording] = []  # what wants to know what they do: one, or none

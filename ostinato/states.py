@@ -35,6 +35,7 @@ from ostinato.ops.core.encode import (
     need,
 )
 from ostinato.ops.core.exchange import chunks_of
+from ostinato.ops.core.locks import make_lock
 from ostinato.ops.core.operand import Operand
 from ostinato.ops.core.spec import DTYPES, Spec
 from ostinato.ops.core.tracebacks import door
@@ -94,7 +95,7 @@ class Saving:
 
 
 _last: Saving | None = None
-_one = threading.Lock()  # save at a time
+_one = make_lock()  # save at a time
 
 
 def _settle() -> None:

@@ -15,6 +15,7 @@ import time
 from typing import Any, Protocol
 
 from ostinato.ops.core.disk import write_whole
+from ostinato.ops.core.locks import make_lock
 from ostinato.planner.cache import PlanCache
 from ostinato.runtime.engine import Engine
 
@@ -30,7 +31,7 @@ _seen: dict[tuple[int, str], dict[str, Any]] = {}  # of each session's plans, wh
 _sessions: dict[WatchedSession, int] = {}
 _numbers = itertools.count()
 _path = ""
-_lock = threading.RLock()  # a finalizer may come back here
+_lock = make_lock()
 
 
 def begin(session: WatchedSession) -> None:
@@ -65,8 +66,6 @@ def look() -> None:
 
 def _forget() -> None:
     """A forked child is not watched."""
-    global _lock
-    _lock = threading.RLock()
     _sessions.clear()
     atexit.unregister(look)
 

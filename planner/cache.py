@@ -7,14 +7,13 @@ damaged, from another version or somebody else's is a miss and makes way for a g
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from functools import cached_property
 from pathlib import Path
 
 from ostinato.ops.core import disk_cache
 from ostinato.ops.core.encode import Malformed
+from ostinato.ops.core.locks import cached_property, make_lock
 
 from .file import code_version, decode_plan, encode_plan
 from .plan import Key, Plan
@@ -35,7 +34,7 @@ class PlanCache:
         ran_lately: Callable[[str], bool] = lambda plan_id: False,
     ) -> None:
         self.plans: OrderedDict[Key, Plan] = OrderedDict()
-        self.lock = threading.RLock()  # a finalizer may come back here
+        self.lock = make_lock()
         self.dropped = dropped
         self.ran_lately = ran_lately
         self.disk = disk_cache.open_cache(folder)

@@ -7,13 +7,13 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any, Literal, Protocol, TypeVar, cast
 
 from ostinato.ops.core.disk import writing
 from ostinato.ops.core.encode import digest, encode_graph, encode_spec
 from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.layout import Mesh
+from ostinato.ops.core.locks import cached_property
 from ostinato.ops.core.spec import Spec
 from ostinato.ops.core.user_line import short
 from ostinato.ops.flow.callback import name_functions

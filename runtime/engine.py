@@ -21,6 +21,7 @@ from ostinato.ops.core.device import DEVICES
 from ostinato.ops.core.exchange import chunks_of, held_pieces, written
 from ostinato.ops.core.helpers import begin_to_help, check_thread, helper
 from ostinato.ops.core.layout import Box, Layout, Mesh, slices
+from ostinato.ops.core.locks import make_lock
 from ostinato.ops.core.operand import Operand
 from ostinato.ops.core.signals import Living
 from ostinato.ops.core.spec import Spec, empty_aligned, is_own, lent
@@ -183,7 +184,7 @@ class LocalEngine:
         self.mesh = mesh if mesh is not None else (workers,)
         self.size = workers
         self.closed = False
-        self._lock = threading.RLock()
+        self._lock = make_lock()
         self.launchers: dict[str, Launcher] = {}
         self.unsure: list[
             weakref.ref[Held]

@@ -153,9 +153,7 @@ class Worker:
         self.tape: Tape | None = None  # of who wants to know when what ran
         self.kept = Prepacked()
         self.notes = None if device.is_host else Notes(device)  # what kernels found wrong
-        self.context = contextvars.Context()
-        self.context.run(np.seterr, all="ignore")
-        self.context.run(_within.set, weakref.ref(self))
+        self.restart()
         _workers.add(self)
 
     @property
@@ -214,7 +212,11 @@ class Worker:
         self.capture = None
 
     def restart(self) -> None:
-        """After a failure: bound plans may have been in the middle of a run."""
+        """After a failure: bound plans may have been in the middle of a run, as of a thread that a
+        forked child has not."""
+        self.context = contextvars.Context()
+        self.context.run(np.seterr, all="ignore")
+        self.context.run(_within.set, weakref.ref(self))
         for loaded in self.kept_plans:
             loaded.unbind()
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from ostinato.ops.core.locks import make_lock
 from ostinato.ops.core.user_line import misfit
 
 from ostinato.errors import ArgumentError, SampleError
@@ -63,7 +63,7 @@ class Cached(Samples):
         # for each cut that of what makes its samples, as it was at first
         self._fingerprints: list[str] = []
         self._kept: dict[int, tuple[list[Any], Fields]] = {}
-        self._lock = threading.Lock()
+        self._lock = make_lock()
         self._server: Server | None = None  # for other workers
         self.others: Others | None = None
         self.made = 0  # samples that were neither here nor anywhere else

@@ -5,13 +5,13 @@ through: a function of the user's may give any tree, and the steps behind it are
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
+from ostinato.ops.core.locks import make_lock
 from ostinato.ops.core.tree import flatten, paths
 from ostinato.ops.cpu.jit.routine import Routine
 
@@ -271,7 +271,7 @@ class Chain:
     def __init__(self, stages: Sequence[Placed]) -> None:
         self.stages = tuple(stages)
         self._steps: dict[tuple[int, Fields], Step] = {}
-        self._lock = threading.Lock()
+        self._lock = make_lock()
 
     def step(self, k: int, fields: Fields) -> Step | None:
         """The step of a stage for samples with such fields; None behind the last one."""

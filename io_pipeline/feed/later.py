@@ -8,13 +8,13 @@ for each sample. So the place of a stage changes no bit, if the stage says so (`
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 from ostinato.ops.core.apply import called, later
 from ostinato.ops.core.array import Array
 from ostinato.ops.core.array_methods import functions
+from ostinato.ops.core.locks import cached_property
 from ostinato.ops.core.operand import Operand
 from ostinato.ops.core.spec import Spec
 

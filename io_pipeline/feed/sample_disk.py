@@ -21,7 +21,6 @@ import re
 import secrets
 import shutil
 import struct
-import threading
 import time
 import zlib
 from collections.abc import Iterator, Sequence
@@ -30,6 +29,7 @@ from typing import Any
 
 import numpy as np
 from ostinato.ops.core.encode import Malformed
+from ostinato.ops.core.locks import make_lock
 from ostinato.ops.core.spec import DTYPES
 
 from .fields import Fields
@@ -63,7 +63,7 @@ class Disk:
         self.said: list[str] = []  # what users should be told, once
         self.is_closed = False  # nothing more is added
         self._told = told
-        self._lock = threading.Lock()
+        self._lock = make_lock()
         self._names: list[str] = []  # of pairs of files
         self._handles: dict[int, int] = {}
         self._ends: dict[str, int] = {}  # bytes of each index that are known

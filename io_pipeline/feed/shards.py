@@ -11,13 +11,13 @@ import io
 import json
 import os
 import re
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from ostinato.ops.core.locks import make_lock
 from ostinato.ops.core.tree import flatten
 from ostinato.ops.core.user_line import misfit
 
@@ -195,7 +195,7 @@ class Shards(Samples):
         sample = tuple(fields) if len(fields) > 1 else fields[0]
         self.fields: Fields = Fields(tuple(kind for _, kind, _ in self.wanted), flatten(sample)[1])
         self._open: OrderedDict[int, _Handle] = OrderedDict()
-        self._lock = threading.Lock()
+        self._lock = make_lock()
 
     def as_data(self) -> Any:
         return [self.paths, self.endings]

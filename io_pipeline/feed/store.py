@@ -27,6 +27,7 @@ from typing import Any, Protocol
 import numpy as np
 from ostinato.ops.core.encode import Malformed, need
 from ostinato.ops.core.layout import Box
+from ostinato.ops.core.locks import make_lock
 from ostinato.ops.core.spec import DTYPES
 
 from .fields import Fields
@@ -106,7 +107,7 @@ class Lines:
 
     def __init__(self, offers: Sequence[Any]) -> None:
         self.offers = list(offers)
-        self._local, self._lock = threading.local(), threading.Lock()
+        self._local, self._lock = threading.local(), make_lock()
         self.lost: set[int] = set()
         self.fetched = self.bytes = 0
 

@@ -4,11 +4,11 @@ workers share, each reads only its slab."""
 from __future__ import annotations
 
 import os
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ostinato.ops.core.locks import make_lock
 from ostinato.ops.core.tree import flatten
 
 from ..array_files import SUFFIXES, open_source
@@ -40,7 +40,7 @@ class VolumeFiles(Files):
         kinds = tuple(kind for kind, given in beside if given is not None)
         self.fields = Fields(kinds, flatten(kinds if len(kinds) > 1 else kinds[0])[1])
         self._open: OrderedDict[tuple[str, str | None], Source] = OrderedDict()
-        self._lock = threading.Lock()
+        self._lock = make_lock()
 
     def as_data(self) -> Any:
         return [*super().as_data(), as_plain(self.datasets)]

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 from functools import lru_cache
 from typing import Any
+
+from ostinato.ops.core.locks import make_lock
 
 from ostinato.errors import ArgumentError
 
 INSTALL = "pip install 'ostinato[feed]'"
-_lock = threading.Lock()
+_lock = make_lock()
 
 
 @lru_cache(1)

@@ -6,11 +6,11 @@ a stage is that formula: of values as floats, of what is white, and of its param
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 from ostinato.ops.core.exact import Keys
+from ostinato.ops.core.locks import cached_property
 from ostinato.ops.core.user_line import misfit
 
 from ostinato.errors import ArgumentError

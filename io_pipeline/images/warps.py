@@ -10,10 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import numpy as np
+from ostinato.ops.core.locks import cached_property
 from ostinato.ops.core.user_line import misfit
 
 from ostinato.errors import ArgumentError

@@ -35,6 +35,7 @@ from ostinato.errors import (
 from .array_methods import WEAK, ArrayMethods, Operandish, Readable, call, functions
 from .dlpack import lent
 from .layout import Layout
+from .locks import make_lock
 from .operand import File, Host, Operand, Scalar, Split, Wish
 from .registry import Op
 from .spec import DType, Shape, Spec, bool_, complex128, float64, int64
@@ -44,7 +45,7 @@ from .user_line import misfit
 from .views import takes_view, tell
 
 SHOWN = 200  # elements that are shown; of more, the first and last along each axis
-changing = threading.RLock()  # held while an Array gets, or loses, its operand
+changing = make_lock()  # held while an Array gets, or loses, its operand
 LATE_DEPTH = 32  # operations of what is made later, at the most, about
 MOST_WAITING = 4096  # Arrays of which some may not wait any more
 _serial = itertools.count(1)

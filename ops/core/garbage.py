@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import threading
 from collections.abc import Iterator
 
+from .locks import make_lock
+
 OBJECTS = 100_000  # new ones between two searches
-_lock = threading.RLock()  # a finalizer may come back here
+_lock = make_lock()
 _within = 0
 _before = gc.get_threshold()
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 from .exact import exact_items
+from .locks import cached_property
 from .spec import Spec
 
 Items = tuple[tuple[str, Any], ...]

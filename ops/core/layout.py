@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -28,6 +27,8 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+
+from .locks import make_lock
 
 Shape = tuple[int, ...]
 Mesh = tuple[int, ...]
@@ -182,7 +183,7 @@ class Layout:
     partial_axes: tuple[int, ...]
 
     _made: dict[tuple[Any, ...], Layout] = {}  # noqa: RUF012
-    _lock = threading.RLock()  # a finalizer may come back here
+    _lock = make_lock()
 
     def __new__(
         cls,

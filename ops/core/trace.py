@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
 from types import CellType, FrameType
 from typing import Any
 
@@ -16,6 +15,7 @@ from .array import Array, Term, Trace, from_term, placeholder, term_of
 from .build import Builder
 from .exact import exact_items
 from .graph import Graph
+from .locks import cached_property
 from .operand import Operand
 from .refusals import end_refusals
 from .registry import lookup

@@ -25,6 +25,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ostinato.ops.core.device import Branch, Function, GraphCapture, Loop
+from ostinato.ops.core.locks import make_lock
 
 from .conditions import CAPTURE, WARM_UP, Bodies, GpuBranch, GpuLoop
 from .loops.foreach import COPIES, copy_kernel
@@ -32,7 +33,7 @@ from .loops.schedule import THREADS, VECTOR
 from .loops.text import OPTIONS
 
 _capturing: set[int] = set()  # threads
-_changes = threading.Lock()
+_changes = make_lock()
 _off: list[bool] = []  # whether Python looks for garbage again when none of them does
 _unheld: list[Any] = []  # graphs that nobody holds, until none of them does
 

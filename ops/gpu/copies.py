@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from ostinato.ops.core.locks import make_lock
 
 from ostinato.errors import MemoryLimitError
 
@@ -45,7 +45,7 @@ class Copies:
         self.ring: list[tuple[Any, Any]] = []  # pinned memory, and the event after which it is free
         self.next = 0
         self.places: dict[Any, list[_Place]] = {}
-        self.lock = threading.Lock()
+        self.lock = make_lock()
 
     def send(self, value: Any) -> Any:
         """An array that will have the value, for who asks for something on the current stream from here on."""

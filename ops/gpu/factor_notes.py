@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+from ostinato.ops.core.locks import make_lock
 from ostinato.ops.core.notes import noting
 
 CHECKS = (
@@ -20,7 +21,7 @@ CHECKS = (
     "_check_cublas_info_array_if_synchronization_allowed",
 )
 _now = threading.local()  # what notes the words of this thread's calls
-_first = threading.Lock()
+_first = make_lock()
 
 
 @contextlib.contextmanager

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 from ostinato.ops.core.graph import Graph
+from ostinato.ops.core.locks import cached_property
 from ostinato.planner.plan import (
     Program,
     Rung,

@@ -7,7 +7,6 @@ import errno
 import faulthandler
 import os
 import random
-import signal
 import sys
 import threading
 import traceback

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import subprocess
 import sys
+import threading
+import time
+import traceback
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
+import ostinato as ost
 from tests.clusters import MPIEXEC, ROOT, needs, needs_dask, needs_mpi
 from tests.thorough import some
 from tests.trust.conftest import Tally
@@ -168,6 +175,52 @@ def test_pools_of_processes_have_sessions_of_their_own(
         assert said == (0 if name.endswith("alone") else wanted), name
         tally("pools of processes", 1)
     assert {"fork", "spawn"} <= found.keys()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_children_compute_whatever_other_threads_were_doing(tally: Tally) -> None:
+    """Their locks are free in a child: of sessions, plans, layouts, kernels, LLVM and what is made once."""
+    x, stopped = np.random.default_rng(0).normal(size=(40, 40)), threading.Event()
+
+    def program(turns: int) -> Any:
+        def function(x: Any, c: float) -> Any:
+            for k in range(turns):
+                x = ost.tanh(x * c) + ost.cumulative_sum(x @ x, axis=k % 2) * c
+            return x.sum(axis=0)
+
+        return ost.compile(function)
+
+    def work() -> None:
+        while not stopped.is_set():
+            for turns in range(1, 4):
+                np.asarray(program(turns)(x, 0.5))
+                np.asarray(ost.asarray(x) * 2 + 1)
+
+    known = program(2)
+    wanted = np.asarray(known(x, 0.25))
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        for k in range(4):
+            time.sleep(0.05 * k)
+            child = os.fork()
+            if not child:
+                faulthandler.dump_traceback_later(60, exit=True, file=sys.__stderr__)
+                try:
+                    np.testing.assert_array_equal(known(x, 0.25), wanted)
+                    np.testing.assert_array_equal(program(2)(x, 0.25), wanted)
+                    np.testing.assert_array_equal(ost.asarray(x) * k + 1, x * k + 1)
+                    os._exit(0)
+                except BaseException:
+                    traceback.print_exc(file=sys.__stderr__)
+                    os._exit(1)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+            tally("forked children", 1)
+    finally:
+        stopped.set()
+        for thread in threads:
+            thread.join()
 
 
 SUITE = """

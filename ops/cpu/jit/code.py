@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import os
-import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar, TypeVarTuple
 
 import numpy as np
+from ostinato.ops.core.locks import make_lock
 
 T = TypeVar("T")
 Key = TypeVarTuple("Key")
@@ -106,11 +105,8 @@ class once(Generic[*Key, T]):
 
     def __init__(self, make: Callable[[*Key], T]) -> None:
         self.make, self.made = make, dict[Any, T]()
-        self.lock = (
-            threading.RLock()
-        )  # a handler of a signal may come here while its thread is making
+        self.lock = make_lock()  # a handler of a signal may come here while its thread is making
         functools.update_wrapper(self, make)
-        _once.append(self)
 
     def __call__(self, *key: *Key) -> T:
         try:
@@ -124,16 +120,3 @@ class once(Generic[*Key, T]):
 
     def cache_clear(self) -> None:
         self.made.clear()
-
-
-_once: list[once[*tuple[Any, ...], Any]] = []
-
-
-def _alone() -> None:
-    """A forked child has none of the threads that may be making something."""
-    for made in _once:
-        made.lock = threading.RLock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_alone)

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 from ostinato.ops.core import activity, disk_cache
+from ostinato.ops.core.locks import free_in_child, make_lock
 from ostinato.ops.core.signals import aside, clear, once_gone, thread_for
 from ostinato.ops.cpu.threads import most_threads
 
@@ -55,7 +56,7 @@ class _Code:
 
     def __init__(self, text: str) -> None:
         self.text = text
-        self.lock = threading.RLock()  # a finalizer may come back here
+        self.lock = make_lock()
         self.is_ready = False
         self.definition = _MethodDef(b"kernel", None, _FASTCALL | _KEYWORDS, None)
         self._is(address_of(ctypes.pythonapi, "PyObject_Vectorcall"))
@@ -146,6 +147,7 @@ def _tools() -> Any:
 def _begin() -> Any:
     import llvmlite.binding as llvm
 
+    free_in_child(llvm.ffi.lib._lock._lock)
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     features = llvm.get_host_cpu_features()
@@ -187,7 +189,7 @@ def has(*features: str) -> bool:
     return {f"+{name}" for name in features} <= {*_tools()[1].split(",")}
 
 
-_telling = threading.RLock()
+_telling = make_lock()
 
 
 @once

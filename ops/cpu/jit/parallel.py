@@ -19,9 +19,9 @@ import atexit
 import ctypes
 import os
 import signal
-import threading
 
 import numpy as np
+from ostinato.ops.core.locks import make_lock
 from ostinato.ops.core.spec import int64
 from ostinato.ops.cpu.threads import (
     ALLOWED,
@@ -399,7 +399,7 @@ _OWN = ("SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGTRAP", "SIGSYS", "SIGABRT")
 _held = np.zeros(16, np.int64)
 _held[0] = -1 - sum(1 << (getattr(signal, n) - 1) for n in _OWN if hasattr(signal, n))
 _helpers: list[tuple[ctypes.c_ulong, CodeAddress]] = []  # and the code that each is in
-_making = threading.Lock()
+_making = make_lock()
 
 
 @once
@@ -457,8 +457,6 @@ def _end() -> None:
 
 def _alone() -> None:
     """A forked child has no helpers; their code stays, as a copy of what they were in."""
-    global _making
-    _making = threading.Lock()
     _helpers.clear()
 
 
