@@ -455,7 +455,7 @@ class LocalEngine:
     def abandon(self) -> bool:
         if self.closed:
             return True
-        if self._lock._is_owned() or not self._lock.acquire(blocking=False):  # type: ignore[attr-defined]
+        if self._lock._is_owned() or not self._lock.acquire(blocking=False):
             return False
         try:
             self._close(wait=False)

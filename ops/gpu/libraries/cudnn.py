@@ -16,7 +16,6 @@ import math
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from ostinato.ops.core.spec import Shape
@@ -93,6 +92,8 @@ class Convolver:
 
 def installed() -> Sequence[str]:
     """The versions of what is installed, which takes no library to be loaded."""
+    from importlib.metadata import PackageNotFoundError, version  # which takes long
+
     versions = []
     for name in ("nvidia-cudnn-frontend", "nvidia-cudnn-cu13"):
         with contextlib.suppress(PackageNotFoundError):
