@@ -26,8 +26,9 @@ FLAGS = (
     "-fno-fast-math",
     "-std=c++17",
     "-w",
-    "-fsanitize=alignment",
-)  # which calls a function of the header
+    "-fsanitize=alignment",  # which calls a function of the header
+    *(["-fuse-ld=gold"] if shutil.which("ld.gold") else []),  # thrice as fast
+)
 HEADER = Path(__file__).with_suffix(".h")
 MOST_BLOCKS = (2**31 - 1, 65535, 65535)
 MOST_THREADS = 1024

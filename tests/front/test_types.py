@@ -26,6 +26,8 @@ MISTAKES = WRONG.strip().splitlines()
 CONFIGURATION = """[mypy]
 [mypy-dask.*,distributed.*,bokeh.*,tornado.*,h5py.*,zarr.*,PIL.*,pyarrow.*,jax.*,torch.*,rich.*]
 follow_imports = skip
+[mypy-ostinato.*]
+ignore_errors = true
 """
 NAMESPACES = {
     "": ost,
