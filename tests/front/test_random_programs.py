@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 import ostinato as ost
 from tests import sessions
-from tests.thorough import THOROUGH
+from tests.thorough import THOROUGH, some
 
 SHAPES = [
     *((70, 90), (300, 64), (64, 300), (200,), (14, 15, 16)),
@@ -175,8 +176,12 @@ def _turn(xp: Any, run: Callable[..., tuple[Any, ...]], state: Sequence[Any]) ->
     )
 
 
-@pytest.mark.parametrize("mesh", [(1,), (2, 2)])
-@pytest.mark.parametrize("seed", [104, 106, 1605, *range(2000, 2000 + PROGRAMS // 3)])
+FAILED = [*itertools.product((104, 106, 1605), ((1,), (2, 2)))]  # each of these once did
+OTHERS = [*itertools.product(((1,), (2, 2)), range(2000, 2000 + PROGRAMS // 3))]
+LOOPS = FAILED + [(seed, mesh) for mesh, seed in some(OTHERS, 2)]
+
+
+@pytest.mark.parametrize(("seed", "mesh"), LOOPS, ids=str)
 def test_loops_and_their_gradients(seed: int, mesh: tuple[int, ...]) -> None:
     """A program again and again, and for each element of a batch that has fewer of them than there are workers."""
     ins, run = program(seed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from typing import Any
 
@@ -17,6 +18,7 @@ from ostinato.planner.tuning import sites, tuner
 
 import ostinato as ost
 from ostinato import settings
+from tests import thorough
 from tests.helpers import on
 
 from . import windows_by_numpy as by_numpy
@@ -73,8 +75,9 @@ def some(way: str, seed: int) -> tuple[Any, Any, dict[str, Any], Any]:
 
 
 @pytest.mark.cpu_only
-@pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("way", conv_ways.CONV_WAYS)
+@pytest.mark.parametrize(
+    ("way", "seed"), thorough.some([*itertools.product(conv_ways.CONV_WAYS, range(5))], 2)
+)
 def test_a_way_alone(way: str, seed: int, forced: Any) -> None:
     """Forward and both backwards, of whole images and of parts, with something behind; slopes whose windows
     the way has not are done by rule."""

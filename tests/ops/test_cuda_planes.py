@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import random
 from collections.abc import Callable, Sequence
@@ -29,6 +30,7 @@ from tests.ops.test_cuda_stages import (
     tiles_in_order,
 )
 from tests.sessions import JOB, use
+from tests.thorough import some
 
 pytestmark = [
     pytest.mark.skipif(JOB > 1, reason="workers of such a device are threads"),
@@ -88,8 +90,12 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("seed", range(len(CASES)))
-@pytest.mark.parametrize("function", [sums, moments, behind], ids=lambda f: f.__name__)
+ANY_AXES = some([*itertools.product(range(len(CASES)), (sums, moments, behind))], 2)
+
+
+@pytest.mark.parametrize(
+    ("seed", "function"), ANY_AXES, ids=lambda x: getattr(x, "__name__", str(x))
+)
 def test_any_axes_in_any_order(function: Callable[..., Any], seed: int) -> None:
     """Also of an operand that is one number for some of what is combined."""
     shape, axes = CASES[seed]

@@ -35,6 +35,7 @@ from tests import nvrtc
 from tests.cuda_host import COMPILER, HostKernel
 from tests.fake_device import KERNELS
 from tests.sessions import JOB, use
+from tests.thorough import turns
 
 pytestmark = [
     pytest.mark.skipif(JOB > 1, reason="workers of such a device are threads"),
@@ -506,9 +507,12 @@ def kind_of(tiles: Tiles) -> str:
     return kernel_of(tiles).name.partition("_")[0]
 
 
-@pytest.mark.parametrize("kept", [32, 2])
-@pytest.mark.parametrize("terms", [40, 513, 768, 2049, 5000])
-@pytest.mark.parametrize("function", [softmax, normal, chain, places], ids=lambda f: f.__name__)
+IN_REGISTERS = turns((softmax, normal, chain, places), (40, 513, 768, 2049, 5000), (32, 2))
+
+
+@pytest.mark.parametrize(
+    ("function", "terms", "kept"), IN_REGISTERS, ids=lambda x: getattr(x, "__name__", str(x))
+)
 def test_lines_in_registers(
     function: Callable[..., Any], terms: int, kept: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from collections.abc import Sequence
@@ -231,8 +232,10 @@ def reduced(shape: Sequence[int], dtype: DType) -> Graph:
     return body.graph(made)
 
 
-@pytest.mark.parametrize("shape", ROWS, ids=str)
-@pytest.mark.parametrize("name", ["float32", "float64", "float16", "int32", "int64"])
+SUMMED = [*itertools.product(ROWS, ("float32", "float64", "float16", "int32", "int64"))]
+
+
+@pytest.mark.parametrize(("shape", "name"), some(SUMMED, 2), ids=str)
 def test_rows(shape: tuple[int, int], name: str) -> None:
     """Sums are as if they were made in a wider dtype and rounded, or the number beside that."""
     dtype = np.dtype(name)
