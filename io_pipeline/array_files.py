@@ -164,9 +164,8 @@ class NpySource(Source):
                     "it was cut off meanwhile",
                 )
 
-        apart = self.is_far and box[1:] != tuple(
-            (0, n) for n in shape[1:]
-        )  # a request for each row
+        # a request for each row
+        apart = self.is_far and box[1:] != tuple((0, n) for n in shape[1:])
         count = len(out) if box else 1
         each = -(-count // IN_FLIGHT) if apart else max(count, 1)
         starts = ((k,) for k in range(0, count, each))

@@ -18,11 +18,8 @@ from ostinato.planner.seeing.explain import CARD, amount, seconds
 
 COLOURS = ("#dcebfb", "#fde7c8", "#dff3dc", "#f3dff0", "#e3e0fa", "#fadcd9", "#d5f0ee", "#f1ecc9")
 EDGE = "#5b6b7b"
-MAX_WIDTH, MAX_HEIGHT, MIN_SIDE = (
-    220,
-    140,
-    26,
-)  # pixels of a drawing at the most, and of a side at the least
+# pixels of a drawing at the most, and of a side at the least
+MAX_WIDTH, MAX_HEIGHT, MIN_SIDE = (220, 140, 26)
 MAX_WORKERS = 64  # workers whose parts are drawn
 PLANS = 12  # rows of a table
 CELL = "padding:2px 14px 2px 0;text-align:left;vertical-align:top"

@@ -370,9 +370,8 @@ def _dropped(client: Any, workers: int) -> None:
     if client.status == "closed":
         return
     was_in_use = leave(str(client.scheduler.address))
-    threading.Thread(
-        target=give_up, args=(client,), daemon=True
-    ).start()  # it may be this one's loop
+    # it may be this one's loop
+    threading.Thread(target=give_up, args=(client,), daemon=True).start()
     if was_in_use:
         file, _, line = user_line().rpartition(":")
         text = (

@@ -171,9 +171,8 @@ class CompiledFunction(Entries, Generic[P, R]):
             if session is not None:
                 tokens: list[Any] = [session.number]
                 leaves: list[Any] = []
-                given: list[
-                    Any
-                ] = []  # operands of Arrays, which other threads may move or give away
+                # operands of Arrays, which other threads may move or give away
+                given: list[Any] = []
                 engine = session.engine
                 try:
                     for a in args:

@@ -49,9 +49,8 @@ from .code_facts import (
 from .guards import UNSET, VALUES, Guard, Leaf, is_alike
 from .side_effects import Argument, Place, PlaceId, Snapshot, State, Write, is_state, place_id
 
-MAX_ELEMENTS = (
-    256  # elements of a container that are looked into; of larger ones each counts as it is
-)
+# elements of a container that are looked into; of larger ones each counts as it is
+MAX_ELEMENTS = 256
 DEEPEST = 8  # functions that know functions
 COMPARED_BYTES = 1 << 16  # bytes of a NumPy array whose numbers are compared at each hit
 WRAPPERS: dict[type, tuple[str, ...]] = {  # where wrappers keep what they wrap
@@ -111,9 +110,8 @@ class Reach:
         self.slotted: list[tuple[Any, Any, str]] = []  # of named slots
         self.modules: dict[int, tuple[Any, set[str]]] = {}  # names that functions take of theirs
         self.locals: dict[int, Any] = {}  # objects that were found in frames
-        self.cells: dict[
-            int, dict[str, Any]
-        ] = {}  # free variables, as they were at the call, by code
+        # free variables, as they were at the call, by code
+        self.cells: dict[int, dict[str, Any]] = {}
         self.nested: list[Any] = []  # compiled functions that were called
         self.warned: list[tuple[str, str]] = []  # what cannot be watched
         self.lines: dict[str, tuple[str, int]] = {}  # where that was met, if it is known
@@ -234,9 +232,8 @@ class Reach:
     def _local(self, x: Any) -> None:
         if type(x) in _ATOMS or id(x) in self.seen or isinstance(x, (Array, type)):
             return
-        if (
-            not isinstance(x, np.ndarray) or x.nbytes <= COMPARED_BYTES
-        ):  # it is kept as long as the trace is
+        # it is kept as long as the trace is
+        if not isinstance(x, np.ndarray) or x.nbytes <= COMPARED_BYTES:
             self.locals[id(x)] = x
 
     # -- places ----------------------------------------------------------------------------
@@ -303,9 +300,8 @@ class Reach:
             for n, d in tuple(kind.__dict__.items()):
                 if not isinstance(d, types.MemberDescriptorType):
                     continue
-                if (
-                    kind.__flags__ & HEAP
-                ):  # those of C may be read only, and made when they are read
+                # those of C may be read only, and made when they are read
+                if kind.__flags__ & HEAP:
                     self.snapshot.add(Place("attr", of, n, f"{path}.{n}"), x)
                 if self.every or n in self.attributes:
                     try:

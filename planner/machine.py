@@ -142,9 +142,8 @@ class Machine:
 
     name: str
     call_seconds: float  # to start one kernel
-    stream: tuple[
-        tuple[float, float], ...
-    ]  # bytes that are looked at again and again, and bytes per
+    # bytes that are looked at again and again, and bytes per
+    stream: tuple[tuple[float, float], ...]
     # second that then come and go, from few to many
     products: tuple[Rate, ...]
     elements: tuple[tuple[str, float], ...]  # (dtype, sums and products of elements per second)
@@ -308,10 +307,8 @@ class Machine:
             raise _unfit(path, "a file that describes a machine", f"{error!r:.100}") from None
 
 
-_AWAY = {  # a disk by NVMe, as those of servers in clouds are; PCIe 4 x 16
-    "cpu": Link(100e-6, 1e9, "disk"),
-    "cuda": Link(10e-6, 2.2e10, "host"),
-}
+# a disk by NVMe, as those of servers in clouds are; PCIe 4 x 16
+_AWAY = {"cpu": Link(100e-6, 1e9, "disk"), "cuda": Link(10e-6, 2.2e10, "host")}
 _TABLES = {  # tables of two columns
     "stream": ("bytes", "bandwidth"),
     "elements": ("dtype", "rate"),
@@ -385,9 +382,8 @@ NOMINAL = Machine(
     functions=(("float32", 1e9),),
     levels=((0, Link(30e-6, 5e9)),),
 )
-PROMPT = replace(  # on which all starts at once: small arrays are cut as large ones are
-    NOMINAL, name="prompt", call_seconds=0.0, levels=((0, Link(2e-7, 5e9)),)
-)
+# on which all starts at once: small arrays are cut as large ones are
+PROMPT = replace(NOMINAL, name="prompt", call_seconds=0.0, levels=((0, Link(2e-7, 5e9)),))
 MACHINES = {m.name: m for m in (NOMINAL, PROMPT)}
 
 

@@ -129,16 +129,14 @@ class Program:
 
     graph: Graph
     slots: tuple[Slot, ...]  # of each value
-    scratch: tuple[
-        tuple[int, ...], ...
-    ]  # of each node: offsets of the memory it needs while it runs
+    # of each node: offsets of the memory it needs while it runs
+    scratch: tuple[tuple[int, ...], ...]
     bodies: Mapping[int, tuple[Program, ...]]  # of control nodes: the programs of their graphs
     bases: Mapping[int, int]  # where a control node's bodies have their arena
     arena_bytes: int
     peak_node: int = -1  # the node that runs when the arena is fullest
-    reuse: tuple[
-        tuple[int, int], ...
-    ] = ()  # (result, operand): written over an operand that was given away
+    # (result, operand): written over an operand that was given away
+    reuse: tuple[tuple[int, int], ...] = ()
 
     def with_lines(self, now: Mapping[str, str]) -> Program:
         """Copy the program for other lines of the user's."""
@@ -208,9 +206,8 @@ class Plan:
     key: Key
     lowered: Graph  # as every machine may have it
     program: Program  # as this machine runs it
-    results: tuple[
-        tuple[str, int], ...
-    ]  # of each output of the source: ("out", k) of the program, or ("in", k)
+    # of each output of the source: ("out", k) of the program, or ("in", k)
+    results: tuple[tuple[str, int], ...]
     names: tuple[str, ...] = ()  # what the user calls the inputs; no part of the id
     seconds: Mapping[str, float] = field(default_factory=dict, compare=False)  # of each pass
     gap: float | None = field(default=None, compare=False)  # how much better layouts may be

@@ -567,9 +567,8 @@ class _Run:
             begin = at if leg is way[0] else begin
             end = at + leg.seconds
             self.free[leg.level] = end
-            if (
-                node.op != "start" or self.machine.background == 1.0
-            ):  # else its end is not known yet
+            # else its end is not known yet
+            if node.op != "start" or self.machine.background == 1.0:
                 self.draw(leg.level, at, end, collective_of(node.op, node.kw), node.line)
             self.sent[leg.level] += leg.sent
             self.used[leg.level] += leg.seconds

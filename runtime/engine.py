@@ -186,9 +186,8 @@ class LocalEngine:
         self.closed = False
         self._lock = make_lock()
         self.launchers: dict[str, Launcher] = {}
-        self.unsure: list[
-            weakref.ref[Held]
-        ] = []  # made since somebody looked whether all went well
+        # made since somebody looked whether all went well
+        self.unsure: list[weakref.ref[Held]] = []
         # of whom it was made for, where somebody else's lines are known; of the last run since then
         self.at_lines: Callable[[OstinatoError], OstinatoError] | None = None
         if workers == 1:

@@ -38,9 +38,8 @@ from .messages.communicator import Communicator
 
 FORMS = 16  # of one program at once
 MAX_CAPTURES = 48  # times that it is captured before it must have been launched more often
-ALIKE = (
-    3  # forms before what is small gets a place: results that are used in turn need two or three
-)
+# forms before what is small gets a place: results that are used in turn need two or three
+ALIKE = 3
 MAX_COPIED_BYTES = 1 << 18  # bytes of what is copied to a place of its own
 WINDOW = 32  # numbers of forms that are told apart, twice those that are kept
 MOVING = "its operands lie elsewhere in each run"
@@ -91,9 +90,8 @@ class Replay:
         self.missed = 0
         self.is_warm = False
         self.forms: dict[tuple[int, ...], Sequence[Function]] = {}
-        self.numbered: dict[
-            int, tuple[tuple[int, ...], Sequence[Function]]
-        ] = {}  # those that all workers made
+        # those that all workers made
+        self.numbered: dict[int, tuple[tuple[int, ...], Sequence[Function]]] = {}
         self.places: dict[int, Any] = {}  # of operands and results that lie elsewhere each time
         self.taken = self.launched = 0
         self.rests = self.rested = 0  # runs before it is captured once more; as it was at first

@@ -91,9 +91,8 @@ class Loaded:
     talking: float = 0.0  # of those seconds, in communication
     best: float = float("inf")
     rows: list[Row] = field(default_factory=list)  # its operations, as timed in one run
-    going: deque[tuple[bool, Any, Any, float, Sequence[Row]]] = field(
-        default_factory=deque
-    )  # runs to
+    # runs to
+    going: deque[tuple[bool, Any, Any, float, Sequence[Row]]] = field(default_factory=deque)
     # which the device has not come yet: whether it is the first, marks of begin and end, communication,
     # and its operations if they were timed
 

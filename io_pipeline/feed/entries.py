@@ -35,12 +35,10 @@ class Cut:
     size: int
     tail: str = KEEP
     pad: float | None = None
-    split: Splits = field(
-        default=(SAMPLES,), repr=False
-    )  # what workers share, by axes of their mesh
-    halo: tuple[int, ...] = field(
-        default=(0,), repr=False
-    )  # voxels on both sides of what they share
+    # what workers share, by axes of their mesh
+    split: Splits = field(default=(SAMPLES,), repr=False)
+    # voxels on both sides of what they share
+    halo: tuple[int, ...] = field(default=(0,), repr=False)
     collate: Callable[[list[Any]], Any] | None = field(default=None, repr=False)
 
     def identity(self) -> str:

@@ -21,10 +21,8 @@ from .fields import Fields, fields_of
 from .folders import find
 from .samples import Samples, digest
 
-KEPT, MIN_BLOCKS = (
-    256 << 20,
-    2,
-)  # bytes of blocks that stay, and blocks that stay whatever they hold
+# bytes of blocks that stay, and blocks that stay whatever they hold
+KEPT, MIN_BLOCKS = (256 << 20, 2)
 
 
 class Table(Samples):

@@ -23,9 +23,8 @@ from .backends import opencv
 
 Image = Any
 Range = float | tuple[float, float]
-Change = Callable[
-    ..., Any
-]  # (xp, values as floats, full, *parameters): the values as they should be
+# (xp, values as floats, full, *parameters): the values as they should be
+Change = Callable[..., Any]
 
 
 def full(x: Image) -> float:

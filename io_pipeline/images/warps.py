@@ -34,9 +34,8 @@ from .sampling import LINEAR, NEAREST, Matrix, Size, seen
 
 Pair = tuple[float, float]
 Fill = float | tuple[float, ...]
-Placed = tuple[
-    Matrix, Size
-]  # where pixels go, counted from the image's corner; the size of the result
+# where pixels go, counted from the image's corner; the size of the result
+Placed = tuple[Matrix, Size]
 
 
 # -- matrices ----------------------------------------------------------------------------------

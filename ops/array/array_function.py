@@ -593,13 +593,8 @@ UFUNCS: dict[str, Callable[..., Any]] = {  # those that are more than one functi
     "rad2deg": lambda x: arithmetic.multiply(x, 180 / math.pi),
     "radians": lambda x: arithmetic.multiply(x, math.pi / 180),
 }
-_SEVERAL = (
-    "args",
-    "arys",
-    "operands",
-    "varargs",
-    "xi",
-)  # parameters that take any number of arguments
+# parameters that take any number of arguments
+_SEVERAL = ("args", "arys", "operands", "varargs", "xi")
 _ALL_THE_SAME = ("assume_unique", "copy", "kind", "optimize", "subok")  # of what is not changed
 _IN_PLACE = ("copyto", "putmask", "place", "put", "put_along_axis", "fill_diagonal")
 

@@ -641,9 +641,8 @@ def vecdot(a: Operandish, b: Operandish, /, *, axis: int = -1) -> Array:
     a, b = unify(a, b)
     axis_of(axis, min(a.ndim, b.ndim), "vecdot")
     d = axis if axis < 0 else axis - max(a.ndim, b.ndim)
-    if (
-        axis >= 0 and a.ndim != b.ndim
-    ):  # the first axes of both, say, which do not lie upon each other
+    # the first axes of both, say, which do not lie upon each other
+    if axis >= 0 and a.ndim != b.ndim:
         a, b, d = moveaxis(a, axis, -1), moveaxis(b, axis, -1), -1
     shape = broadcast("vecdot", a.shape, b.shape)
     if a.shape[d] != b.shape[d]:

@@ -175,11 +175,8 @@ def _runs(places: np.ndarray[Any, Any]) -> Iterator[tuple[int, int, int]]:
     start = 0
     while start < len(places):
         step = int(steps[start]) if start < len(steps) else 2
-        alone = step not in (
-            -1,
-            0,
-            1,
-        )  # the last one, or that at the end, behind which it begins anew
+        # the last one, or that at the end, behind which it begins anew
+        alone = step not in (-1, 0, 1)
         end = start if alone else int(turns[np.searchsorted(turns, start, side="right")])
         yield int(places[start]), end - start + 1, 1 if alone else step
         start = end + 1

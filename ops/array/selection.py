@@ -88,13 +88,8 @@ def _numbers_rule(keys: Spec, *, of: DType) -> Spec:
     return Spec(keys.shape, of)
 
 
-op(
-    "sort_keys",  # whole numbers without a sign, in the order of the numbers; NaN is the largest
-    infer=_keys_rule,
-    kernel=_keys_kernel,
-    scalar="sort_key({0})",
-    cost=stream_cost(2),
-)
+# whole numbers without a sign, in the order of the numbers; NaN is the largest
+op("sort_keys", infer=_keys_rule, kernel=_keys_kernel, scalar="sort_key({0})", cost=stream_cost(2))
 op(
     "sorted_numbers",  # the numbers that have such keys
     infer=_numbers_rule,

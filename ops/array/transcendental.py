@@ -341,9 +341,8 @@ ERF_LARGE = (
     *(0.18937322736763207, 1.3452864479553128, -0.6717940840566923),
 )
 
-_CHUNK = (
-    8192  # elements that a kernel with many steps works on at a time, so that they stay in cache
-)
+# elements that a kernel with many steps works on at a time, so that they stay in cache
+_CHUNK = 8192
 
 
 def _horner(xp: Any, coefficients: Sequence[float], x: Any, out: Any) -> None:

@@ -275,9 +275,8 @@ def vjp(
         inputs = [array_of(t, k) for t, k in term.inputs]
         single = len(term.specs) == 1
         y = array_of(term, 0) if single else [array_of(term, k) for k in range(len(term.specs))]
-        with on_behalf(
-            term.line if term.rule is None else ""
-        ):  # whose rule is the user's, has its line
+        # whose rule is the user's, has its line
+        with on_behalf(term.line if term.rule is None else ""):
             cts = rule(gs[0] if single else gs, y, *inputs, **dict(term.params))
             for (t, k), ct in zip(term.inputs, cts, strict=True):
                 give(t, k, ct)

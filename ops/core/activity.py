@@ -14,9 +14,8 @@ from typing import Any, Protocol
 RUN = "run"  # of a plan; whatever else takes long happens once
 MAX_ESTIMATE = 0.99  # of what is only estimated, before it has ended
 
-Look = Callable[
-    [], tuple[float | None, str]
-]  # the share that is done, if that is known; more words
+# the share that is done, if that is known; more words
+Look = Callable[[], tuple[float | None, str]]
 
 
 class Task:

@@ -79,9 +79,8 @@ def apply_all(name: str, *operands: Array, **params: Any) -> tuple[Array, ...]:
 def _apply_all(name: str, operands: Sequence[Array], params: dict[str, Any]) -> tuple[Array, ...]:
     op = lookup(name)
     for x in operands:
-        if (
-            x.__class__ is not Array
-        ):  # what a mask picks, whose shape nobody knows (ops/array/picked.py)
+        # what a mask picks, whose shape nobody knows (ops/array/picked.py)
+        if x.__class__ is not Array:
             return cast("tuple[Array, ...]", functions["apply_picked"](op, operands, params))
     line = user_line()
     given = tuple([x.spec for x in operands])
@@ -273,9 +272,8 @@ def as_array_of(x: Any, dtype: DType) -> Array:
     """A Python number, or one lifted to an input, in a dtype."""
     if isinstance(x, Array) and x.weak is int and dtype.kind in "iu" and dtype != int64:
         turns = x._term is not None and any(type(t) is Trace for t in x._term.traces)
-        x = (
-            x if turns else int(x)
-        )  # the value decides whether it fits; in a loop, the first one did
+        # the value decides whether it fits; in a loop, the first one did
+        x = x if turns else int(x)
     if isinstance(x, Array):
         return x if x.dtype == dtype else cast(Array, functions["astype"](x, dtype))
     if dtype.kind in "iu" and isinstance(x, int):

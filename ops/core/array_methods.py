@@ -26,9 +26,8 @@ from .spec import DType, DTypeLike, Shape, Spec
 from .tracebacks import shorten
 
 F = TypeVar("F", bound=Callable[..., Any])
-functions: dict[
-    str, Callable[..., Any]
-] = {}  # filled by the op families; what operators and methods call
+# filled by the op families; what operators and methods call
+functions: dict[str, Callable[..., Any]] = {}
 A = TypeVar("A", bound="ArrayMethods[Any]")
 
 

@@ -260,9 +260,8 @@ op(  # a product and steps behind it, which one library does
 )
 op("fused", **_FACTS, kernel=_kernel, cost=_cost, overwrite=ANY, writes_parts=True)
 op("fused_joins", **_FACTS, kernel=_kernel, cost=_cost, writes_parts=True)  # reads elsewhere, too
-op(
-    "joined", **_FACTS, kernel=_kernel, cost=_cost
-)  # which kernels take in (planner/fusion/joins.py)
+# which kernels take in (planner/fusion/joins.py)
+op("joined", **_FACTS, kernel=_kernel, cost=_cost)
 op(  # kernels that read each other's neighbours, in tiles along an axis of their results
     IN_STEPS,
     **(_FACTS | {"infer": _infer_steps, "takes": {"axis": whole(0), "body": GRAPH}}),
@@ -283,12 +282,8 @@ for _name, _overwrite in (
         cost=_cost,
         dense=True,
     )
-op(  # in stages
-    "fused_nest",
-    **_FACTS,
-    kernel=_kernel,
-    cost=_cost,
-)
+# in stages
+op("fused_nest", **_FACTS, kernel=_kernel, cost=_cost)
 op(FOREACH, **_FACTS, kernel=_foreach_kernel, cost=_cost, writes_parts=True)
 
 STEPS = "fused_product"

@@ -48,9 +48,8 @@ class Limits:
     block_bytes: int = 1 << 18  # of a block of a product with an epilogue, and of what it packs
     sgemm_bytes: int = 1 << 19  # of such a block that oneDNN's sgemm makes,
     sgemm_strip: int = 512  # its columns,
-    sgemm_small: int = (
-        1 << 14
-    )  # and elements of a right matrix that tiles read as quickly transposed
+    # and elements of a right matrix that tiles read as quickly transposed
+    sgemm_small: int = 1 << 14
     turned_rows: int = 256  # of a block of a product whose left matrix lies transposed,
     turned_terms: int = 512  # and terms of a sum that are turned at once
     turned_columns: int = 64  # of one from which that pays, if so many elements are turned

@@ -15,9 +15,8 @@ from .moves import is_join
 from .random_bits import numbers_in
 from .stage_values import Stages
 
-MAX_THREAD_TERMS = (
-    8  # terms that one thread combines, and sooner again than it keeps what they make
-)
+# terms that one thread combines, and sooner again than it keeps what they make
+MAX_THREAD_TERMS = 8
 MAX_FIXED_EXTENT = 64  # an index of at most so many turns is written for their number
 
 

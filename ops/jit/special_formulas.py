@@ -616,9 +616,8 @@ def zeta(s: Value, q: Value) -> Value:
     found = where(s == math.inf, where(q > 1, s.like(0.0), where(q < 1, s, 1.0)), total)
     found = where(s == 1, s.like(math.inf), found)
     found = where(q == 0, s.like(math.inf), found)
-    gone = (s < 1) & (
-        (s < -0.25) | (q != 1)
-    )  # Riemann's goes on below 1, and then by what it is above
+    # Riemann's goes on below 1, and then by what it is above
+    gone = (s < 1) & ((s < -0.25) | (q != 1))
     return where(gone | (q < 0) | (s != s) | (q != q), s.like(math.nan), found)
 
 

@@ -22,10 +22,8 @@ from ostinato.ops.core.spec import Shape
 from .moves import Look, Part, boxes_of, shapes_of
 
 Ranges = tuple[tuple[int, int], ...]  # of rows, in order, apart from each other
-LINE, PAGE = (
-    1 << 6,
-    1 << 12,
-)  # bytes of a line of the cache, and those by which rows that lie apart are no
+# bytes of a line of the cache, and those by which rows that lie apart are no
+LINE, PAGE = (1 << 6, 1 << 12)
 # multiples, as stores seem to hold up loads that are whole pages away
 SHORT_BYTES = 1 << 9  # of rows that lie side by side
 

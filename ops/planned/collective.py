@@ -271,12 +271,8 @@ op(
 )
 
 
-STORED = (  # whose results lie in files, too
-    "slice_file",
-    "take_file",
-    "merge_file",
-    "join_files",
-)
+# whose results lie in files, too
+STORED = ("slice_file", "take_file", "merge_file", "join_files")
 
 
 def _file_op(name: str, **about: Any) -> None:
@@ -300,11 +296,8 @@ _file_op(
     infer=lambda x, **kw: lookup("slice").infer(x, **kw),
     view=lambda x, **kw: x.sliced(**kw),
 )
-_file_op(
-    "take_file",  # the places come first: it is their memory that has to stay
-    infer=_take_file_rule,
-    view=lambda i, x, *, axis: x.taken(i, axis),
-)
+# the places come first: it is their memory that has to stay
+_file_op("take_file", infer=_take_file_rule, view=lambda i, x, *, axis: x.taken(i, axis))
 
 
 def _merge_file_rule(x: Spec, *, axes: int) -> Spec:

@@ -304,9 +304,8 @@ def _solved(
     start = None if x0 is None else tree.join(x0, method)
     most = 10 * tree.value.size if maxiter is None else whole_number(maxiter, method, 0)
     run = a
-    if method == "cg" and not _is_function(
-        A
-    ):  # rows of many small ones are added up the faster way
+    # rows of many small ones are added up the faster way
+    if method == "cg" and not _is_function(A):
         matrix = as_array(A)
         run = lambda x: conj(matmul(conj(x), matrix))  # noqa: E731
     x, done, turns = _run(method, run, m, tree.value, start, rtol, atol, most, restart)

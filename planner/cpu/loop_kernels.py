@@ -71,9 +71,8 @@ def _whole(graph: Graph) -> Graph | None:
         return None
     if any(n.op in UNTIL for n in graph.nodes):  # whose turns may be any number
         return None
-    if any(
-        op_of(n.op).parallel.in_blocks for n in graph.nodes
-    ):  # with the bits that other kernels give
+    # with the bits that other kernels give
+    if any(op_of(n.op).parallel.in_blocks for n in graph.nodes):
         return None
     if any(graph.producers[v] < 0 for v in made) or len(graph.nodes) > MAX_OPERATIONS:
         return None

@@ -31,9 +31,8 @@ def slice_first(graph: Graph, target: Target) -> Graph:
     cut = _cut(graph)
     looks: dict[int, tuple[int, list[Node]]] = {}  # what is cut, and how values look at it
     for k, node in enumerate(graph.nodes if cut else ()):
-        cuts = (
-            OPS[node.op].moves.selects == "slices"
-        )  # or looks at what is cut, which then still is cut
+        # or looks at what is cut, which then still is cut
+        cuts = OPS[node.op].moves.selects == "slices"
         v = node.inputs[0] if cuts or OPS[node.op].renames_axes else -1
         if v in looks or (v in cut and cuts):
             source, before = looks.get(v, (v, []))

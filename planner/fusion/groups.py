@@ -29,9 +29,8 @@ from .sinking import sink
 
 NODES, OPERANDS = 128, 16  # of one kernel at the most
 G = TypeVar("G", bound=Unit)
-Lowers = Callable[
-    [str, tuple[DType, ...], DType], bool
-]  # an op's name and dtypes, and its result's
+# an op's name and dtypes, and its result's
+Lowers = Callable[[str, tuple[DType, ...], DType], bool]
 
 
 def groups_of(

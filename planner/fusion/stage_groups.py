@@ -89,9 +89,8 @@ class Nested(Unit):
     order: tuple[int, ...] = ()  # labels of what is made of windows, as its axes are
     consumed: bool = False  # whether a member reads what another one reduced
     behind: bool = False  # whether some do when all has been reduced
-    blocks: int = (
-        0  # units that keep a device busy whose blocks share long reductions, of places too
-    )
+    # units that keep a device busy whose blocks share long reductions, of places too
+    blocks: int = 0
 
     def rows(self) -> tuple[int, ...]:
         """The labels to cut, the larger steps first."""

@@ -47,9 +47,8 @@ def fill_buckets(graph: Graph, target: Target) -> Graph:
 def _buckets(graph: Graph, machine: Machine) -> list[_Bucket]:
     found: list[_Bucket] = []
     open_: dict[object, int] = {}  # by who takes part and what is combined
-    behind: list[frozenset[int]] = [frozenset()] * len(
-        graph.inputs
-    )  # the buckets that a value needs
+    # the buckets that a value needs
+    behind: list[frozenset[int]] = [frozenset()] * len(graph.inputs)
     for k, node in enumerate(graph.nodes):
         needs = frozenset[int]().union(*[behind[v] for v in node.inputs])
         spec = graph.specs[node.inputs[0]] if node.inputs else None

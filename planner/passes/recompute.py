@@ -172,9 +172,8 @@ def read_by(node: Node) -> tuple[int, ...]:
 
 
 # -- what is made again --------------------------------------------------------------------------
-Copies = tuple[
-    tuple[int, int], ...
-]  # a node is done again before one kernel, for those until another
+# a node is done again before one kernel, for those until another
+Copies = tuple[tuple[int, int], ...]
 
 
 @dataclass(slots=True)

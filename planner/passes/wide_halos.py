@@ -315,9 +315,8 @@ class Chains:
     # -- the search --------------------------------------------------------------------------------
     def search(self) -> bool:
         """Find what is best made with halos; whether anything is."""
-        roots = sorted(
-            {self.root(v) for v in self.halos.values()}, reverse=True
-        )  # what is behind is wide
+        # what is behind is wide
+        roots = sorted({self.root(v) for v in self.halos.values()}, reverse=True)
         roots = [r for r in roots if self.may_be_wide(r)]
         for _ in range(4 if roots else 0):  # there and back
             better = [self.change(r, True) < 0.0 for r in roots if self.is_sent(r)]

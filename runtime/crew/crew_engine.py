@@ -444,9 +444,8 @@ class CrewEngine:
                 for identity in tuple(self.known):
                     self._drop(identity)
             except CommunicatorError:
-                if (
-                    not self.is_lost
-                ):  # else who uses it hears of that, and not who used another since
+                # else who uses it hears of that, and not who used another since
+                if not self.is_lost:
                     raise
 
     def abandon(self) -> bool:

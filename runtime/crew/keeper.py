@@ -45,9 +45,8 @@ class Job:
         self.keeper: subprocess.Popen[bytes] | None = None
         self.go = self.tells = -1  # ends of pipes: "start", and the command's status
         self.status: int | None = None
-        self.ours: dict[
-            int, bool
-        ] = {}  # processes that were looked at: whether they carry the mark
+        # processes that were looked at: whether they carry the mark
+        self.ours: dict[int, bool] = {}
         self.since: dict[int, float] = {}  # those that stand still
 
     def begin(

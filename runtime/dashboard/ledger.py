@@ -93,9 +93,8 @@ class WorkerRow:
 @dataclass
 class Ledger:
     plans: dict[str, dict[str, Any]] = field(default_factory=dict)  # as they were described
-    steps: dict[str, dict[str, dict[int, tuple[float, float]]]] = field(
-        default_factory=dict
-    )  # seconds of operations, on each worker, and those of them in communication
+    # seconds of operations, on each worker, and those of them in communication
+    steps: dict[str, dict[str, dict[int, tuple[float, float]]]] = field(default_factory=dict)
     workers: dict[str, WorkerRow] = field(default_factory=dict)  # by address
     history: deque[tuple[float, dict[str, float]]] = field(
         default_factory=lambda: deque(maxlen=HISTORY)

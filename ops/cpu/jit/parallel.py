@@ -177,9 +177,8 @@ def _helper() -> str:
                 for idle, asleep in ((FREE, ASLEEP), (DONE, RESTS)):
                     with c.when(c.swap("%box", idle, asleep)):
                         c.sleep("%box", WAKE, ASLEEP, RESTS)
-                        c.add(
-                            f"store i64 0, ptr {begin}"
-                        )  # if there is nothing left, it sleeps at once
+                        # if there is nothing left, it sleeps at once
+                        c.add(f"store i64 0, ptr {begin}")
         offer = c.state("%box")
         end(c.test(offer, "eq", END))
         with (

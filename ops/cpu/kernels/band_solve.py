@@ -104,9 +104,8 @@ class _Writer(ElementCode):
         self.lanes = 0 if form.dtype.kind == "c" and form.below > 1 else self.part  # LLVM gives up
         self.wide = form.below + form.above + 1
         self.zero = code.lines.constant(0, form.dtype)
-        self.state = [
-            [self.cells() for _ in range(self.wide)] for _ in range(form.below)
-        ]  # all but the column that a row before began in
+        # all but the column that a row before began in
+        self.state = [[self.cells() for _ in range(self.wide)] for _ in range(form.below)]
 
     def cells(self) -> str:
         name = self.code.name("state")

@@ -67,9 +67,8 @@ class _GatherKey(NamedTuple):
     steps: tuple[int, int]  # from one to the next near and far: 0, their size, or -1 for others
     along: bool  # a place for each element of a row
     asked: int  # lines of the cache of each row
-    cut: (
-        str  # what is shared besides lines: blocks of "places" or of a "row", or "owners" of places
-    )
+    # what is shared besides lines: blocks of "places" or of a "row", or "owners" of places
+    cut: str
     picks: DType | None  # whether it takes elements one by one from one line, for places side by
     # side; and what holds any place of it
 

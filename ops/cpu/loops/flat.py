@@ -167,9 +167,8 @@ def kernel_parts(body: Graph, loops: Loops, past: bool) -> tuple[set[str], str]:
     begin, stop = ("0", extent) if last else ("%lo", "%hi")
     start = "row" if turns else "entry"
     code += each
-    for c, offsets in enumerate(
-        loops.beside, 1
-    ):  # steps that are known make vectors of what is beside
+    # steps that are known make vectors of what is beside
+    for c, offsets in enumerate(loops.beside, 1):
         for k, offset in enumerate(offsets):
             code.append(f"  %p{c * many + k} = getelementptr i8, ptr %p{k}, i64 {offset}")
             code.append(f"  %step{c * many + k} = add i64 {loops.strides[k][-1]}, 0")
@@ -216,9 +215,8 @@ def kernel_parts(body: Graph, loops: Loops, past: bool) -> tuple[set[str], str]:
         ]
     else:
         code.append("  br label %end")
-    fence = (
-        ["  fence seq_cst"] if past else []
-    )  # stores past the caches are in no order with others
+    # stores past the caches are in no order with others
+    fence = ["  fence seq_cst"] if past else []
     code += ["end:", *fence, "  ret void", "}"]
     code += _finish(lines, sums if blocks else [], data, room)
     body_text = "\n".join(code)

@@ -45,9 +45,8 @@ class Seen:
     shape: Shape
     dtype: DType
     element: Callable[[Index], Value]
-    reads: Mapping[Buffer, bool] = field(
-        default_factory=dict
-    )  # whether in step with its own elements
+    # whether in step with its own elements
+    reads: Mapping[Buffer, bool] = field(default_factory=dict)
     lies: Strided | None = None
     work: float = 0.0  # of an element that is made
     made: tuple[Node, Sequence[Seen]] | None = None  # by an elementwise operation

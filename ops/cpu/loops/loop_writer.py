@@ -36,9 +36,8 @@ class Writer:
         self.code = Code()
         self.code.stored = NOT_FIXED
         self.memo: dict[tuple[Seen, Index], Value] = {}
-        self.pending: list[
-            tuple[Seen, Seen, Strided]
-        ] = []  # what is made, as it is read, and where it goes
+        # what is made, as it is read, and where it goes
+        self.pending: list[tuple[Seen, Seen, Strided]] = []
         self.moving: set[str] = set()  # registers that depend on the innermost loop's index
         self.before: list[str] | None = None  # where what does not depend on it is written
         self.bytes = 0
@@ -218,9 +217,8 @@ class Writer:
         width = (
             MIN_VECTOR_ELEMENTS if lanes == FREE else vector_bits() // 8 // lanes if lanes else 1
         )
-        if (
-            again and lanes != FREE and n % width and width < n < MIN_VECTORS_WITH_REST * width
-        ):  # the last ones are made twice
+        # the last ones are made twice
+        if again and lanes != FREE and n % width and width < n < MIN_VECTORS_WITH_REST * width:
             with code.loop("0", str(-(-n // width))) as c:
                 first = code.least(code.times(c, str(width)), str(n - width))
                 with code.loop("0", str(width), lanes=lanes, kept=True) as i:

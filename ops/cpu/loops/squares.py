@@ -60,9 +60,8 @@ def _text(square: Square) -> str:
         flags = ", ".join(f"i1 {int(k < int(width) * parts)}" for k in range(many * parts))
         mask = f"<{many * parts} x i1> <{flags}>"
     if rows:
-        with code.loop(
-            "0", str(many), "%each"
-        ) as later:  # what is read later, while this is at work
+        # what is read later, while this is at work
+        with code.loop("0", str(many), "%each") as later:
             at = code.sum(code.times(code.least(later, "%last"), "%from_step"), "%ahead")
             code.fetch(code.let(f"getelementptr i8, ptr %from, i64 {at}", "a"))
     last = "%last" if rows else code.sum(width, "-1")

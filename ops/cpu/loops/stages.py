@@ -476,9 +476,8 @@ class StageWriter(Elements):
         each = max(1, line // nest.extents[column])  # rows of a line of the cache
         with self.loops([x for x in self.apart(v) if x != column], {}) as env:
             last = code.let("sub i64 %count, 1")
-            ahead = code.times(
-                self.fact("stride", v, nest.lane), str(nest.lanes)
-            )  # the next unit's
+            # the next unit's
+            ahead = code.times(self.fact("stride", v, nest.lane), str(nest.lanes))
             with code.loop("0", "%count", size) as row:
                 for begin, width in self.squares(column, size):
                     here = {**env, nest.lane: row, column: begin}

@@ -30,18 +30,16 @@ from ostinato.ops.jit.step_tiles import Ranges, Steps, Tile, Work, steps_along
 from .boxed_loops import Cells
 from .flat import SHARE, all_beside, kernel_facts, kernel_parts, streams
 
-NOWHERE, ROOM = range(
-    -2, 0
-)  # where an array of a part begins: at an address, in the thread's memory
+# where an array of a part begins: at an address, in the thread's memory
+NOWHERE, ROOM = range(-2, 0)
 
 
 class Width(NamedTuple):
     """Words of a row of the table."""
 
     facts: int = 4  # which text, its facts, turns, and how many arrays
-    array: int = (
-        3  # of each: where it begins, how far from there, and how much further in the next tile
-    )
+    # of each: where it begins, how far from there, and how much further in the next tile
+    array: int = 3
 
     def whole(self, arrays: int) -> int:
         return self.facts + self.array * arrays
