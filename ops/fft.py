@@ -66,6 +66,7 @@ __all__ = [
 ]
 
 Norm = Literal["backward", "ortho", "forward"] | None
+Extents = Sequence[int | None] | None
 NORMS = ("backward", "ortho", "forward")
 _NORM = one_of(*NORMS)
 _OTHER = {"backward": "forward", "ortho": "ortho", "forward": "backward"}
@@ -213,9 +214,7 @@ def _numbers(a: Operandish, name: str, real_only: bool = False) -> Array:
             needed="real numbers",
             do=f"use {name.replace('rfft', 'fft').replace('ihfft', 'ifft')}",
         )
-    if x.dtype.kind == "c":
-        return x
-    if x.dtype in (float32, float64):
+    if x.dtype.kind == "c" or x.dtype in (float32, float64):
         return x
     return astype(x, float64 if x.dtype.kind in "biu" else float32)
 
@@ -327,16 +326,13 @@ def ihfft(a: Operandish, n: int | None = None, axis: int = -1, norm: Norm = None
     >>> ost.fft.ihfft([2.0, 1.0, 0.0, 1.0]) + 0.0
     Array([1. +0.j, 0.5+0.j, 0. +0.j], dtype=complex128)
     """
-    return conj(rfft(_numbers(a, "ihfft", True), n, axis, _reversed(norm, "ihfft")))
-
-
-def _reversed(norm: Norm, name: str) -> Any:
-    return _OTHER[_norm(norm, name)]
+    back: Any = _OTHER[_norm(norm, "ihfft")]
+    return conj(rfft(_numbers(a, "ihfft", True), n, axis, back))
 
 
 # -- along several axes --------------------------------------------------------------------
 def _axes(
-    x: Array, s: Sequence[int | None] | None, axes: Sequence[int] | None, name: str
+    x: Array, s: Extents, axes: Sequence[int] | None, name: str, least: int = 0
 ) -> tuple[list[int | None], list[int]]:
     """Extents and axes, as NumPy completes what is not given."""
     if axes is None:
@@ -348,6 +344,8 @@ def _axes(
         found = list(range(x.ndim - many, x.ndim))
     else:
         found = [axis_of(d, x.ndim, name) for d in axes]
+    if len(found) < least:
+        raise misfit(ArgumentError, name, got="no axes", needed="at least one")
     if s is None:
         return [None] * len(found), found
     if len(s) != len(found):
@@ -357,7 +355,7 @@ def _axes(
 
 def _several(
     a: Operandish,
-    s: Sequence[int | None] | None,
+    s: Extents,
     axes: Sequence[int] | None,
     norm: Norm,
     name: str,
@@ -374,9 +372,7 @@ def _real_several(
     a: Operandish, s: Any, axes: Sequence[int] | None, norm: Norm, name: str
 ) -> Array:
     x = _numbers(a, name, True)
-    extents, found = _axes(x, s, axes, name)
-    if not found:
-        raise misfit(ArgumentError, name, got="no axes", needed="at least one")
+    extents, found = _axes(x, s, axes, name, least=1)
     x = rfft(x, extents[-1], found[-1], norm)
     return _several(x, extents[:-1], found[:-1], norm, name, False)
 
@@ -386,9 +382,7 @@ def _back_several(
 ) -> Array:
     x = as_array(a)
     x = x if x.dtype.kind == "c" else _as_complex(x, name)
-    extents, found = _axes(x, s, axes, name)
-    if not found:
-        raise misfit(ArgumentError, name, got="no axes", needed="at least one")
+    extents, found = _axes(x, s, axes, name, least=1)
     if s is not None and s[-1] == -1:
         extents[-1] = 2 * (x.shape[found[-1]] - 1)
     x = _several(x, extents[:-1], found[:-1], norm, name, True)
@@ -396,10 +390,7 @@ def _back_several(
 
 
 def fftn(
-    a: Operandish,
-    s: Sequence[int | None] | None = None,
-    axes: Sequence[int] | None = None,
-    norm: Norm = None,
+    a: Operandish, s: Extents = None, axes: Sequence[int] | None = None, norm: Norm = None
 ) -> Array:
     """The transform along several axes, all of them unless said otherwise.
 
@@ -411,10 +402,7 @@ def fftn(
 
 
 def ifftn(
-    a: Operandish,
-    s: Sequence[int | None] | None = None,
-    axes: Sequence[int] | None = None,
-    norm: Norm = None,
+    a: Operandish, s: Extents = None, axes: Sequence[int] | None = None, norm: Norm = None
 ) -> Array:
     """Invert `fftn`: return what it makes the transform of.
 
@@ -426,10 +414,7 @@ def ifftn(
 
 
 def rfftn(
-    a: Operandish,
-    s: Sequence[int | None] | None = None,
-    axes: Sequence[int] | None = None,
-    norm: Norm = None,
+    a: Operandish, s: Extents = None, axes: Sequence[int] | None = None, norm: Norm = None
 ) -> Array:
     """Transform real numbers along several axes: of the last axis one half.
 
@@ -441,10 +426,7 @@ def rfftn(
 
 
 def irfftn(
-    a: Operandish,
-    s: Sequence[int | None] | None = None,
-    axes: Sequence[int] | None = None,
-    norm: Norm = None,
+    a: Operandish, s: Extents = None, axes: Sequence[int] | None = None, norm: Norm = None
 ) -> Array:
     """Invert `rfftn`: return what it makes the transform of; `s` says how many there were.
 
@@ -456,10 +438,7 @@ def irfftn(
 
 
 def fft2(
-    a: Operandish,
-    s: Sequence[int | None] | None = None,
-    axes: Sequence[int] = (-2, -1),
-    norm: Norm = None,
+    a: Operandish, s: Extents = None, axes: Sequence[int] = (-2, -1), norm: Norm = None
 ) -> Array:
     """The transform along two axes.
 
@@ -471,10 +450,7 @@ def fft2(
 
 
 def ifft2(
-    a: Operandish,
-    s: Sequence[int | None] | None = None,
-    axes: Sequence[int] = (-2, -1),
-    norm: Norm = None,
+    a: Operandish, s: Extents = None, axes: Sequence[int] = (-2, -1), norm: Norm = None
 ) -> Array:
     """Invert `fft2`: return what it makes the transform of.
 
@@ -486,10 +462,7 @@ def ifft2(
 
 
 def rfft2(
-    a: Operandish,
-    s: Sequence[int | None] | None = None,
-    axes: Sequence[int] = (-2, -1),
-    norm: Norm = None,
+    a: Operandish, s: Extents = None, axes: Sequence[int] = (-2, -1), norm: Norm = None
 ) -> Array:
     """Transform real numbers along two axes: of the last axis one half.
 
@@ -501,10 +474,7 @@ def rfft2(
 
 
 def irfft2(
-    a: Operandish,
-    s: Sequence[int | None] | None = None,
-    axes: Sequence[int] = (-2, -1),
-    norm: Norm = None,
+    a: Operandish, s: Extents = None, axes: Sequence[int] = (-2, -1), norm: Norm = None
 ) -> Array:
     """Invert `rfft2`: return what it makes the transform of; `s` says how many there were.
 

@@ -69,7 +69,6 @@ __all__ = [
 # -- sign and rounding ---------------------------------------------------------------------
 negative: Unary = unary(
     "negative",
-    "negative",
     doc="""-x
 
     >>> ost.negative([1, -2])
@@ -113,7 +112,6 @@ def _sign_kernel(xp: Any, out: Any, x: Any) -> None:
 
 sign: Unary = unary(
     "sign",
-    "sign",
     kernel=_sign_kernel,
     doc="""-1, 0 or 1; x / |x| for complex x.
 
@@ -125,7 +123,6 @@ sign: Unary = unary(
 
 floor: Unary = unary(
     "floor",
-    "floor",
     doc="""The largest integer not above x.
 
     >>> ost.floor([1.2, -1.2])
@@ -135,7 +132,6 @@ floor: Unary = unary(
 )
 
 ceil: Unary = unary(
-    "ceil",
     "ceil",
     doc="""The smallest integer not below x.
 
@@ -147,7 +143,6 @@ ceil: Unary = unary(
 
 trunc: Unary = unary(
     "trunc",
-    "trunc",
     doc="""The integer part of x.
 
     >>> ost.trunc([1.2, -1.2])
@@ -156,7 +151,7 @@ trunc: Unary = unary(
     grad=flat,
 )
 
-_rint: Unary = unary("rint", "rint", doc="Nearest integer, halves to even.", grad=flat)
+_rint: Unary = unary("rint", doc="Nearest integer, halves to even.", grad=flat)
 
 
 @export
@@ -193,7 +188,6 @@ def positive(x: Operandish, /) -> Array:
 # -- roots and powers ----------------------------------------------------------------------
 sqrt: Unary = unary(
     "sqrt",
-    "sqrt",
     doc="""Square root.
 
     >>> ost.sqrt([4.0, 9.0])
@@ -204,7 +198,6 @@ sqrt: Unary = unary(
 )
 
 square: Unary = unary(
-    "square",
     "square",
     doc="""x * x
 
@@ -217,7 +210,6 @@ square: Unary = unary(
 
 cbrt: Unary = unary(
     "cbrt",
-    "cbrt",
     doc="""Cube root.
 
     >>> ost.cbrt([8.0, 27.0])
@@ -229,7 +221,6 @@ cbrt: Unary = unary(
 
 
 _reciprocal: Unary = unary(
-    "reciprocal",
     "reciprocal",
     kernel=like_numpy.reciprocal,
     doc="1 / x",
@@ -337,7 +328,6 @@ def imag(x: Operandish, /) -> Array:
 # -- arithmetic ----------------------------------------------------------------------------
 add: Binary = binary(
     "add",
-    "add",
     doc="""x + y
 
     >>> ost.add([1, 2], [10, 20])
@@ -349,7 +339,6 @@ add: Binary = binary(
 )
 
 subtract: Binary = binary(
-    "subtract",
     "subtract",
     doc="""x - y
 
@@ -363,7 +352,6 @@ subtract: Binary = binary(
 
 multiply: Binary = binary(
     "multiply",
-    "multiply",
     doc="""x * y
 
     >>> ost.multiply([1, 2], [10, 20])
@@ -375,7 +363,6 @@ multiply: Binary = binary(
 )
 
 divide: Binary = binary(
-    "divide",
     "divide",
     kernel=like_numpy.divide,
     doc="""x / y
@@ -391,7 +378,6 @@ divide: Binary = binary(
 
 floor_divide: Binary = binary(
     "floor_divide",
-    "floor_divide",
     doc="""floor(x / y); of infinities NaN, and -1 of what is next to 0 from below, as Python's x // y
 
     >>> ost.floor_divide([7, -7], 2)
@@ -403,7 +389,6 @@ floor_divide: Binary = binary(
 )
 
 remainder: Binary = binary(
-    "remainder",
     "remainder",
     doc="""What floor_divide leaves; has the sign of y.
 
@@ -424,7 +409,6 @@ def _both(g: Array, out: Array, x: Array, y: Array) -> Sequence[Array | None]:
 
 maximum: Binary = binary(
     "maximum",
-    "maximum",
     doc="""The larger one; NaN if either is.
 
     >>> ost.maximum([1, 5], [3, 3])
@@ -435,7 +419,6 @@ maximum: Binary = binary(
 )
 
 minimum: Binary = binary(
-    "minimum",
     "minimum",
     doc="""The smaller one; NaN if either is.
 
@@ -460,7 +443,6 @@ atan2: Binary = binary(
 
 copysign: Binary = binary(
     "copysign",
-    "copysign",
     doc="""The magnitude of x with the sign of y.
 
     >>> ost.copysign([1.0, 2.0], [-1.0, 1.0])
@@ -470,7 +452,6 @@ copysign: Binary = binary(
 )
 
 nextafter: Binary = binary(
-    "nextafter",
     "nextafter",
     kernel=like_numpy.nextafter,
     doc="""The next number after x towards y.

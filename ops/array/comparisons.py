@@ -30,7 +30,6 @@ __all__ = [
 
 equal: Binary = binary(
     "equal",
-    "equal",
     doc="""x == y
 
     >>> ost.equal([1, 2], [1, 3])
@@ -40,7 +39,6 @@ equal: Binary = binary(
 )
 
 not_equal: Binary = binary(
-    "not_equal",
     "not_equal",
     doc="""x != y
 
@@ -52,7 +50,6 @@ not_equal: Binary = binary(
 
 less: Binary = binary(
     "less",
-    "less",
     doc="""x < y
 
     >>> ost.less([1, 2], 2)
@@ -62,7 +59,6 @@ less: Binary = binary(
 )
 
 less_equal: Binary = binary(
-    "less_equal",
     "less_equal",
     doc="""x <= y
 
@@ -74,7 +70,6 @@ less_equal: Binary = binary(
 
 greater: Binary = binary(
     "greater",
-    "greater",
     doc="""x > y
 
     >>> ost.greater([1, 2], 1)
@@ -85,7 +80,6 @@ greater: Binary = binary(
 
 greater_equal: Binary = binary(
     "greater_equal",
-    "greater_equal",
     doc="""x >= y
 
     >>> ost.greater_equal([1, 2], 2)
@@ -95,7 +89,6 @@ greater_equal: Binary = binary(
 )
 
 logical_and: Binary = binary(
-    "logical_and",
     "logical_and",
     kernel=like_numpy.logical("logical_and"),
     doc="""x and y
@@ -108,7 +101,6 @@ logical_and: Binary = binary(
 
 logical_or: Binary = binary(
     "logical_or",
-    "logical_or",
     kernel=like_numpy.logical("logical_or"),
     doc="""x or y
 
@@ -119,7 +111,6 @@ logical_or: Binary = binary(
 )
 
 logical_xor: Binary = binary(
-    "logical_xor",
     "logical_xor",
     kernel=like_numpy.logical("logical_xor"),
     doc="""Just one of x and y.
@@ -132,7 +123,6 @@ logical_xor: Binary = binary(
 
 logical_not: Unary = unary(
     "logical_not",
-    "logical_not",
     kernel=like_numpy.logical("logical_not"),
     doc="""not x
 
@@ -144,7 +134,6 @@ logical_not: Unary = unary(
 
 isnan: Unary = unary(
     "isnan",
-    "isnan",
     doc="""Whether x is not a number.
 
     >>> ost.isnan([1.0, np.inf, np.nan])
@@ -155,7 +144,6 @@ isnan: Unary = unary(
 
 isinf: Unary = unary(
     "isinf",
-    "isinf",
     doc="""Whether x is infinite.
 
     >>> ost.isinf([1.0, np.inf, np.nan])
@@ -164,7 +152,6 @@ isinf: Unary = unary(
 )
 
 isfinite: Unary = unary(
-    "isfinite",
     "isfinite",
     doc="""Whether x is neither infinite nor NaN.
 
@@ -175,7 +162,6 @@ isfinite: Unary = unary(
 
 signbit: Unary = unary(
     "signbit",
-    "signbit",
     doc="""Whether the sign of x is set.
 
     >>> ost.signbit([-0.0, 0.0])
@@ -184,7 +170,6 @@ signbit: Unary = unary(
 )
 
 bitwise_and: Binary = binary(
-    "bitwise_and",
     "bitwise_and",
     doc="""x & y
 
@@ -196,7 +181,6 @@ bitwise_and: Binary = binary(
 
 bitwise_or: Binary = binary(
     "bitwise_or",
-    "bitwise_or",
     doc="""x | y
 
     >>> ost.bitwise_or(6, 3)
@@ -206,7 +190,6 @@ bitwise_or: Binary = binary(
 )
 
 bitwise_xor: Binary = binary(
-    "bitwise_xor",
     "bitwise_xor",
     doc="""x ^ y
 

@@ -138,9 +138,10 @@ def unary(
     like: str = "",
     **facts: Any,
 ) -> Unary:
-    """Register a function of one operand. `like` names the NumPy function whose dtype rule it
-    shares; it then takes floats only, and the function converts what it is given.
-    """
+    """Register a function of one operand, NumPy's `ufunc`, which has its name unless said otherwise.
+    `like` names the NumPy function whose dtype rule it shares, where NumPy has none; it then takes
+    floats only, and the function converts what it is given."""
+    ufunc = ufunc or ("" if like else name)
     op(
         name,
         infer=ufunc_rule(name, ufunc or like, inexact=bool(like)),
@@ -167,7 +168,7 @@ def unary(
 
 def binary(
     name: str,
-    ufunc: str,
+    ufunc: str = "",
     *,
     doc: str,
     grad: Grad | None = None,
@@ -176,7 +177,8 @@ def binary(
     kernel: Callable[..., None] | None = None,
     **facts: Any,
 ) -> Binary:
-    """Register a function of two operands that broadcast."""
+    """Register a function of two operands that broadcast, as NumPy's `ufunc` (of that name) does."""
+    ufunc = ufunc or name
     op(
         name,
         infer=ufunc_rule(name, ufunc),

@@ -52,7 +52,6 @@ __all__ = [
 # -- exponentials and logarithms -----------------------------------------------------------
 exp: Unary = unary(
     "exp",
-    "exp",
     doc="""e to the x.
 
     >>> ost.exp([0.0, 1.0])
@@ -63,7 +62,6 @@ exp: Unary = unary(
 )
 
 exp2: Unary = unary(
-    "exp2",
     "exp2",
     doc="""2 to the x.
 
@@ -77,7 +75,6 @@ exp2: Unary = unary(
 
 expm1: Unary = unary(
     "expm1",
-    "expm1",
     kernel=like_numpy.expm1,
     doc="""exp(x) - 1
 
@@ -90,7 +87,6 @@ expm1: Unary = unary(
 
 log: Unary = unary(
     "log",
-    "log",
     doc="""Natural logarithm.
 
     >>> ost.log([1.0, 2.0])
@@ -102,7 +98,6 @@ log: Unary = unary(
 
 log1p: Unary = unary(
     "log1p",
-    "log1p",
     doc="""log(1 + x)
 
     >>> ost.log1p([0.0, 1e-10])
@@ -113,7 +108,6 @@ log1p: Unary = unary(
 )
 
 log2: Unary = unary(
-    "log2",
     "log2",
     kernel=like_numpy.log2,
     doc="""Logarithm to base 2.
@@ -127,7 +121,6 @@ log2: Unary = unary(
 
 log10: Unary = unary(
     "log10",
-    "log10",
     doc="""Logarithm to base 10.
 
     >>> ost.log10([10.0, 1000.0])
@@ -140,7 +133,6 @@ log10: Unary = unary(
 # -- trigonometry --------------------------------------------------------------------------
 sin: Unary = unary(
     "sin",
-    "sin",
     doc="""Sine.
 
     >>> ost.sin([0.0, 0.5])
@@ -152,7 +144,6 @@ sin: Unary = unary(
 
 cos: Unary = unary(
     "cos",
-    "cos",
     doc="""Cosine.
 
     >>> ost.cos([0.0, 0.5])
@@ -163,7 +154,6 @@ cos: Unary = unary(
 )
 
 tan: Unary = unary(
-    "tan",
     "tan",
     doc="""Tangent.
 
@@ -212,7 +202,6 @@ atan: Unary = unary(
 
 sinh: Unary = unary(
     "sinh",
-    "sinh",
     doc="""Hyperbolic sine.
 
     >>> ost.sinh([0.0, 1.0])
@@ -224,7 +213,6 @@ sinh: Unary = unary(
 
 cosh: Unary = unary(
     "cosh",
-    "cosh",
     doc="""Hyperbolic cosine.
 
     >>> ost.cosh([0.0, 1.0])
@@ -235,7 +223,6 @@ cosh: Unary = unary(
 )
 
 tanh: Unary = unary(
-    "tanh",
     "tanh",
     doc="""Hyperbolic tangent.
 
@@ -474,7 +461,6 @@ def pow(x: Operandish, y: Operandish, /) -> Array:
 
 hypot: Binary = binary(
     "hypot",
-    "hypot",
     doc="""sqrt(x*x + y*y), without overflow.
 
     >>> ost.hypot([3.0], [4.0])
@@ -492,7 +478,6 @@ def _logaddexp_grad(g: Array, out: Array, x: Array, y: Array) -> Sequence[Array 
 
 
 logaddexp: Binary = binary(
-    "logaddexp",
     "logaddexp",
     doc="""log(exp(x) + exp(y)), without overflow.
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from ostinato.errors import ArgumentError, DTypeError
 
@@ -78,6 +78,7 @@ __all__ = [
 ]
 
 Grad = Callable[..., Sequence[Array | None]]
+F = TypeVar("F", bound=Callable[..., Array])
 
 
 # -- how they are registered ---------------------------------------------------------------
@@ -108,32 +109,34 @@ def _run(name: str, *xs: Operandish) -> Array:
     return apply(name, *_operands(name, xs))
 
 
-def _many(function: Callable[..., Array], grad: Grad, flops: float = 60, calm: float = 0.5) -> None:
+def _many(grad: Grad, flops: float = 60, calm: float = 0.5) -> Callable[[F], F]:
     """Register the operation that a function stands for, with its gradient by each operand."""
-    name = function.__name__.lstrip("_")
-    count = len(inspect.signature(function).parameters)
-    op(
-        name,
-        infer=_rule(name, count),
-        kernel=formula_kernel(name),
-        grad=grad,
-        scalar=f"{name}({', '.join(f'{{{k}}}' for k in range(count))})",
-        cost=stream_cost(flops),
-        overwrite=ANY,
-        calm=calm,
-    )
+
+    def register(function: F) -> F:
+        name = function.__name__.lstrip("_")
+        count = len(inspect.signature(function).parameters)
+        op(
+            name,
+            infer=_rule(name, count),
+            kernel=formula_kernel(name),
+            grad=grad,
+            scalar=f"{name}({', '.join(f'{{{k}}}' for k in range(count))})",
+            cost=stream_cost(flops),
+            overwrite=ANY,
+            calm=calm,
+        )
+        return function
+
+    return register
 
 
-def _one(
-    function: Callable[[Operandish], Array],
-    slope: Callable[[Array, Array], Array],
-    flops: float = 60,
-) -> None:
+def _one(slope: Callable[[Array, Array], Array], flops: float = 60) -> Callable[[F], F]:
     """Register the operation of one operand that a function stands for, with its slope."""
-    _many(function, lambda g, y, x: (g * slope(y, x),), flops)
+    return _many(lambda g, y, x: (g * slope(y, x),), flops)
 
 
 # -- gamma ---------------------------------------------------------------------------------
+@_one(lambda y, x: digamma(x), 80)
 def gammaln(x: Operandish) -> Array:
     """log |gamma(x)|; infinite at 0, -1, -2, ... Within 4 ulp for x > 0; for x < 0 within 8 ulp
     of its largest term, so with few digits where it crosses 0.
@@ -144,9 +147,7 @@ def gammaln(x: Operandish) -> Array:
     return _run("gammaln", x)
 
 
-_one(gammaln, lambda y, x: digamma(x), 80)
-
-
+@_one(lambda y, x: y * digamma(x), 100)
 def gamma(z: Operandish) -> Array:
     """The gamma function, (z - 1)! for whole z: infinite at 0, NaN at -1, -2, ... Within 16
     ulp.
@@ -157,9 +158,7 @@ def gamma(z: Operandish) -> Array:
     return _run("gamma", z)
 
 
-_one(gamma, lambda y, x: y * digamma(x), 100)
-
-
+@_one(lambda y, x: _trigamma(x), 80)
 def digamma(z: Operandish) -> Array:
     """The slope of gammaln: NaN at -1, -2, ... Within 8 ulp for z > 0; for z < 0 within 8 ulp
     of its largest term.
@@ -170,18 +169,13 @@ def digamma(z: Operandish) -> Array:
     return _run("digamma", z)
 
 
-_one(digamma, lambda y, x: _trigamma(x), 80)
-
-
 psi = digamma
 
 
+@_one(lambda y, x: _tetragamma(x), 80)
 def _trigamma(x: Operandish) -> Array:
     """The slope of digamma."""
     return _run("trigamma", x)
-
-
-_one(_trigamma, lambda y, x: _tetragamma(x), 80)
 
 
 def _tetragamma(x: Array) -> Array:
@@ -220,6 +214,7 @@ def _betaln_grad(g: Array, y: Array, a: Array, b: Array) -> Sequence[Array | Non
     return g * (digamma(a) - both), g * (digamma(b) - both)
 
 
+@_many(_betaln_grad, 250)
 def betaln(a: Operandish, b: Operandish) -> Array:
     """log |beta(a, b)|, without cancellation where both are large. To 2**-49 of it, or of 1
     where it is smaller.
@@ -230,9 +225,7 @@ def betaln(a: Operandish, b: Operandish) -> Array:
     return _run("betaln", a, b)
 
 
-_many(betaln, _betaln_grad, 250)
-
-
+@_many(_beta_grad, 280)
 def beta(a: Operandish, b: Operandish) -> Array:
     """gamma(a) gamma(b) / gamma(a + b), to 4 + 2 |log beta| ulp for a, b > 0.
 
@@ -240,9 +233,6 @@ def beta(a: Operandish, b: Operandish) -> Array:
     Array(0.5, dtype=float64)
     """
     return _run("beta", a, b)
-
-
-_many(beta, _beta_grad, 280)
 
 
 # -- incomplete functions ------------------------------------------------------------------
@@ -282,6 +272,7 @@ def _gammaincc_grad(g: Array, y: Array, a: Array, x: Array) -> Sequence[Array | 
     return -g * _gammainc_by_a(a, x), -g * _gamma_density(a, x)
 
 
+@_many(_gammainc_grad, 800)
 def gammainc(a: Operandish, x: Operandish) -> Array:
     """The lower incomplete gamma function over gamma(a): the share of a gamma distribution of
     shape a below x. To 1e-12 of a result down to 1e-200; its slope by a, which has no formula,
@@ -293,9 +284,7 @@ def gammainc(a: Operandish, x: Operandish) -> Array:
     return _run("gammainc", a, x)
 
 
-_many(gammainc, _gammainc_grad, 800)
-
-
+@_many(_gammaincc_grad, 800)
 def gammaincc(a: Operandish, x: Operandish) -> Array:
     """1 - gammainc(a, x), without cancellation. As exact as that.
 
@@ -303,9 +292,6 @@ def gammaincc(a: Operandish, x: Operandish) -> Array:
     Array(0.3679, dtype=float64)
     """
     return _run("gammaincc", a, x)
-
-
-_many(gammaincc, _gammaincc_grad, 800)
 
 
 def _betainc_grad(g: Array, y: Array, a: Array, b: Array, x: Array) -> Sequence[Array | None]:
@@ -319,6 +305,7 @@ def _betainc_grad(g: Array, y: Array, a: Array, b: Array, x: Array) -> Sequence[
     return tuple(g * astype(v, dtype) for v in (by_a, by_b, density))
 
 
+@_many(_betainc_grad, 800)
 def betainc(a: Operandish, b: Operandish, x: Operandish) -> Array:
     """The incomplete beta function over beta(a, b): the share of a beta distribution below x.
     To 1e-12 of a result down to 1e-200; its slopes by a and b, which have no formula, to 1e-9.
@@ -329,13 +316,11 @@ def betainc(a: Operandish, b: Operandish, x: Operandish) -> Array:
     return _run("betainc", a, b, x)
 
 
-_many(betainc, _betainc_grad, 800)
-
-
 # -- normal distribution -------------------------------------------------------------------
 _ROOT_PI, _ROOT_2PI = math.sqrt(math.pi), math.sqrt(2 * math.pi)
 
 
+@_one(lambda y, x: (-2 / _ROOT_PI) * exp(-square(x)))
 def erfc(x: Operandish) -> Array:
     """1 - erf(x), without cancellation. Within 16 ulp.
 
@@ -345,9 +330,7 @@ def erfc(x: Operandish) -> Array:
     return _run("erfc", x)
 
 
-_one(erfc, lambda y, x: (-2 / _ROOT_PI) * exp(-square(x)))
-
-
+@_one(lambda y, x: (_ROOT_PI / 2) * exp(square(y)))
 def erfinv(y: Operandish) -> Array:
     """The inverse of erf; infinite at -1 and 1, NaN beyond. Within 8 ulp.
 
@@ -357,9 +340,7 @@ def erfinv(y: Operandish) -> Array:
     return _run("erfinv", y)
 
 
-_one(erfinv, lambda y, x: (_ROOT_PI / 2) * exp(square(y)))
-
-
+@_one(lambda y, x: (-_ROOT_PI / 2) * exp(square(y)))
 def erfcinv(y: Operandish) -> Array:
     """The inverse of erfc; infinite at 0 and 2, NaN beyond. Within 8 ulp, but for 8 units of
     2**-53 near 1, where it is 0.
@@ -370,9 +351,7 @@ def erfcinv(y: Operandish) -> Array:
     return _run("erfcinv", y)
 
 
-_one(erfcinv, lambda y, x: (-_ROOT_PI / 2) * exp(square(y)))
-
-
+@_one(lambda y, x: exp(-0.5 * square(x)) / _ROOT_2PI)
 def ndtr(x: Operandish) -> Array:
     """The share of the normal distribution below x. Within 16 ulp.
 
@@ -382,9 +361,7 @@ def ndtr(x: Operandish) -> Array:
     return _run("ndtr", x)
 
 
-_one(ndtr, lambda y, x: exp(-0.5 * square(x)) / _ROOT_2PI)
-
-
+@_one(lambda y, x: exp(-0.5 * square(x) - y) / _ROOT_2PI, 100)
 def log_ndtr(x: Operandish) -> Array:
     """log(ndtr(x)), without overflow. Within 16 ulp.
 
@@ -394,9 +371,7 @@ def log_ndtr(x: Operandish) -> Array:
     return _run("log_ndtr", x)
 
 
-_one(log_ndtr, lambda y, x: exp(-0.5 * square(x) - y) / _ROOT_2PI, 100)
-
-
+@_one(lambda y, x: _ROOT_2PI * exp(0.5 * square(y)))
 def ndtri(y: Operandish) -> Array:
     """The inverse of ndtr, the normal distribution's quantile; infinite at 0 and 1, NaN beyond.
     Within 8 ulp, but for 8 units of 2**-53 near 1/2, where it is 0.
@@ -407,10 +382,8 @@ def ndtri(y: Operandish) -> Array:
     return _run("ndtri", y)
 
 
-_one(ndtri, lambda y, x: _ROOT_2PI * exp(0.5 * square(y)))
-
-
 # -- logarithms of probabilities -----------------------------------------------------------
+@_one(lambda y, p: 1 / (p * (1 - p)), 30)
 def logit(x: Operandish) -> Array:
     """log(x / (1 - x)), the inverse of expit. Within 4 ulp.
 
@@ -418,9 +391,6 @@ def logit(x: Operandish) -> Array:
     Array(0., dtype=float64)
     """
     return _run("logit", x)
-
-
-_one(logit, lambda y, p: 1 / (p * (1 - p)), 30)
 
 
 def expit(x: Operandish) -> Array:
@@ -437,6 +407,7 @@ def _ratio(x: Array, y: Array) -> Array:
     return where(equal(x, 0), 0, x / y)
 
 
+@_many(lambda g, out, x, y: (g * log(y), g * _ratio(x, y)), 20)
 def xlogy(x: Operandish, y: Operandish) -> Array:
     """x log(y), and 0 where x is 0. Within 4 ulp.
 
@@ -446,9 +417,7 @@ def xlogy(x: Operandish, y: Operandish) -> Array:
     return _run("xlogy", x, y)
 
 
-_many(xlogy, lambda g, out, x, y: (g * log(y), g * _ratio(x, y)), 20)
-
-
+@_many(lambda g, out, x, y: (g * log1p(y), g * _ratio(x, 1 + y)), 20)
 def xlog1py(x: Operandish, y: Operandish) -> Array:
     """x log(1 + y), and 0 where x is 0. Within 4 ulp.
 
@@ -458,9 +427,7 @@ def xlog1py(x: Operandish, y: Operandish) -> Array:
     return _run("xlog1py", x, y)
 
 
-_many(xlog1py, lambda g, out, x, y: (g * log1p(y), g * _ratio(x, 1 + y)), 20)
-
-
+@_one(lambda y, x: -log(x) - 1, 20)
 def entr(x: Operandish) -> Array:
     """-x log(x), the entropy of a probability; 0 at 0, -inf below. Within 4 ulp.
 
@@ -470,9 +437,7 @@ def entr(x: Operandish) -> Array:
     return _run("entr", x)
 
 
-_one(entr, lambda y, x: -log(x) - 1, 20)
-
-
+@_many(lambda g, out, x, y: (g * (log(x / y) + 1), -g * _ratio(x, y)), 20)
 def rel_entr(x: Operandish, y: Operandish) -> Array:
     """x log(x / y), the relative entropy; 0 where x is 0, infinite where one is negative.
     Within 4 ulp of x where x is near y.
@@ -483,9 +448,7 @@ def rel_entr(x: Operandish, y: Operandish) -> Array:
     return _run("rel_entr", x, y)
 
 
-_many(rel_entr, lambda g, out, x, y: (g * (log(x / y) + 1), -g * _ratio(x, y)), 20)
-
-
+@_many(lambda g, out, x, y: (g * log(x / y), g * (1 - _ratio(x, y))), 20)
 def kl_div(x: Operandish, y: Operandish) -> Array:
     """x log(x / y) - x + y; y where x is 0, infinite where one is negative. Within 4 ulp of its
     largest term.
@@ -494,9 +457,6 @@ def kl_div(x: Operandish, y: Operandish) -> Array:
     Array(0.1534, dtype=float64)
     """
     return _run("kl_div", x, y)
-
-
-_many(kl_div, lambda g, out, x, y: (g * log(x / y), g * (1 - _ratio(x, y))), 20)
 
 
 def softmax(x: Operandish, axis: Axis = None) -> Array:
@@ -531,6 +491,7 @@ def _exprel_slope(y: Array, x: Array) -> Array:
     return where(near, series, (exp(x) - y) / where(near, 1, x))
 
 
+@_one(_exprel_slope, 30)
 def exprel(x: Operandish) -> Array:
     """(exp(x) - 1) / x, and 1 at 0. Within 4 ulp.
 
@@ -540,9 +501,6 @@ def exprel(x: Operandish) -> Array:
     return _run("exprel", x)
 
 
-_one(exprel, _exprel_slope, 30)
-
-
 def _sinc_slope(y: Array, x: Array) -> Array:
     near = less(abs(x), 0.01)
     square_ = square(x)
@@ -550,6 +508,7 @@ def _sinc_slope(y: Array, x: Array) -> Array:
     return where(near, series, (cos(math.pi * x) - y) / where(near, 1, x))
 
 
+@_one(_sinc_slope, 40)
 def sinc(x: Operandish) -> Array:
     """sin(pi x) / (pi x), and 1 at 0. Within 4 ulp.
 
@@ -559,9 +518,6 @@ def sinc(x: Operandish) -> Array:
     return _run("sinc", x)
 
 
-_one(sinc, _sinc_slope, 40)
-
-
 # -- Bessel functions ----------------------------------------------------------------------
 def _over(y: Array, x: Array, at_zero: float) -> Array:
     """y / x, and its limit at 0."""
@@ -569,6 +525,7 @@ def _over(y: Array, x: Array, at_zero: float) -> Array:
     return where(zero, at_zero, y / where(zero, 1, x))
 
 
+@_one(lambda y, x: -j1(x), 150)
 def j0(x: Operandish) -> Array:
     """The Bessel function of the first kind of order 0. To 2**-50 of the size of its waves (of
     1 where they are larger).
@@ -579,9 +536,7 @@ def j0(x: Operandish) -> Array:
     return _run("j0", x)
 
 
-_one(j0, lambda y, x: -j1(x), 150)
-
-
+@_one(lambda y, x: j0(x) - _over(y, x, 0.5), 150)
 def j1(x: Operandish) -> Array:
     """The Bessel function of the first kind of order 1. To 2**-50 of the size of its waves (of
     1 where they are larger).
@@ -592,9 +547,7 @@ def j1(x: Operandish) -> Array:
     return _run("j1", x)
 
 
-_one(j1, lambda y, x: j0(x) - _over(y, x, 0.5), 150)
-
-
+@_one(lambda y, x: -y1(x), 180)
 def y0(x: Operandish) -> Array:
     """The Bessel function of the second kind of order 0; NaN below 0. To 2**-50 of the size of
     its waves (of 1 where they are larger).
@@ -605,9 +558,7 @@ def y0(x: Operandish) -> Array:
     return _run("y0", x)
 
 
-_one(y0, lambda y, x: -y1(x), 180)
-
-
+@_one(lambda y, x: y0(x) - y / x, 180)
 def y1(x: Operandish) -> Array:
     """The Bessel function of the second kind of order 1; NaN below 0. To 2**-50 of the size of
     its waves (of 1 where they are larger), and within 8 ulp near 0.
@@ -618,9 +569,7 @@ def y1(x: Operandish) -> Array:
     return _run("y1", x)
 
 
-_one(y1, lambda y, x: y0(x) - y / x, 180)
-
-
+@_one(lambda y, x: i1(x), 100)
 def i0(x: Operandish) -> Array:
     """The modified Bessel function of the first kind of order 0. Within 8 ulp.
 
@@ -630,9 +579,7 @@ def i0(x: Operandish) -> Array:
     return _run("i0", x)
 
 
-_one(i0, lambda y, x: i1(x), 100)
-
-
+@_one(lambda y, x: i0(x) - _over(y, x, 0.5), 100)
 def i1(x: Operandish) -> Array:
     """The modified Bessel function of the first kind of order 1. Within 8 ulp.
 
@@ -642,9 +589,7 @@ def i1(x: Operandish) -> Array:
     return _run("i1", x)
 
 
-_one(i1, lambda y, x: i0(x) - _over(y, x, 0.5), 100)
-
-
+@_one(lambda y, x: i1e(x) - sign(x) * y, 100)
 def i0e(x: Operandish) -> Array:
     """exp(-|x|) i0(x). Within 8 ulp.
 
@@ -654,9 +599,7 @@ def i0e(x: Operandish) -> Array:
     return _run("i0e", x)
 
 
-_one(i0e, lambda y, x: i1e(x) - sign(x) * y, 100)
-
-
+@_one(lambda y, x: i0e(x) - _over(y, x, 0.5) - sign(x) * y, 100)
 def i1e(x: Operandish) -> Array:
     """exp(-|x|) i1(x). Within 8 ulp.
 
@@ -666,9 +609,7 @@ def i1e(x: Operandish) -> Array:
     return _run("i1e", x)
 
 
-_one(i1e, lambda y, x: i0e(x) - _over(y, x, 0.5) - sign(x) * y, 100)
-
-
+@_one(lambda y, x: -k1(x), 120)
 def k0(x: Operandish) -> Array:
     """The modified Bessel function of the second kind of order 0; NaN below 0. Within 9 ulp.
 
@@ -678,9 +619,7 @@ def k0(x: Operandish) -> Array:
     return _run("k0", x)
 
 
-_one(k0, lambda y, x: -k1(x), 120)
-
-
+@_one(lambda y, x: -k0(x) - y / x, 120)
 def k1(x: Operandish) -> Array:
     """The modified Bessel function of the second kind of order 1; NaN below 0. Within 8 ulp.
 
@@ -690,9 +629,7 @@ def k1(x: Operandish) -> Array:
     return _run("k1", x)
 
 
-_one(k1, lambda y, x: -k0(x) - y / x, 120)
-
-
+@_one(lambda y, x: y - k1e(x), 120)
 def k0e(x: Operandish) -> Array:
     """exp(x) k0(x). Within 9 ulp.
 
@@ -702,9 +639,7 @@ def k0e(x: Operandish) -> Array:
     return _run("k0e", x)
 
 
-_one(k0e, lambda y, x: y - k1e(x), 120)
-
-
+@_one(lambda y, x: y - k0e(x) - y / x, 120)
 def k1e(x: Operandish) -> Array:
     """exp(x) k1(x). Within 8 ulp.
 
@@ -712,9 +647,6 @@ def k1e(x: Operandish) -> Array:
     Array(1.6362, dtype=float64)
     """
     return _run("k1e", x)
-
-
-_one(k1e, lambda y, x: y - k0e(x) - y / x, 120)
 
 
 # -- zeta ----------------------------------------------------------------------------------
@@ -726,6 +658,7 @@ def _zeta_grad(g: Array, y: Array, s: Array, q: Array) -> Sequence[Array | None]
     return g * by_s, -g * s * zeta(s + 1, q)
 
 
+@_many(_zeta_grad, 900, calm=2.0)
 def zeta(x: Operandish, q: Operandish | None = None) -> Array:
     """The sum of (k + q)**-x over k = 0, 1, ..., for x > 1 and q >= 0: Hurwitz's zeta function.
     Without q Riemann's, which is continued below 1. Within 8 ulp above 1; its slope by x, which has
@@ -744,6 +677,3 @@ def zeta(x: Operandish, q: Operandish | None = None) -> Array:
     quarter = turned - 4 * floor(turned / 4)  # sin(pi s / 2) is exactly 0 for even s
     below = size * above * where(equal(quarter % 2, 0), 0, sin(quarter * (math.pi / 2)))
     return where(far, below, above)
-
-
-_many(zeta, _zeta_grad, 900, calm=2.0)
