@@ -12,7 +12,7 @@ a block stays as it is. The pass is idempotent."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph, Node
@@ -21,7 +21,7 @@ from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Spec
 from ostinato.ops.planned.reproducible import FIXED
 from ostinato.planner.plan import Target
-from ostinato.planner.rewrite import inline
+from ostinato.planner.rewrite import inline, replace
 
 from . import blocking
 
@@ -34,19 +34,20 @@ def work_in_blocks(graph: Graph, target: Target) -> Graph:
     made = _made_of_files(graph)
     if not made:
         return graph
-    builder = Builder(graph.inputs)
-    values, changed = list(range(len(graph.inputs))), False
-    for node in graph.nodes:
-        inputs = [values[v] for v in node.inputs]
-        found = _algorithm(graph, node, made, target)
-        changed |= found is not None
-        if found is None:
-            values.extend(builder.add(node.op, inputs, node.params, node.specs, node.line))
-            continue
-        nodes = tuple([Node(n.op, n.inputs, n.params, n.specs, node.line) for n in found.nodes])
-        values.extend(inline(builder, Graph(found.inputs, nodes, found.outputs), inputs))
-    graph = builder.graph([values[v] for v in graph.outputs])
-    return work_in_blocks(graph, target) if changed else graph  # algorithms are made of such, too
+    found = {
+        k: algorithm
+        for k, node in enumerate(graph.nodes)
+        if (algorithm := _algorithm(graph, node, made, target)) is not None
+    }
+
+    def make(builder: Builder, k: int, values: Sequence[int]) -> Sequence[int]:
+        inputs, inner, line = graph.nodes[k].inputs, found[k], graph.nodes[k].line
+        nodes = tuple([Node(n.op, n.inputs, n.params, n.specs, line) for n in inner.nodes])
+        whole = Graph(inner.inputs, nodes, inner.outputs)
+        return inline(builder, whole, [values[v] for v in inputs])
+
+    # algorithms are made of such, too
+    return work_in_blocks(replace(graph, found, make), target) if found else graph
 
 
 def _made_of_files(graph: Graph) -> set[int]:

@@ -17,6 +17,7 @@ from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Shape, Spec, int64
 from ostinato.ops.planned.collective import STORED
+from ostinato.planner.rewrite import replace
 
 from .file_views import Part
 
@@ -57,7 +58,7 @@ def together(graph: Graph, most: int) -> Graph:
         hulls.update(_as_wide({k: hulls.get(k, box) for k, box in boxes.items()}, spec, whole))
         small = {k: box for k, box in boxes.items() if k not in hulls}
         hulls.update(_small(small, spec.dtype.itemsize, most))
-    return _read_as_one(graph, hulls) if hulls else graph
+    return read_as_one(graph, hulls)
 
 
 def joined(graph: Graph, files: Collection[int], most: int) -> Graph:
@@ -89,46 +90,38 @@ def written_once(graph: Graph) -> Graph:
     first = {ks[0]: ks for ks in writes.values() if len(ks) > 1}
     if not first:
         return graph
-    others = {k for ks in first.values() for k in ks[1:]}
-    builder, values = Builder(graph.inputs), list(range(len(graph.inputs)))
-    for k, node in enumerate(graph.nodes):
-        inputs, params = [values[v] for v in node.inputs], node.kw
-        if k in others:
-            values.append(constant(builder, 0, int64, line=node.line).value)
-            continue
-        if k in first:
-            params["rows"] = tuple(r for j in first[k] for r in graph.nodes[j].kw["rows"])
-        values.extend(builder.add(node.op, inputs, params, node.specs, node.line))
-    return builder.graph([values[v] for v in graph.outputs])
+
+    def make(builder: Builder, k: int, values: Sequence[int]) -> Sequence[int]:
+        node = graph.nodes[k]
+        if k not in first:
+            return (constant(builder, 0, int64, line=node.line).value,)
+        params, inputs = node.kw, [values[v] for v in node.inputs]
+        params["rows"] = tuple(r for j in first[k] for r in graph.nodes[j].kw["rows"])
+        return builder.add(node.op, inputs, params, node.specs, node.line)
+
+    return replace(graph, {k for ks in first.values() for k in ks}, make)
 
 
-def _read_as_one(graph: Graph, hulls: dict[int, Box]) -> Graph:
+def read_as_one(graph: Graph, hulls: dict[int, Box]) -> Graph:
     """The graph that reads these boxes, and of each in memory what is wanted."""
-    builder, values = Builder(graph.inputs), list(range(len(graph.inputs)))
-    for k, node in enumerate(graph.nodes):
-        hull = hulls.get(k)
-        inputs = [values[v] for v in node.inputs]
-        if hull is None:
-            values.extend(builder.add(node.op, inputs, node.params, node.specs, node.line))
-            continue
-        (source,), file = inputs, graph.specs[node.inputs[0]]
+
+    def make(builder: Builder, k: int, values: Sequence[int]) -> Sequence[int]:
+        node, hull, source = graph.nodes[k], hulls[k], values[graph.nodes[k].inputs[0]]
+        file, kw = graph.specs[node.inputs[0]], node.kw
         starts, sizes, steps = (tuple(p[j] for p in hull) for j in range(3))
         if hull != all_parts(file.shape):
             params = {"starts": starts, "sizes": sizes, "steps": steps}
             made = Spec(sizes, file.dtype, file.layout)
-            (source,) = builder.add("slice_file", inputs, params, (made,), node.line)
-        (value,) = builder.add("read", (source,), (), (Spec(sizes, file.dtype),), node.line)
-        kw = node.kw
-        kw["starts"] = tuple(
-            (a - b) // by for a, b, by in zip(kw["starts"], starts, steps, strict=True)
-        )
-        kw["steps"] = tuple(a // by for a, by in zip(kw["steps"], steps, strict=True))
-        full = (kw["starts"], kw["sizes"]) == ((0,) * len(sizes), sizes) and set(kw["steps"]) == {1}
-        if not full:
-            parts = [*zip(kw["starts"], kw["sizes"], kw["steps"], strict=True)]
-            value = Expression(builder, value, node.line).slice(parts).value
-        values.append(value)
-    return builder.graph([values[v] for v in graph.outputs])
+            (source,) = builder.add("slice_file", (source,), params, (made,), node.line)
+        read = builder.add("read", (source,), (), (Spec(sizes, file.dtype),), node.line)
+        first = [(a - b) // by for a, b, by in zip(kw["starts"], starts, steps, strict=True)]
+        apart = [a // by for a, by in zip(kw["steps"], steps, strict=True)]
+        parts = tuple(zip(first, kw["sizes"], apart, strict=True))
+        if parts == all_parts(sizes):
+            return read
+        return (Expression(builder, read[0], node.line).slice(parts).value,)
+
+    return replace(graph, hulls, make)
 
 
 def all_parts(shape: Shape) -> Box:

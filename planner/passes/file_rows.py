@@ -21,7 +21,7 @@ from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Spec
 from ostinato.ops.planned.collective import STORED
 
-from .file_joins import CLOSE
+from .file_joins import CLOSE, Box, all_parts, read_as_one
 from .file_views import groups
 
 NEIGHBOURS = 16  # rows that are read together, of which each is wanted by somebody
@@ -40,42 +40,20 @@ def interleaved(graph: Graph, files: Collection[int]) -> Graph:
         stays = any(n.op in STORED or any(n.subgraphs()) for n in readers)
         if 1 < step <= NEIGHBOURS and row * (step - 1) <= CLOSE and not stays:
             alike.setdefault((node.inputs[0], step), []).append(k)
-    hulls: dict[int, tuple[int, int]] = {}
-    for ks in alike.values():
+    hulls: dict[int, Box] = {}
+    for (v, _), ks in alike.items():
         rows = [_rows_of(graph.nodes[k]) for k in ks if graph.specs[graph.starts[k]].size]
         if len(rows) > 1:
-            hulls.update(dict.fromkeys(ks, (min(a for a, _ in rows), max(b for _, b in rows))))
-    if not hulls:
-        return graph
-    builder, values = Builder(graph.inputs), list(range(len(graph.inputs)))
-    for k, node in enumerate(graph.nodes):
-        inputs = [values[v] for v in node.inputs]
-        if k in hulls:
-            values.append(_of_all(builder, inputs[0], node, *hulls[k]))
-        else:
-            values.extend(builder.add(node.op, inputs, node.params, node.specs, node.line))
-    return builder.graph([values[v] for v in graph.outputs])
+            first, end = min(a for a, _ in rows), max(b for _, b in rows)
+            hull = ((first, end - first, 1), *all_parts(graph.specs[v].shape[1:]))
+            hulls.update(dict.fromkeys(ks, hull))
+    return read_as_one(graph, hulls)
 
 
 def _rows_of(node: Node) -> tuple[int, int]:
     """The range of rows in which those of a slice are."""
     start, count, step = (node.kw[name][0] for name in ("starts", "sizes", "steps"))
     return start, start + step * (count - 1) + 1
-
-
-def _of_all(builder: Builder, file: int, node: Node, first: int, end: int) -> int:
-    """A slice of a range of a file's rows that is read."""
-    spec, kw = builder.specs[file], node.kw
-    if (first, end) != (0, spec.shape[0]):
-        parts = [(first, end - first, 1), *((0, n, 1) for n in spec.shape[1:])]
-        names = ("starts", "sizes", "steps")
-        params = {name: tuple(p[j] for p in parts) for j, name in enumerate(names)}
-        made = Spec((end - first, *spec.shape[1:]), spec.dtype, spec.layout)
-        (file,) = builder.add("slice_file", (file,), params, (made,), node.line)
-    (value,) = builder.add("read", (file,), (), (builder.specs[file].bare,), node.line)
-    starts = kw["starts"][0] - first, *kw["starts"][1:]
-    cut = [*zip(starts, kw["sizes"], kw["steps"], strict=True)]
-    return Expression(builder, value, node.line).slice(cut).value
 
 
 def merge_rows(graph: Graph, files: Collection[int]) -> Graph:
