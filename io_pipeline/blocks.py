@@ -28,12 +28,9 @@ class _Made(Source):
         self.path = f"<blocks of {named}>"
 
     def as_data(self) -> dict[str, Any]:
-        raise ArgumentError.because(
-            WHO,
-            got="workers that are other processes",
-            needed="what they can open, too",
-            do="save it to a file in a session of this process, and load that",
-        )
+        got = "workers that are other processes"
+        do = "save it to a file in a session of this process, and load that"
+        raise ArgumentError.because(WHO, got=got, needed="what they can open, too", do=do)
 
     def array(self, found: Any) -> np.ndarray[Any, Any]:
         """Convert what the program made, if it may become numbers of this dtype."""

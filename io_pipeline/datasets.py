@@ -40,13 +40,10 @@ def _found(who: str, folder: Folder, choices: Sequence[str]) -> Path:
     for name in choices:
         if (path := Path(folder) / name).is_file():
             return path
-    raise misfit(
-        DataFileError,
-        f"{who}({os.fspath(folder)!r})",
-        got="a folder without it" if Path(folder).is_dir() else "no such folder",
-        needed=f"a file {' or '.join(choices)}",
-        do="download the data set, and name the folder with its files",
-    )
+    got = "a folder without it" if Path(folder).is_dir() else "no such folder"
+    needed = f"a file {' or '.join(choices)}"
+    do = "download the data set, and name the folder with its files"
+    raise misfit(DataFileError, f"{who}({os.fspath(folder)!r})", got=got, needed=needed, do=do)
 
 
 def _bad(path: Path, got: str, needed: str) -> Exception:

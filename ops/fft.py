@@ -207,13 +207,8 @@ def _numbers(a: Operandish, name: str, real_only: bool = False) -> Array:
     """Convert to a dtype that there are transforms of: whole numbers are float64, halves float32."""
     x = as_array(a)
     if real_only and x.dtype.kind == "c":
-        raise misfit(
-            DTypeError,
-            name,
-            got=x.dtype.name,
-            needed="real numbers",
-            do=f"use {name.replace('rfft', 'fft').replace('ihfft', 'ifft')}",
-        )
+        do = f"use {name.replace('rfft', 'fft').replace('ihfft', 'ifft')}"
+        raise misfit(DTypeError, name, got=x.dtype.name, needed="real numbers", do=do)
     if x.dtype.kind == "c" or x.dtype in (float32, float64):
         return x
     return astype(x, float64 if x.dtype.kind in "biu" else float32)

@@ -71,12 +71,8 @@ def _window(window: str | Operandish, length: int, n_fft: int, dtype: DType, who
     """A window with zeros around it, as long as a frame."""
     found = get_window(window, length) if isinstance(window, str) else as_array(window)
     if found.ndim != 1 or found.shape[0] > n_fft:
-        raise misfit(
-            ShapeError,
-            who,
-            got=f"a window of shape {found.shape}",
-            needed=f"one axis of at most n_fft={n_fft} samples",
-        )
+        got = f"a window of shape {found.shape}"
+        raise misfit(ShapeError, who, got=got, needed=f"one axis of at most n_fft={n_fft} samples")
     left = (n_fft - found.shape[0]) // 2
     right = n_fft - found.shape[0] - left
     return astype(add_zeros(found, [(left, right)]) if left or right else found, dtype)
@@ -174,12 +170,9 @@ def istft(
     """
     found = as_array(s)
     if found.ndim < 2 or found.dtype.kind != "c" or found.shape[-2] < 2:
-        raise misfit(
-            ShapeError,
-            "istft",
-            got=f"{found.dtype.name}{list(found.shape)}",
-            needed="complex numbers of (..., frequencies, frames)",
-        )
+        got = f"{found.dtype.name}{list(found.shape)}"
+        needed = "complex numbers of (..., frequencies, frames)"
+        raise misfit(ShapeError, "istft", got=got, needed=needed)
     n_fft, step, length = _steps(2 * (found.shape[-2] - 1), hop, length, "istft")
     shape = _window(window, length, n_fft, real_of(found.dtype), "istft")
     made = _overlapped(irfft(swapaxes(found, -1, -2), n_fft) * shape, step)
@@ -228,12 +221,9 @@ def mel_filters(
     count, n_fft = whole_number(mels, "mel_filters", 1), whole_number(n_fft, "mel_filters", 2)
     top = rate / 2 if high is None else high
     if scale not in ("htk", "slaney") or not 0 <= low < top:
-        raise misfit(
-            ArgumentError,
-            "mel_filters",
-            got=f"scale={scale!r}, low={low}, high={top}",
-            needed="'htk' or 'slaney', and 0 <= low < high",
-        )
+        got = f"scale={scale!r}, low={low}, high={top}"
+        needed = "'htk' or 'slaney', and 0 <= low < high"
+        raise misfit(ArgumentError, "mel_filters", got=got, needed=needed)
     edges = np.linspace(_mels(low, scale), _mels(top, scale), count + 2)
     points = _hertz(edges, scale)
     bins = np.arange(n_fft // 2 + 1) * (rate / n_fft)

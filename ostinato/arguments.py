@@ -191,12 +191,8 @@ def leaf(x: Any, who: str, fixed: bool) -> Any:
         x, np.generic
     ):
         if isinstance(x, Array) and fixed:
-            raise misfit(
-                ArgumentError,
-                f"{who}(static=)",
-                got=f"an array {x.spec.bare} for a static argument",
-                needed="a hashable value",
-            )
+            got = f"an array {x.spec.bare} for a static argument"
+            raise misfit(ArgumentError, f"{who}(static=)", got=got, needed="a hashable value")
         if isinstance(x, Array) and x._operand is None and x._term is None:
             array.term_of(x)  # raises: donated
         return x
@@ -208,12 +204,9 @@ def leaf(x: Any, who: str, fixed: bool) -> Any:
     try:
         hash(x)
     except TypeError:
-        raise misfit(
-            ArgumentError,
-            f"{who}()",
-            got=f"a {type(x).__name__} as an argument",
-            needed="arrays, numbers, hashable values, or dicts, lists, tuples and dataclasses of them",
-        ) from None
+        got = f"a {type(x).__name__} as an argument"
+        needed = "arrays, numbers, hashable values, or dicts, lists, tuples and dataclasses of them"
+        raise misfit(ArgumentError, f"{who}()", got=got, needed=needed) from None
     return x
 
 
@@ -300,13 +293,8 @@ def signature_of(function: Any) -> inspect.Signature:
         got = "a function whose values come later (a coroutine or generator)"
     except (TypeError, ValueError):
         got = repr(function)[:80]
-    raise misfit(
-        ArgumentError,
-        "compile",
-        got=got,
-        needed="a function of arrays whose parameters are known",
-        do="wrap it in a plain `def`",
-    )
+    needed = "a function of arrays whose parameters are known"
+    raise misfit(ArgumentError, "compile", got=got, needed=needed, do="wrap it in a plain `def`")
 
 
 _LATER = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)

@@ -63,13 +63,9 @@ def check_tolerance(who: str, given: Any) -> Tolerance:
     each = list(given.values()) if isinstance(given, dict) else [given]
     if each and all(isinstance(t, float) and 0 < t < 1 for t in each):
         return dict(given) if isinstance(given, dict) else float(given)
-    raise misfit(
-        ArgumentError,
-        who,
-        got=f"tolerance={given!r:.60}",
-        needed="a number between 0 and 1, the relative error that results may have, or a dict of them",
-        do="write e.g. tolerance=1e-3",
-    )
+    got = f"tolerance={given!r:.60}"
+    needed = "a number between 0 and 1, the relative error that results may have, or a dict of them"
+    raise misfit(ArgumentError, who, got=got, needed=needed, do="write e.g. tolerance=1e-3")
 
 
 def budgets(tolerance: Tolerance, traced: Traced, called: str) -> list[float]:
@@ -81,12 +77,9 @@ def budgets(tolerance: Tolerance, traced: Traced, called: str) -> list[float]:
     structure = traced.structure
     names = structure.extra if structure.extra is not None else range(len(structure.children))
     if missing := tolerance.keys() - set(names):
-        raise misfit(
-            ArgumentError,
-            f"compile(tolerance=) of {called}",
-            got=f"a result {next(iter(missing))!r}",
-            needed=f"names of what it returns: {', '.join(map(repr, names)) or 'one result has none'}",
-        )
+        got = f"a result {next(iter(missing))!r}"
+        needed = f"names of what it returns: {', '.join(map(repr, names)) or 'one result has none'}"
+        raise misfit(ArgumentError, f"compile(tolerance=) of {called}", got=got, needed=needed)
     found = [math.inf] * len(traced.graph.outputs)
     leaves = iter(traced.outputs)
     for name, child in zip(names, structure.children, strict=True):
@@ -275,12 +268,9 @@ def _refuse(key: Key, off: Sequence[float], allowed: Sequence[float], called: st
         if least > FLOOR:
             dtype = key.graph.out_specs[k].dtype.name
             what = f"result {k} ({dtype}) as written is {e:.2g} off float64 already"
-        raise misfit(
-            ArgumentError,
-            f"compile(tolerance=) of {called}",
-            got=f"tolerance={tolerance!r}",
-            needed=f"at least {least:.2g}, as {what}" if math.isfinite(least) else what,
-        )
+        got = f"tolerance={tolerance!r}"
+        needed = f"at least {least:.2g}, as {what}" if math.isfinite(least) else what
+        raise misfit(ArgumentError, f"compile(tolerance=) of {called}", got=got, needed=needed)
 
 
 def _told(found: Sequence[RoundingSite], choice: RoundingChoice, off: Sequence[float]) -> list[str]:

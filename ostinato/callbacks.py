@@ -38,20 +38,14 @@ def callback(
     leaves, structure = flatten(result)
     for leaf in leaves:
         if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
+            got, do = f"a result {leaf!r:.60}", "pass ost.spec(shape, dtype), or a tuple of these"
             raise misfit(
-                ArgumentError,
-                "callback",
-                got=f"a result {leaf!r:.60}",
-                needed="what the function gives",
-                do="pass ost.spec(shape, dtype), or a tuple of these",
+                ArgumentError, "callback", got=got, needed="what the function gives", do=do
             )
     if not leaves or not callable(function):
-        raise misfit(
-            ArgumentError,
-            "callback",
-            got=f"{function!r:.60} that gives {result!r:.60}",
-            needed="a function, and the result that it gives",
-        )
+        got = f"{function!r:.60} that gives {result!r:.60}"
+        needed = "a function, and the result that it gives"
+        raise misfit(ArgumentError, "callback", got=got, needed=needed)
     specs = [Spec(tuple(leaf.shape), leaf.dtype) for leaf in leaves]
     xs = [as_array(x) for x in args]
     made = called_back(function, specs, xs)

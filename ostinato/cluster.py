@@ -49,13 +49,8 @@ def mpiexec() -> list[str]:
     beside = Path(sys.executable).parent
     found = shutil.which("mpiexec", path=f"{beside}{os.pathsep}{os.environ.get('PATH', '')}")
     if found is None:
-        raise misfit(
-            SessionError,
-            "starting processes",
-            got="no mpiexec",
-            needed="an MPI",
-            do="pip install mpich mpi4py",
-        )
+        do = "pip install mpich mpi4py"
+        raise misfit(SessionError, "starting processes", got="no mpiexec", needed="an MPI", do=do)
     says = subprocess.run([found, "--version"], capture_output=True, text=True, check=False).stdout
     # Hydra would end the script with a worker that dies, before it can say what happened
     return [found, "-disable-auto-cleanup"] if "HYDRA" in says.upper() else [found]
@@ -64,13 +59,8 @@ def mpiexec() -> list[str]:
 def check_installed(who: str, needs: dict[str, str]) -> None:
     missing = [pip for name, pip in needs.items() if importlib.util.find_spec(name) is None]
     if missing:
-        raise misfit(
-            SessionError,
-            who,
-            got="no " + ", ".join(missing),
-            needed="Dask and MPI",
-            do=f"pip install {' '.join([*missing, 'mpich'])}",
-        )
+        needed, do = "Dask and MPI", f"pip install {' '.join([*missing, 'mpich'])}"
+        raise misfit(SessionError, who, got="no " + ", ".join(missing), needed=needed, do=do)
 
 
 class LocalCluster:
@@ -98,28 +88,17 @@ class LocalCluster:
         restart: bool = False,
     ) -> None:
         if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
-            raise misfit(
-                ArgumentError,
-                "LocalCluster",
-                got=f"workers={workers!r}",
-                needed="a whole number of 1 or more",
-            )
+            needed = "a whole number of 1 or more"
+            raise misfit(ArgumentError, "LocalCluster", got=f"workers={workers!r}", needed=needed)
         if heartbeat is not None and not settings.is_heartbeat(heartbeat):
-            raise misfit(
-                ArgumentError,
-                "LocalCluster",
-                got=f"heartbeat={heartbeat!r}",
-                needed=f"{settings.LEAST_HEARTBEAT:g} seconds or more",
-            )
+            got = f"heartbeat={heartbeat!r}"
+            needed = f"{settings.LEAST_HEARTBEAT:g} seconds or more"
+            raise misfit(ArgumentError, "LocalCluster", got=got, needed=needed)
         check_installed("LocalCluster", NEEDS | {"cryptography": "cryptography"})
         if among_processes():
-            raise misfit(
-                SessionError,
-                "LocalCluster",
-                got="a process that mpiexec started beside others, which would each start a cluster",
-                needed="one process",
-                do="call ost.connect() to use those that are there, or start the script without mpiexec",
-            )
+            got = "a process that mpiexec started beside others, which would each start a cluster"
+            do = "call ost.connect() to use those that are there, or start the script without mpiexec"
+            raise misfit(SessionError, "LocalCluster", got=got, needed="one process", do=do)
         self.workers = workers
         self.threads = threads
         self.heartbeat = heartbeat
@@ -217,11 +196,8 @@ class LocalCluster:
     def _check_start(self, end: float) -> None:
         failed = self.job.poll() is not None or "Traceback" in self._tail()
         if failed or time.monotonic() > end:
-            raise SessionError.because(
-                "LocalCluster",
-                got="processes that did not start: " + self._tail(),
-                needed="a scheduler and workers",
-            )
+            got = "processes that did not start: " + self._tail()
+            raise SessionError.because("LocalCluster", got=got, needed="a scheduler and workers")
 
     @contextlib.contextmanager
     def _watched(self) -> Iterator[None]:
@@ -243,11 +219,9 @@ class LocalCluster:
         except Exception:
             if not found:
                 raise
+            got = f"process {found[0]}, which was stopped for {limit:g} s while all started"
             raise SessionError.because(
-                "LocalCluster",
-                got=f"process {found[0]}, which was stopped for {limit:g} s while all started",
-                needed="processes that run",
-                do="start again",
+                "LocalCluster", got=got, needed="processes that run", do="start again"
             ) from None
         finally:
             done.set()
@@ -263,13 +237,10 @@ class LocalCluster:
             raise forks.not_here()
         closed = self.client is None
         if closed or any(s.is_lost for s in sessions_of(self.scheduler_address)):
-            raise misfit(
-                SessionError,
-                "LocalCluster",
-                got="a cluster that was closed" if closed else "a cluster that lost a worker",
-                needed="one whose workers are there",
-                do=f"start another: with ost.LocalCluster({self.workers})",
-            )
+            got = "a cluster that was closed" if closed else "a cluster that lost a worker"
+            needed = "one whose workers are there"
+            do = f"start another: with ost.LocalCluster({self.workers})"
+            raise misfit(SessionError, "LocalCluster", got=got, needed=needed, do=do)
 
     def connect(self, **options: Any) -> Session:
         """A session of this cluster's workers, in use from now on; options as those of ost.connect."""

@@ -156,12 +156,8 @@ class CompiledFunction(Entries, Generic[P, R]):
             elif g in names:
                 found.append(str(g))
             else:
-                raise misfit(
-                    ArgumentError,
-                    f"compile({what}=)",
-                    got=repr(g),
-                    needed="a parameter of " + ", ".join(names),
-                )
+                needed = "a parameter of " + ", ".join(names)
+                raise misfit(ArgumentError, f"compile({what}=)", got=repr(g), needed=needed)
         return frozenset(found)
 
     # -- calls -----------------------------------------------------------------------------
@@ -462,13 +458,10 @@ class CompiledFunction(Entries, Generic[P, R]):
         places = [i.place for i in entry.effects.inputs] if entry.effects is not None else ()
         again, _ = traced(self, call, places)
         if entry.traced is not None and (found := entry.traced.differs(again)):
-            raise misfit(
-                StaleResultError,
-                f"a hit of {self.name}",
-                got=f"another graph when it was traced again: {found}",
-                needed=f"that of its plan {entry.plan.id[:8]}",
-                do="pass what changes from call to call as an argument",
-            )
+            got = f"another graph when it was traced again: {found}"
+            needed = f"that of its plan {entry.plan.id[:8]}"
+            do = "pass what changes from call to call as an argument"
+            raise misfit(StaleResultError, f"a hit of {self.name}", got=got, needed=needed, do=do)
 
     def _target(self, target: Target) -> Target:
         return Target(
@@ -486,13 +479,10 @@ class CompiledFunction(Entries, Generic[P, R]):
         """The plan of a call, without running it."""
         entry, _, _ = self._entry(args, kwargs, current())
         if entry is None:
-            raise misfit(
-                TracedValueError,
-                f"{self.name}.plan_for",
-                got="arrays of a function that is being traced, of whose plan the call is a part",
-                needed="arrays with values",
-                do="call it outside of compiled functions and gradients",
-            )
+            got = "arrays of a function that is being traced, of whose plan the call is a part"
+            needed = "arrays with values"
+            do = "call it outside of compiled functions and gradients"
+            raise misfit(TracedValueError, f"{self.name}.plan_for", got=got, needed=needed, do=do)
         return entry.plan
 
     # -- seeing ----------------------------------------------------------------------------
@@ -500,12 +490,8 @@ class CompiledFunction(Entries, Generic[P, R]):
     def plan(self) -> Plan:
         """The plan of the last call."""
         if self.last is None:
-            raise misfit(
-                ArgumentError,
-                f"{self.name}.plan",
-                got="a function that was not called yet",
-                do="call it once",
-            )
+            got = "a function that was not called yet"
+            raise misfit(ArgumentError, f"{self.name}.plan", got=got, do="call it once")
         return self.last.plan
 
     def __get__(self, instance: Any, owner: type) -> Any:
@@ -570,13 +556,8 @@ def why_miss(function: CompiledFunction[Any, Any]) -> str:
       x.shape: (3,) -> (4,)
     """
     if not isinstance(function, CompiledFunction):
-        raise misfit(
-            ArgumentError,
-            "why_miss",
-            got=f"{function!r:.80}",
-            needed="a compiled function",
-            do="decorate it with @ost.compile",
-        )
+        needed, do = "a compiled function", "decorate it with @ost.compile"
+        raise misfit(ArgumentError, "why_miss", got=f"{function!r:.80}", needed=needed, do=do)
     if not function.misses:
         return f"{function.name} has not been called yet."
     miss = function.misses[-1]
@@ -614,44 +595,29 @@ def run(plan: Plan, *arrays: Any) -> Any:
     Array([0, 2, 4], dtype=int64)
     """
     if not isinstance(plan, Plan):
-        raise misfit(
-            ArgumentError,
-            "run",
-            got=f"{plan!r:.80}",
-            needed="a plan",
-            do="take that of a compiled function, f.plan, or of a file, ost.Plan.from_file(path)",
-        )
+        do = "take that of a compiled function, f.plan, or of a file, ost.Plan.from_file(path)"
+        raise misfit(ArgumentError, "run", got=f"{plan!r:.80}", needed="a plan", do=do)
     session = current()
     names = dict(enumerate(plan.names))
     wanted = [f"{names.get(k, f'input {k}')}: {s}" for k, s in enumerate(plan.traced.inputs)]
     if (plan.target.mesh, plan.target.device) != (session.target.mesh, session.target.device):
-        raise misfit(
-            ArgumentError,
-            f"run of plan {plan.id[:8]}",
-            got=f"{session}",
-            needed=f"a session with mesh {plan.target.mesh} on {plan.target.device}",
-            do=f"call ost.connect(mesh={plan.target.mesh}) first",
-        )
+        got = f"{session}"
+        needed = f"a session with mesh {plan.target.mesh} on {plan.target.device}"
+        do = f"call ost.connect(mesh={plan.target.mesh}) first"
+        raise misfit(ArgumentError, f"run of plan {plan.id[:8]}", got=got, needed=needed, do=do)
     if len(arrays) != len(wanted):
-        raise misfit(
-            ArgumentError,
-            f"run of plan {plan.id[:8]}",
-            got=f"{len(arrays)} arrays",
-            needed=f"{len(wanted)}: {', '.join(wanted)}",
-        )
+        got, needed = f"{len(arrays)} arrays", f"{len(wanted)}: {', '.join(wanted)}"
+        raise misfit(ArgumentError, f"run of plan {plan.id[:8]}", got=got, needed=needed)
     check_limit(plan)
     xs = [as_array(x) for x in arrays]
     _Reader().settle([x for x in xs if x._operand is None])
     operands: list[Any] = [session.hold_array(x) for x in xs]
     for k, spec in enumerate(plan.traced.inputs):
         if operands[k].spec is not spec:
-            raise misfit(
-                ArgumentError,
-                f"run of plan {plan.id[:8]}",
-                got=f"{operands[k].spec} for {names.get(k, f'input {k}')}",
-                needed=f"{spec}",
-                do="convert it with .astype, .reshape or .resplit",
-            )
+            got = f"{operands[k].spec} for {names.get(k, f'input {k}')}"
+            needed = f"{spec}"
+            do = "convert it with .astype, .reshape or .resplit"
+            raise misfit(ArgumentError, f"run of plan {plan.id[:8]}", got=got, needed=needed, do=do)
     away = [(k, xs[k]) for k in plan.key.donated]
     who = f"run of plan {plan.id[:8]} (donate=)"
     found = launch_given(lambda given: run_plan(plan, given, session), operands, away, session, who)
@@ -707,12 +673,9 @@ def compile(function: Any = None, /, **options: Any) -> Any:
     """
     if unknown := options.keys() - _OPTIONS:
         (near,) = difflib.get_close_matches(min(unknown), _OPTIONS, 1) or [""]
+        got, needed = f"an option {min(unknown)}=", f"one of {', '.join(_OPTIONS)}"
         raise misfit(
-            ArgumentError,
-            "compile",
-            got=f"an option {min(unknown)}=",
-            needed=f"one of {', '.join(_OPTIONS)}",
-            do=f"write {near}=" if near else "",
+            ArgumentError, "compile", got=got, needed=needed, do=f"write {near}=" if near else ""
         )
     if function is None:
         return lambda f: CompiledFunction(f, **options)

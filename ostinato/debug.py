@@ -73,12 +73,9 @@ def print(text: str, /, *args: Any, **kwargs: Any) -> None:
     Array([0. , 0.5, 1. ], dtype=float64)
     """
     if not isinstance(text, str):
+        got, do = f"a {type(text).__name__} where the text is", "write ost.debug.print('{}', x)"
         raise misfit(
-            ArgumentError,
-            "debug.print",
-            got=f"a {type(text).__name__} where the text is",
-            needed="text, and values behind it",
-            do="write ost.debug.print('{}', x)",
+            ArgumentError, "debug.print", got=got, needed="text, and values behind it", do=do
         )
     leaves, structure = flatten((args, kwargs))
     arrays: list[Array] = []
@@ -92,21 +89,14 @@ def print(text: str, /, *args: Any, **kwargs: Any) -> None:
     try:
         made = text.format(*own, **named)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        raise misfit(
-            ArgumentError,
-            "debug.print",
-            got=f"{text!r:.60} ({type(error).__name__}: {error})",
-            needed="text with fields for the values behind it, such as 'loss {:.3f}'",
-            do="write ost.debug.print('{}', x)",
-        ) from None
+        got = f"{text!r:.60} ({type(error).__name__}: {error})"
+        needed = "text with fields for the values behind it, such as 'loss {:.3f}'"
+        do = "write ost.debug.print('{}', x)"
+        raise misfit(ArgumentError, "debug.print", got=got, needed=needed, do=do) from None
     if not all(field.used for field in fields):
-        raise misfit(
-            ArgumentError,
-            "debug.print",
-            got=f"{text!r:.60}, which leaves out some of {len(fields)} arrays",
-            needed="a field for each",
-            do="write {} where its value is to be",
-        )
+        got = f"{text!r:.60}, which leaves out some of {len(fields)} arrays"
+        do = "write {} where its value is to be"
+        raise misfit(ArgumentError, "debug.print", got=got, needed="a field for each", do=do)
     printed(made.translate(_BRACES), arrays)
 
 
@@ -123,13 +113,9 @@ def nans() -> Iterator[None]:
     """
     session = here()
     if session is not None and not isinstance(session.engine, LocalEngine):
-        raise misfit(
-            SessionError,
-            "debug.nans",
-            got="workers in other processes",
-            needed="workers of this process",
-            do="start them with OSTINATO_CHECK_NAN=1, or use ost.connect(workers)",
-        )
+        got = "workers in other processes"
+        do = "start them with OSTINATO_CHECK_NAN=1, or use ost.connect(workers)"
+        raise misfit(SessionError, "debug.nans", got=got, needed="workers of this process", do=do)
     before = settings.check_nan
     _look(True)
     try:

@@ -35,12 +35,8 @@ def launch_given(
             if not isinstance(x, Array):
                 continue
             if passed[id(before[n])] > 1:
-                raise misfit(
-                    ArgumentError,
-                    who,
-                    got="an array that is given away and also used as another argument",
-                    needed="an array that is passed once",
-                )
+                got = "an array that is given away and also used as another argument"
+                raise misfit(ArgumentError, who, got=got, needed="an array that is passed once")
             term, alone = _take(x)
             taken.append((n, x, term))
             held = term is not None and term.operands is not None

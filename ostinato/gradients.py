@@ -71,22 +71,16 @@ def value_and_grad(
         result = function(*marked, **kwargs)
         value, aux = pair(result, name) if has_aux else (result, None)
         if not isinstance(value, (Array, np.ndarray, np.generic, int, float, complex)):
-            raise misfit(
-                GradientError,
-                f"gradient of {name}",
-                got=f"a result of type {type(value).__name__}",
-                needed="one real floating number",
-                do="return it, or a pair with has_aux=True",
-            )
+            got = f"a result of type {type(value).__name__}"
+            needed = "one real floating number"
+            do = "return it, or a pair with has_aux=True"
+            raise misfit(GradientError, f"gradient of {name}", got=got, needed=needed, do=do)
         y = as_array(value)
         if y.shape or not is_inexact(y.dtype) or y.dtype.kind == "c":
-            raise misfit(
-                GradientError,
-                f"gradient of {name}",
-                got=f"a result {y.spec.bare}",
-                needed="one real floating number",
-                do="reduce it, e.g. with .sum() or .mean(), or use ost.vjp",
-            )
+            got = f"a result {y.spec.bare}"
+            needed = "one real floating number"
+            do = "reduce it, e.g. with .sum() or .mean(), or use ost.vjp"
+            raise misfit(GradientError, f"gradient of {name}", got=got, needed=needed, do=do)
         found = gradient.vjp([y], variables, [ones_like(y)])
         filled = iter(
             [ct if ct is not None else zero_of(x) for ct, x in zip(found, variables, strict=True)]
@@ -102,12 +96,9 @@ def value_and_grad(
 def pair(result: Any, name: str) -> tuple[Any, Any]:
     """The result of a function with `has_aux`."""
     if not (isinstance(result, (tuple, list)) and len(result) == 2):
-        raise misfit(
-            GradientError,
-            f"gradient of {name}(has_aux=True)",
-            got=f"a result of type {type(result).__name__}",
-            needed="a pair: what to differentiate, and anything",
-        )
+        got = f"a result of type {type(result).__name__}"
+        needed = "a pair: what to differentiate, and anything"
+        raise misfit(GradientError, f"gradient of {name}(has_aux=True)", got=got, needed=needed)
     return result[0], result[1]
 
 
@@ -115,12 +106,9 @@ def number_of_argument(name: str, n: Any, args: Sequence[Any]) -> int:
     """The number of an argument, counted from the first."""
     if hasattr(n, "__index__") and -len(args) <= operator.index(n) < len(args):
         return operator.index(n) % len(args)
-    raise misfit(
-        GradientError,
-        f"gradient of {name}",
-        got=f"argnums {n!r} of {len(args)} arguments",
-        needed="the number of an argument that is given by place, or several",
-    )
+    got = f"argnums {n!r} of {len(args)} arguments"
+    needed = "the number of an argument that is given by place, or several"
+    raise misfit(GradientError, f"gradient of {name}", got=got, needed=needed)
 
 
 def variables_of(
@@ -136,13 +124,10 @@ def variables_of(
         for leaf, path in zip(leaves, paths(structure, f"argument {n}"), strict=True):
             x = as_array(leaf)
             if not is_inexact(x.dtype):
-                raise misfit(
-                    GradientError,
-                    f"gradient of {name}",
-                    got=f"{path} of dtype {x.dtype.name}",
-                    needed="a floating or complex dtype",
-                    do="convert it with .astype, or leave it out of argnums",
-                )
+                got = f"{path} of dtype {x.dtype.name}"
+                needed = "a floating or complex dtype"
+                do = "convert it with .astype, or leave it out of argnums"
+                raise misfit(GradientError, f"gradient of {name}", got=got, needed=needed, do=do)
             made.append(gradient.mark(x, watch))
         variables.extend(from_term(*term_of(x)) for x in made)
         structures.append(structure)
@@ -211,22 +196,15 @@ def vjp(function: Callable[..., R], *args: Any) -> tuple[R, Callable[[Any], tupl
     def back(cotangents: Any) -> tuple[Any, ...]:
         given, found_structure = flatten(cotangents)
         if found_structure != structure:
-            raise misfit(
-                GradientError,
-                f"vjp of {name}",
-                got=f"cotangents {found_structure}",
-                needed=f"the structure of the results, {structure}",
-            )
+            got = f"cotangents {found_structure}"
+            needed = f"the structure of the results, {structure}"
+            raise misfit(GradientError, f"vjp of {name}", got=got, needed=needed)
         cts: list[Array | None] = []
         for ct, y in zip(given, outputs, strict=True):
             x = as_array(ct)
             if x.shape != y.shape:
-                raise misfit(
-                    GradientError,
-                    f"vjp of {name}",
-                    got=f"a cotangent of shape {x.shape}",
-                    needed=f"shape {y.shape}",
-                )
+                got = f"a cotangent of shape {x.shape}"
+                raise misfit(GradientError, f"vjp of {name}", got=got, needed=f"shape {y.shape}")
             cts.append(x)
         found = gradient.vjp(outputs, variables, cts)
         filled = iter(

@@ -48,13 +48,8 @@ def from_dask(x: Any, /, *, split: Split = AS_CHUNKS) -> Array:
             ArgumentError, "from_dask", got=type(x).__name__, needed="an array of dask.array"
         )
     if any(n != n for sizes in x.chunks for n in sizes):
-        raise misfit(
-            ArgumentError,
-            "from_dask",
-            got="chunks of unknown size",
-            needed="known ones",
-            do="call x.compute_chunk_sizes() first",
-        )
+        needed, do = "known ones", "call x.compute_chunk_sizes() first"
+        raise misfit(ArgumentError, "from_dask", got="chunks of unknown size", needed=needed, do=do)
     if np.dtype(x.dtype).name not in DTYPES:
         raise misfit(
             ArgumentError, "from_dask", got=f"dtype {x.dtype}", needed="one of " + ", ".join(DTYPES)
@@ -76,13 +71,8 @@ def to_dask(x: Array, evaluate: Callable[[Array], None]) -> Any:
     try:
         import dask.array as da
     except ImportError:
-        raise misfit(
-            SessionError,
-            "to_dask",
-            got="no dask.array",
-            needed="Dask",
-            do="pip install 'dask[array]'",
-        ) from None
+        do = "pip install 'dask[array]'"
+        raise misfit(SessionError, "to_dask", got="no dask.array", needed="Dask", do=do) from None
     session = current()
     evaluate(x)
     operand = session.hold_array(x)

@@ -230,22 +230,15 @@ def _changes(
     """The change of each variable, in its shape and dtype."""
     trees = [flatten(tree) for tree in given]
     if [structure for _, structure in trees] != list(structures):
-        raise misfit(
-            GradientError,
-            f"jvp of {name}",
-            got=f"tangents {', '.join(str(s) for _, s in trees)}",
-            needed=f"the structure of the arguments, {', '.join(map(str, structures))}",
-        )
+        got = f"tangents {', '.join(str(s) for _, s in trees)}"
+        needed = f"the structure of the arguments, {', '.join(map(str, structures))}"
+        raise misfit(GradientError, f"jvp of {name}", got=got, needed=needed)
     found: list[Array | None] = []
     for leaf, x in zip((t for leaves, _ in trees for t in leaves), variables, strict=True):
         t = as_array(leaf)
         if t.shape != x.shape:
-            raise misfit(
-                GradientError,
-                f"jvp of {name}",
-                got=f"a tangent of shape {t.shape}",
-                needed=f"shape {x.shape}",
-            )
+            got = f"a tangent of shape {t.shape}"
+            raise misfit(GradientError, f"jvp of {name}", got=got, needed=f"shape {x.shape}")
         found.append(gradient.fitted(t, x.spec))
     return found
 
@@ -253,10 +246,7 @@ def _changes(
 def _refuse_complex(xs: Sequence[Array], name: str) -> None:
     for x in xs:
         if x.dtype.kind == "c":
-            raise misfit(
-                GradientError,
-                f"jacobian of {name}",
-                got=f"{x.spec.bare}",
-                needed="real arguments and results",
-                do="take ost.real and ost.imag as arguments, or use ost.jvp or ost.vjp",
-            )
+            got = f"{x.spec.bare}"
+            needed = "real arguments and results"
+            do = "take ost.real and ost.imag as arguments, or use ost.jvp or ost.vjp"
+            raise misfit(GradientError, f"jacobian of {name}", got=got, needed=needed, do=do)

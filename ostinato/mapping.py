@@ -96,12 +96,8 @@ def vmap(function: Callable[P, R], in_axes: Axes = 0, out_axes: Axes = 0) -> Cal
                 made.append(moveaxis(whole, 0, _axis(place, whole.ndim, name, "out_axes")))
                 continue
             if y[1]:
-                raise misfit(
-                    ArgumentError,
-                    f"vmap of {name}",
-                    got="out_axes None for a result that differs from element to element",
-                    needed="an axis for it",
-                )
+                got = "out_axes None for a result that differs from element to element"
+                raise misfit(ArgumentError, f"vmap of {name}", got=got, needed="an axis for it")
             made.append(y[0])
         return unflatten(out_structure, made)
 
@@ -170,12 +166,8 @@ def vectorize(
             return tree
         made, structure = flatten(tree)
         if len(made) != len(kinds):
-            raise misfit(
-                ArgumentError,
-                "vectorize",
-                got=f"{len(kinds)} otypes for {len(made)} results",
-                needed="as many of both",
-            )
+            got = f"{len(kinds)} otypes for {len(made)} results"
+            raise misfit(ArgumentError, "vectorize", got=got, needed="as many of both")
         return unflatten(structure, [astype(y, k) for y, k in zip(made, kinds, strict=True)])
 
     @functools.wraps(pyfunc)
@@ -187,12 +179,8 @@ def vectorize(
         name = getattr(pyfunc, "__name__", "a function")
         for x, r in zip(xs, ranks, strict=True):
             if x.ndim < r:
-                raise misfit(
-                    ShapeError,
-                    f"vectorize of {name}",
-                    got=f"shape {x.shape}",
-                    needed=f"{r} axes at least, by signature={signature!r}",
-                )
+                got, needed = f"shape {x.shape}", f"{r} axes at least, by signature={signature!r}"
+                raise misfit(ShapeError, f"vectorize of {name}", got=got, needed=needed)
         fronts = [x.shape[: x.ndim - r] for x, r in zip(xs, ranks, strict=True)]
         front = broadcast_shapes(*fronts)
         axes, given = [], []
@@ -236,12 +224,9 @@ def _ranks(signature: str | None, many: int) -> list[int]:
         return [0] * many
     operands = re.findall(r"\(([^()]*)\)", signature.partition("->")[0])
     if len(operands) != many or "->" not in signature:
-        raise misfit(
-            ArgumentError,
-            "vectorize",
-            got=f"signature={signature!r:.60} for {many} operands",
-            needed="each operand's axes in brackets, such as '(n),(n)->()'",
-        )
+        got = f"signature={signature!r:.60} for {many} operands"
+        needed = "each operand's axes in brackets, such as '(n),(n)->()'"
+        raise misfit(ArgumentError, "vectorize", got=got, needed=needed)
     return [len([n for n in own.split(",") if n.strip()]) for own in operands]
 
 
@@ -275,12 +260,9 @@ def _has_axes(x: Any) -> bool:
 def _axis(axis: int, ndim: int, name: str, what: str) -> int:
     if -ndim <= axis < ndim:
         return axis % ndim
-    raise misfit(
-        BoundsError,
-        f"vmap of {name}",
-        got=f"{what} {axis} for an array with {ndim} axes",
-        needed=f"an axis from {-ndim} to {ndim - 1}, or None" if ndim else "None",
-    )
+    got = f"{what} {axis} for an array with {ndim} axes"
+    needed = f"an axis from {-ndim} to {ndim - 1}, or None" if ndim else "None"
+    raise misfit(BoundsError, f"vmap of {name}", got=got, needed=needed)
 
 
 def _size(leaves: list[Any], axes: list[int | None], named: Sequence[str], name: str) -> int:
@@ -294,12 +276,9 @@ def _size(leaves: list[Any], axes: list[int | None], named: Sequence[str], name:
         sizes.setdefault(x.shape[d], f"{x.shape[d]} in {named[k]} {x.shape} along axis {d}")
     if len(sizes) == 1:
         return next(iter(sizes))
-    raise misfit(
-        ShapeError,
-        f"vmap of {name}",
-        got=" and ".join(sizes.values()) or "nothing that has elements",
-        needed="as many elements in all that has an axis in in_axes",
-    )
+    got = " and ".join(sizes.values()) or "nothing that has elements"
+    needed = "as many elements in all that has an axis in in_axes"
+    raise misfit(ShapeError, f"vmap of {name}", got=got, needed=needed)
 
 
 def _spread(axes: Axes, structure: Structure, who: str, what: str) -> list[int | None]:
@@ -314,12 +293,8 @@ def _spread(axes: Axes, structure: Structure, who: str, what: str) -> list[int |
         kind: type = type(axes)
         inner = [getattr(axes, field) for field in fields_of(kind) or ()]
     if len(inner) != len(structure.children):
-        raise misfit(
-            ArgumentError,
-            who,
-            got=f"{what} {axes!r:.60}",
-            needed=f"an axis, None, or a tree of them in the form {structure}",
-        )
+        needed = f"an axis, None, or a tree of them in the form {structure}"
+        raise misfit(ArgumentError, who, got=f"{what} {axes!r:.60}", needed=needed)
     found: list[int | None] = []
     for one, child in zip(inner, structure.children, strict=True):
         found.extend(_spread(one, child, who, what))

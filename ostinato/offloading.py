@@ -25,13 +25,9 @@ def check_offload(who: str, given: Any) -> str:
         return str(given)
     if isinstance(given, str) and os.sep in given:
         return os.path.abspath(os.path.expanduser(given))
-    raise misfit(
-        ArgumentError,
-        who,
-        got=f"offload={given!r}",
-        needed='"host", "disk", a folder such as "/scratch", True or False',
-        do=f'write offload="./{given}" for a folder here' if isinstance(given, str) else "",
-    )
+    needed = '"host", "disk", a folder such as "/scratch", True or False'
+    do = f'write offload="./{given}" for a folder here' if isinstance(given, str) else ""
+    raise misfit(ArgumentError, who, got=f"offload={given!r}", needed=needed, do=do)
 
 
 def fitting_offload(who: str, given: str, device: str) -> str:
@@ -39,10 +35,6 @@ def fitting_offload(who: str, given: str, device: str) -> str:
     is_host = described(device).is_host
     if given in (DEFAULT, OFF, ON) or is_host == (given != HOST):
         return given
-    raise misfit(
-        ArgumentError,
-        who,
-        got=f"offload={given!r} on {device!r}",
-        needed='"disk" or a folder, as its memory is the host\'s' if is_host else '"host"',
-        do="write offload=True for what the device has",
-    )
+    needed = '"disk" or a folder, as its memory is the host\'s' if is_host else '"host"'
+    do = "write offload=True for what the device has"
+    raise misfit(ArgumentError, who, got=f"offload={given!r} on {device!r}", needed=needed, do=do)

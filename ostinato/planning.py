@@ -73,12 +73,9 @@ def spec(
     if known.name not in DTYPES or not all(
         isinstance(n, (int, np.integer)) and n >= 0 for n in extents
     ):
-        raise misfit(
-            ArgumentError,
-            "spec",
-            got=f"shape {shape!r:.80} of {dtype!r:.40}",
-            needed="extents of 0 or more, and a dtype that arrays may have",
-        )
+        got = f"shape {shape!r:.80} of {dtype!r:.40}"
+        needed = "extents of 0 or more, and a dtype that arrays may have"
+        raise misfit(ArgumentError, "spec", got=got, needed=needed)
     return ArraySpec(tuple(map(int, extents)), known, split)
 
 

@@ -90,12 +90,8 @@ class Profile:
     # -- recording -------------------------------------------------------------------------
     def __enter__(self) -> Profile:
         if sessions.profiles:
-            raise misfit(
-                ArgumentError,
-                "profile",
-                got="a profile within another",
-                needed="one at a time",
-            )
+            got = "a profile within another"
+            raise misfit(ArgumentError, "profile", got=got, needed="one at a time")
         self._steps = Steps()
         self._taken, self._sessions, self.events = [], [], []
         self._began = time.time()

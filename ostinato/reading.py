@@ -85,13 +85,10 @@ class CompileTrace(Trace):
         before = self.marks.pop(inner)
         for place, (name, value) in self.wrote().items():
             if place not in before or before[place][1] is not value:
-                raise misfit(
-                    AssignmentError,
-                    inner.name,
-                    got=f"a function that assigns to {name}, which is outside of it",
-                    needed="a function that gives all that it makes back",
-                    do=f"return the new value, and assign it to {name} behind it",
-                )
+                got = f"a function that assigns to {name}, which is outside of it"
+                needed = "a function that gives all that it makes back"
+                do = f"return the new value, and assign it to {name} behind it"
+                raise misfit(AssignmentError, inner.name, got=got, needed=needed, do=do)
 
 
 class NeedsValue(BaseException):
@@ -296,13 +293,9 @@ def _refusal(
         return NeedsValue(*numbers)
     got = f"{x.spec.bare} while {trace.name} is traced, where values are not known yet"
     if shape:
-        return misfit(
-            DataDependentShapeError,
-            what,
-            got=got,
-            needed="a result whose shape does not depend on data",
-            do=_STATIC.get(what, "compute it outside, or pass size="),
-        )
+        needed = "a result whose shape does not depend on data"
+        do = _STATIC.get(what, "compute it outside, or pass size=")
+        return misfit(DataDependentShapeError, what, got=got, needed=needed, do=do)
     if what == _ITSELF:  # for NumPy, or for who makes a NumPy array of it
         library, line = asked_by_library()
         with on_behalf(line) if line else nullcontext():
@@ -314,13 +307,8 @@ def _refusal(
                 do=f"{_TABLE * is_integer(x.dtype)}use ost's functions, ost.callback(f, ost.spec(shape,"
                 " dtype), x) for another library's f, or compute it outside",
             )
-    return misfit(
-        TracedValueError,
-        what,
-        got=got,
-        needed="operations on arrays only",
-        do=_TRACED.get(what, f"{_TABLE * is_integer(x.dtype)}{_INSTEAD}"),
-    )
+    do = _TRACED.get(what, f"{_TABLE * is_integer(x.dtype)}{_INSTEAD}")
+    return misfit(TracedValueError, what, got=got, needed="operations on arrays only", do=do)
 
 
 def _numbers(owners: Sequence[Term]) -> tuple[CompileTrace, set[int]] | None:

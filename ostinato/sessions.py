@@ -177,13 +177,10 @@ class Session:
     def attach(self, source: Any, split: Split = None, resident: bool = False) -> Operand:
         """An operand that stays in its file, or is read from it now."""
         if source.once and self.workers > 1:
-            raise misfit(
-                ArgumentError,
-                "from_blocks",
-                got=f"an iterator for {self.workers} workers",
-                needed="what each of them can read its part of",
-                do="give a function of a block's slices, or connect one worker",
-            )
+            got = f"an iterator for {self.workers} workers"
+            needed = "what each of them can read its part of"
+            do = "give a function of a block's slices, or connect one worker"
+            raise misfit(ArgumentError, "from_blocks", got=got, needed=needed, do=do)
         blocks = self.target.numerics == "any-workers"
         layout = resolve(split, self.target.mesh, source.shape, blocks)
         return (self.engine.read if resident else self.engine.attach)(source, layout)
@@ -575,13 +572,9 @@ def check_memory_limit(
     """Bytes, or None for no limit."""
     if limit is None or (is_whole(limit) and limit >= least):
         return None if limit is None else int(limit)
-    raise misfit(
-        ArgumentError,
-        who,
-        got=f"{what}={limit!r}",
-        needed=f"a whole number of bytes per worker, {least} or more",
-        do=f"write e.g. {what}=4 * 2**30 for 4 GiB, or leave it out for no limit",
-    )
+    needed = f"a whole number of bytes per worker, {least} or more"
+    do = f"write e.g. {what}=4 * 2**30 for 4 GiB, or leave it out for no limit"
+    raise misfit(ArgumentError, who, got=f"{what}={limit!r}", needed=needed, do=do)
 
 
 def is_whole(x: Any) -> bool:
@@ -646,13 +639,8 @@ def _opened(
     check_numerics("connect", numerics)
     limit = check_memory_limit("connect", memory_limit)
     if threads is not None and not (is_whole(threads) and threads > 0):
-        raise misfit(
-            ArgumentError,
-            "connect",
-            got=f"threads={threads!r}",
-            needed="a whole number of 1 or more",
-            do="leave it out to use all cores",
-        )
+        needed, do = "a whole number of 1 or more", "leave it out to use all cores"
+        raise misfit(ArgumentError, "connect", got=f"threads={threads!r}", needed=needed, do=do)
     policy = check_precision("connect", precision)
     job = 1 if cluster is not None else job_size()
     apart = cluster is not None or job > 1
@@ -704,12 +692,8 @@ def _cluster(given: Any) -> Any:
     client = getattr(given, "client", None)
     if hasattr(client, "scheduler_info"):
         return client
-    raise misfit(
-        ArgumentError,
-        "connect",
-        got=repr(given)[:80],
-        needed='a number of workers, a Dask client, or an address such as "tcp://127.0.0.1:8786"',
-    )
+    needed = 'a number of workers, a Dask client, or an address such as "tcp://127.0.0.1:8786"'
+    raise misfit(ArgumentError, "connect", got=repr(given)[:80], needed=needed)
 
 
 def _mesh(
@@ -720,29 +704,17 @@ def _mesh(
         mesh = (workers if workers is not None else there or 1,)
     axes = mesh if isinstance(mesh, (tuple, list)) else ()
     if not 1 <= len(axes) <= 4 or not all(is_whole(n) and n > 0 for n in axes):
-        raise misfit(
-            LayoutError,
-            "connect",
-            got=f"mesh {mesh!r}",
-            needed="one to four axes of 1 worker or more, such as (3, 2)",
-        )
+        needed = "one to four axes of 1 worker or more, such as (3, 2)"
+        raise misfit(LayoutError, "connect", got=f"mesh {mesh!r}", needed=needed)
     mesh = tuple(map(int, axes))
     count = math.prod(mesh)
     if workers is not None and workers != count:
-        raise misfit(
-            LayoutError,
-            "connect",
-            got=f"workers={workers}, mesh={mesh}",
-            needed=f"a mesh of {workers} workers",
-        )
+        got = f"workers={workers}, mesh={mesh}"
+        raise misfit(LayoutError, "connect", got=got, needed=f"a mesh of {workers} workers")
     if there is not None and count != there:
-        raise misfit(
-            LayoutError,
-            "connect",
-            got=f"{f'{workers=}' if workers is not None else f'a mesh of {count}'} for the {who}",
-            needed=f"one of {there}",
-            do="leave workers= and mesh= out to use all in a row",
-        )
+        got = f"{f'{workers=}' if workers is not None else f'a mesh of {count}'} for the {who}"
+        do = "leave workers= and mesh= out to use all in a row"
+        raise misfit(LayoutError, "connect", got=got, needed=f"one of {there}", do=do)
     return mesh
 
 

@@ -90,13 +90,10 @@ class Entry:
                 numbers = effects.numbers.evaluate([*[given[k] for k in self.leaves], *more])
         for k in self.assigned:
             if sum(x is leaves[k] for x in leaves) > 1:
-                raise misfit(
-                    AssignmentError,
-                    name,
-                    got="an array that it assigns to and that is also another argument",
-                    needed="an array that is passed once",
-                    do="pass a copy, x.copy(), as one of them",
-                )
+                got = "an array that it assigns to and that is also another argument"
+                needed = "an array that is passed once"
+                do = "pass a copy, x.copy(), as one of them"
+                raise misfit(AssignmentError, name, got=got, needed=needed, do=do)
         if self.donated:
             positions = {k: n for n, k in enumerate(self.leaves)}
             away = [(positions[k], leaves[k]) for k in self.donated]

@@ -214,12 +214,8 @@ def load_state(
                 RuntimeWarning,
                 stacklevel=2,
             )
-    raise misfit(
-        DataFileError,
-        f"folder {os.fspath(path)}",
-        got="no checkpoint that is whole",
-        needed="one that ost.save_state wrote",
-    )
+    got, needed = "no checkpoint that is whole", "one that ost.save_state wrote"
+    raise misfit(DataFileError, f"folder {os.fspath(path)}", got=got, needed=needed)
 
 
 def _whole(what: str, value: Any, least: int) -> int:
@@ -258,12 +254,8 @@ def _array(x: Any, name: str) -> Array | None:
         return None
     if isinstance(x, (np.ndarray, np.generic)):
         return as_array(x)
-    raise misfit(
-        ArgumentError,
-        "save_state",
-        got=f"a {type(x).__name__} at {name}",
-        needed="arrays, numbers, strings, None; in dicts, lists, tuples, dataclasses",
-    )
+    needed = "arrays, numbers, strings, None; in dicts, lists, tuples, dataclasses"
+    raise misfit(ArgumentError, "save_state", got=f"a {type(x).__name__} at {name}", needed=needed)
 
 
 def _folder(name: str, taken: set[str]) -> str:

@@ -357,12 +357,10 @@ def _captured(
     """The operand of what a function takes from around it."""
     if held is None:
         if term.is_traced:
-            raise TracedValueError.because(
-                trace.name,
-                got=f"an array {term.specs[k].bare} of the tracing of {next(iter(term.traces)).name}",
-                needed="values that the function returned",
-                do="return the array from the function instead of storing it elsewhere",
-            )
+            got = f"an array {term.specs[k].bare} of the tracing of {next(iter(term.traces)).name}"
+            needed = "values that the function returned"
+            do = "return the array from the function instead of storing it elsewhere"
+            raise TracedValueError.because(trace.name, got=got, needed=needed, do=do)
         x = array_of(term, k)
         _Reader().settle([x])
         return session.hold_array(x)

@@ -100,18 +100,14 @@ def read_plan(path: str | os.PathLike[str], limit: float | None = DAY) -> Plan:
         _allow(size, most, "bytes")
         return decode_plan(data, limit=limit)
     except TooMuch as error:
-        raise PlanFileError.because(
-            f"plan file {path}",
-            got=str(error),
-            needed="no more than is read of a file from elsewhere",
-            do="pass limit= in seconds, or limit=None if you know who wrote it",
-        ) from None
+        got = str(error)
+        needed = "no more than is read of a file from elsewhere"
+        do = "pass limit= in seconds, or limit=None if you know who wrote it"
+        raise PlanFileError.because(f"plan file {path}", got=got, needed=needed, do=do) from None
     except Malformed as error:
+        needed = f"a plan that this version wrote (format {FORMAT})"
         raise PlanFileError.because(
-            f"plan file {path}",
-            got=str(error),
-            needed=f"a plan that this version wrote (format {FORMAT})",
-            do="make it again with plan.to_file",
+            f"plan file {path}", got=str(error), needed=needed, do="make it again with plan.to_file"
         ) from None
 
 

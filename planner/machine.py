@@ -342,13 +342,9 @@ def _checked(machine: Machine) -> Machine:
 
 
 def _unfit(name: object, needed: str, error: str) -> OstinatoError:
-    return misfit(
-        ArgumentError,
-        f"machine={str(name)!r}",
-        got=error or "a name that is not known",
-        needed=needed,
-        do="take a preset, such as 'h200-ib', or a file like those in planner/machines",
-    )
+    got = error or "a name that is not known"
+    do = "take a preset, such as 'h200-ib', or a file like those in planner/machines"
+    return misfit(ArgumentError, f"machine={str(name)!r}", got=got, needed=needed, do=do)
 
 
 def _of(rates: Sequence[Rate], dtype: str) -> Rate:

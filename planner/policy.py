@@ -191,12 +191,6 @@ def check_precision(who: str, given: Any) -> str:
             if isinstance(policy, Precision) or who != "connect":
                 return str(policy)
     auto = given == "auto"
-    raise misfit(
-        ArgumentError,
-        who,
-        got=f"precision={given!r:.60}",
-        needed=" or ".join(map(repr, PRESETS)) + ", or an ost.Precision",
-        do="'auto' looks at what a call is given: use ost.compile(precision='auto')"
-        if auto
-        else "",
-    )
+    needed = " or ".join(map(repr, PRESETS)) + ", or an ost.Precision"
+    do = "'auto' looks at what a call is given: use ost.compile(precision='auto')" if auto else ""
+    raise misfit(ArgumentError, who, got=f"precision={given!r:.60}", needed=needed, do=do)

@@ -141,13 +141,10 @@ class Simulation:
         on which the plan does not fit into memory has no time.
         """
         if self.again is None:
-            raise misfit(
-                ArgumentError,
-                "scaling",
-                got="a plan of arrays that exist",
-                needed="one that can be made again",
-                do="make it by ost.plan(function, ost.spec(...), mesh=..., machine=...)",
-            )
+            got = "a plan of arrays that exist"
+            needed = "one that can be made again"
+            do = "make it by ost.plan(function, ost.spec(...), mesh=..., machine=...)"
+            raise misfit(ArgumentError, "scaling", got=got, needed=needed, do=do)
         rows: list[Scaled] = []
         for count in counts:
             mesh = mesh_of(count, self.mesh)

@@ -204,12 +204,8 @@ def files(
     """Files with their labels and masks."""
     found = find(paths, suffixes)
     if not found:
-        raise misfit(
-            ArgumentError,
-            who,
-            got=f"no file for {paths!r}",
-            needed=f"files that end with {', '.join(suffixes)}, or a list of files",
-        )
+        needed = f"files that end with {', '.join(suffixes)}, or a list of files"
+        raise misfit(ArgumentError, who, got=f"no file for {paths!r}", needed=needed)
     folders = [os.path.dirname(p) for p in (min(found), max(found))]  # all others lie between
     is_one_tree = len(found) > 1 and len({os.path.isabs(p) for p in folders}) == 1
     is_one_tree = is_one_tree and not any(map(is_remote, folders))

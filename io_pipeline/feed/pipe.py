@@ -80,13 +80,10 @@ class Pipe:
         _whole("shuffle", "block", block, 0)
         _whole("shuffle", "window", window, 1)
         if isinstance(self.source, Stream):
-            raise misfit(
-                ArgumentError,
-                "shuffle",
-                got="a stream, which is read in its own order",
-                needed="a source whose samples have numbers",
-                do="use ost.io.samples, or shuffle what the stream is made of",
-            )
+            got = "a stream, which is read in its own order"
+            needed = "a source whose samples have numbers"
+            do = "use ost.io.samples, or shuffle what the stream is made of"
+            raise misfit(ArgumentError, "shuffle", got=got, needed=needed, do=do)
         return self._then(Shuffle(seed, block, window))
 
     def weigh(
@@ -330,13 +327,10 @@ class Pipe:
         stages = [e for e in self.entries if isinstance(e.what, Stage)]
         moving = next((e.what.name for e in stages if e.what.is_random), None)  # type: ignore[union-attr]
         if moving is not None or any(isinstance(e.what, Cut) for e in self.entries):
-            raise misfit(
-                ArgumentError,
-                "cache",
-                got=f"{moving} in front of it" if moving else "batches",
-                needed="stages that make the same of a sample in every epoch",
-                do="write it further in front",
-            )
+            got = f"{moving} in front of it" if moving else "batches"
+            needed = "stages that make the same of a sample in every epoch"
+            do = "write it further in front"
+            raise misfit(ArgumentError, "cache", got=got, needed=needed, do=do)
         if where == AUTO and any(getattr(e.what, "scale", "full") == "fast" for e in stages):
             got, needed = "where='auto' behind decode(scale='fast')", "the same samples anywhere"
             raise misfit(ArgumentError, "cache", got=got, needed=needed, do="say where='end'")
@@ -500,13 +494,10 @@ class Pipe:
                 got = "parts of samples, which workers share"
                 raise misfit(ArgumentError, what.name, got=got, needed="whole samples")
             if what.batched != behind and not isinstance(what, Map):
-                raise misfit(
-                    ArgumentError,
-                    what.name,
-                    got="samples" if what.batched else "batches",
-                    needed="batches" if what.batched else "single samples",
-                    do=f"write it {'behind' if what.batched else 'before'} `batch`",
-                )
+                got = "samples" if what.batched else "batches"
+                needed = "batches" if what.batched else "single samples"
+                do = f"write it {'behind' if what.batched else 'before'} `batch`"
+                raise misfit(ArgumentError, what.name, got=got, needed=needed, do=do)
             known = self._fields()
             if known is not None:
                 what.check(known)
@@ -825,12 +816,8 @@ class Pipe:
             got = "what no pipe gave, or one of another version"
             raise misfit(ArgumentError, "restore", got=got, needed="what `state` gave")
         if pipe != self.identity():
-            raise misfit(
-                ArgumentError,
-                "restore",
-                got="the state of another pipe",
-                needed="one with the same source, stages, seed and batch",
-            )
+            needed = "one with the same source, stages, seed and batch"
+            raise misfit(ArgumentError, "restore", got="the state of another pipe", needed=needed)
         _whole("restore", "epoch", epoch, 0)
         _whole("restore", "place", place, 0)
         cursor = self.cursor

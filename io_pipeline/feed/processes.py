@@ -217,11 +217,9 @@ class InProcesses:
                 raise Ended
             if not is_second:
                 return self._new()
-        raise SampleError.because(
-            "a process of map",
-            got=f"its end {child.why()}, also when it was tried again",
-            needed="a function that returns or raises an error",
-        )
+        got = f"its end {child.why()}, also when it was tried again"
+        needed = "a function that returns or raises an error"
+        raise SampleError.because("a process of map", got=got, needed=needed)
 
     def begin(self) -> None:
         """An epoch may need it."""

@@ -289,12 +289,8 @@ def _some_of(x: np.ndarray[Any, Any]) -> str:
 
 def check_kinds(who: str, kinds: Sequence[str], leaves: int) -> None:
     if len(kinds) != leaves or any(kind not in KINDS for kind in kinds):
-        raise misfit(
-            ArgumentError,
-            who,
-            got=f"kinds={list(kinds)!r} for {leaves} fields",
-            needed=f"one for each, of {', '.join(KINDS)}",
-        )
+        got = f"kinds={list(kinds)!r} for {leaves} fields"
+        raise misfit(ArgumentError, who, got=got, needed=f"one for each, of {', '.join(KINDS)}")
 
 
 class Items(Samples):
@@ -302,13 +298,9 @@ class Items(Samples):
 
     def __init__(self, items: Any, kinds: Sequence[str] | None = None) -> None:
         if not (hasattr(items, "__getitem__") and hasattr(items, "__len__")):
-            raise misfit(
-                ArgumentError,
-                "samples",
-                got=type(items).__name__,
-                needed="what has a length and gives samples by number",
-                do="use ost.io.stream for what can only be iterated over",
-            )
+            needed = "what has a length and gives samples by number"
+            do = "use ost.io.stream for what can only be iterated over"
+            raise misfit(ArgumentError, "samples", got=type(items).__name__, needed=needed, do=do)
         self.items = items
         self.kinds = None if kinds is None else tuple(kinds)
 
@@ -348,13 +340,10 @@ class Stream(Samples):
     def begin(self) -> Iterator[Any]:
         """From the beginning, for one epoch."""
         if self.once and self.is_used:
-            raise misfit(
-                ArgumentError,
-                "stream",
-                got="a second epoch of an iterator, which is used up",
-                needed="what can be iterated over again",
-                do="give a function that makes the iterator",
-            )
+            got = "a second epoch of an iterator, which is used up"
+            needed = "what can be iterated over again"
+            do = "give a function that makes the iterator"
+            raise misfit(ArgumentError, "stream", got=got, needed=needed, do=do)
         self.is_used = True
         made = self.items() if callable(self.items) else self.items
         return itertools.islice(made, self.length)

@@ -153,21 +153,13 @@ class Stage:
     def check(self, sample: Fields) -> None:
         """Refuse samples that it cannot work on."""
         if self.needs and not sample.select_kind(*self.needs):
-            raise misfit(
-                ArgumentError,
-                self.name,
-                got=f"samples of {_listed(sample.kinds)}",
-                needed=" or ".join(self.needs),
-                do="say what the fields of a sample are with kinds=",
-            )
+            got = f"samples of {_listed(sample.kinds)}"
+            do = "say what the fields of a sample are with kinds="
+            raise misfit(ArgumentError, self.name, got=got, needed=" or ".join(self.needs), do=do)
         for kind in (MASK, BOXES) if self.moves else ():
             if sample.select_kind(kind) and self.method(kind) is None:
-                raise misfit(
-                    ArgumentError,
-                    self.name,
-                    got=f"a sample with {kind}",
-                    needed=f"a stage that moves {kind} as it moves the image",
-                )
+                needed = f"a stage that moves {kind} as it moves the image"
+                raise misfit(ArgumentError, self.name, got=f"a sample with {kind}", needed=needed)
 
     def identity(self) -> str:
         """Identify the stage, in words that are the same in every process."""

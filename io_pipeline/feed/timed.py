@@ -187,12 +187,10 @@ def timely(function: Callable[..., Any], seconds: float | None) -> Callable[...,
         try:
             return calls.call_within(seconds, lambda: context.run(function, *given))
         except LateError as error:
-            raise SampleError.because(
-                called(function),
-                got=f"{error} (a thread cannot be ended: it stays)",
-                needed="more time by on_error(timeout=...)",
-                do="processes=True ends what hangs",
-            ) from None
+            got = f"{error} (a thread cannot be ended: it stays)"
+            needed = "more time by on_error(timeout=...)"
+            do = "processes=True ends what hangs"
+            raise SampleError.because(called(function), got=got, needed=needed, do=do) from None
 
     return call
 

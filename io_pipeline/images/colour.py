@@ -5,6 +5,7 @@ a stage is that formula: of values as floats, of what is white, and of its param
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +24,7 @@ from .pixel_values import (
     Range,
     Sometimes,
     but_alpha,
-    check_number,
+    check_chance,
     check_range,
     contiguous_rows,
     full,
@@ -116,9 +117,7 @@ class Brightness(Colours):
 
     factor: float
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_number(self.name, "factor", self.factor, 0)
+    limits = (("factor", 0, math.inf),)
 
     def changed(self, xp: Any, x: Image) -> Image:
         return pointwise(xp, x, _scaled, self.factor)
@@ -132,10 +131,7 @@ class Contrast(Colours):
     factor: float
 
     exact = False  # means are summed in another order
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_number(self.name, "factor", self.factor, 0)
+    limits = (("factor", 0, math.inf),)
 
     def changed(self, xp: Any, x: Image) -> Image:
         return contrasted(xp, x, self.factor)
@@ -148,9 +144,7 @@ class Saturation(Colours):
 
     factor: float
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_number(self.name, "factor", self.factor, 0)
+    limits = (("factor", 0, math.inf),)
 
     def changed(self, xp: Any, x: Image) -> Image:
         return saturated(xp, x, self.factor)
@@ -163,9 +157,7 @@ class Hue(Colours):
 
     shift: float
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_number(self.name, "shift", self.shift, -0.5, 0.5)
+    limits = (("shift", -0.5, 0.5),)
 
     def changed(self, xp: Any, x: Image) -> Image:
         return turned(xp, x, self.shift)
@@ -191,7 +183,7 @@ class ColorJitter(Stage):
     places = (HOST, DEVICE)
 
     def __post_init__(self) -> None:
-        Sometimes.__post_init__(self)  # type: ignore[arg-type]
+        check_chance(self.name, self.p)
         _ = self._ranges  # which are checked
 
     @cached_property
@@ -295,10 +287,7 @@ class Gamma(Colours):
     gamma: float
 
     exact = False  # powers, but for uint8
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_number(self.name, "gamma", self.gamma, 0)
+    limits = (("gamma", 0, math.inf),)
 
     def changed(self, xp: Any, x: Image) -> Image:
         return pointwise(xp, x, _bent, self.gamma)
@@ -315,7 +304,7 @@ class RandomGamma(Stage):
     places = (HOST, DEVICE)
 
     def __post_init__(self) -> None:
-        Sometimes.__post_init__(self)  # type: ignore[arg-type]
+        check_chance(self.name, self.p)
         check_range(self.name, "range", self.range, 0)
 
     def draw(self, rng: Draws, shape: Shape) -> float | None:
@@ -362,9 +351,7 @@ class Solarize(Colours):
 
     threshold: float
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_number(self.name, "threshold", self.threshold)
+    limits = (("threshold", -math.inf, math.inf),)
 
     def changed(self, xp: Any, x: Image) -> Image:
         return pointwise(xp, x, _solarized, self.threshold)

@@ -105,10 +105,7 @@ class Sharpness(Sometimes):
     factor: float
 
     places = (HOST, DEVICE)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_number(self.name, "factor", self.factor, 0)
+    limits = (("factor", 0, math.inf),)
 
     def changed(self, xp: Any, x: Image) -> Image:
         return sharpened(xp, x, self.factor)

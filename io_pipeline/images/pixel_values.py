@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from ostinato.ops.core.exact import Keys
@@ -190,9 +190,12 @@ class Sometimes(Stage):
     """A stage with a chance of p, and else nothing. What it does is `changed`."""
 
     p: float = field(default=1.0, kw_only=True)
+    limits: ClassVar[tuple[tuple[str, float, float], ...]] = ()  # of its numbers
 
     def __post_init__(self) -> None:
         check_chance(self.name, self.p)
+        for name, low, high in self.limits:
+            check_number(self.name, name, getattr(self, name), low, high)
 
     @property
     def is_random(self) -> bool:

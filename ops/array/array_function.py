@@ -109,13 +109,9 @@ def _cast(x: Any, dtype: Any) -> Array:
 def _in(x: Any, dtype: Any, what: str) -> Array:
     """Convert what is to be averaged, in the dtype that the average is to have."""
     if dtype is not None and np.dtype(dtype).kind != "f":
-        raise misfit(
-            ArgumentError,
-            f"np.{what}",
-            got=f"dtype={np.dtype(dtype).name} and an ostinato array",
-            needed="a real floating dtype",
-            do="convert the result with .astype",
-        )
+        got = f"dtype={np.dtype(dtype).name} and an ostinato array"
+        do = "convert the result with .astype"
+        raise misfit(ArgumentError, f"np.{what}", got=got, needed="a real floating dtype", do=do)
     return _cast(x, dtype)
 
 
@@ -140,13 +136,9 @@ def _with_shares(function: Callable[..., Array]) -> Callable[..., Array]:
         q = np.asarray(q) if isinstance(q, list | tuple) else q
         whole = isinstance(q, int) or getattr(q, "dtype", float64).kind in "iu"
         if whole and not is_inexact(as_array(a).dtype):
-            raise misfit(
-                ArgumentError,
-                f"np.{function.__name__}",
-                got="whole numbers as shares of whole numbers, and an ostinato array",
-                needed="floats",
-                do="convert them with .astype(float)",
-            )
+            got = "whole numbers as shares of whole numbers, and an ostinato array"
+            do = "convert them with .astype(float)"
+            raise misfit(ArgumentError, f"np.{function.__name__}", got=got, needed="floats", do=do)
         q = q.astype(np.float64) if isinstance(q, np.ndarray) and whole else q
         return function(a, q, axis, method=method, keepdims=keepdims)
 
@@ -224,13 +216,9 @@ def _chosen(condition: Any, x: Any = None, y: Any = None) -> Any:
 
 def _difference(ar1: Any, ar2: Any, assume_unique: bool = False) -> Array:
     if assume_unique:  # which keeps the order, and what occurs twice
-        raise misfit(
-            ArgumentError,
-            "np.setdiff1d",
-            got="assume_unique=True and an ostinato array",
-            needed="assume_unique=False",
-            do="write x[~ost.isin(x, y)], which keeps the order",
-        )
+        got = "assume_unique=True and an ostinato array"
+        do = "write x[~ost.isin(x, y)], which keeps the order"
+        raise misfit(ArgumentError, "np.setdiff1d", got=got, needed="assume_unique=False", do=do)
     return sets.setdiff1d(ar1, ar2)
 
 
@@ -504,13 +492,10 @@ def call_function(function: Any, types: Any, args: Sequence[Any], kwargs: dict[s
     named = {n: v for n, v in named.items() if v is not np._NoValue}
     for n in [n for n in named if n not in known]:
         if not _is_default(name, n, named[n]):
-            raise misfit(
-                ArgumentError,
-                f"np.{name}",
-                got=f"{n}= and an ostinato array",
-                needed="no more than " + ", ".join(known),
-                do=f"leave it out, or write np.{name}(np.asarray(x), ...)",
-            )
+            got = f"{n}= and an ostinato array"
+            needed = "no more than " + ", ".join(known)
+            do = f"leave it out, or write np.{name}(np.asarray(x), ...)"
+            raise misfit(ArgumentError, f"np.{name}", got=got, needed=needed, do=do)
         del named[n]
     positional = [named.pop(n) for n in list(named) if known.get(n) == "first"]
     return ours(*positional, *several, **named)
@@ -548,13 +533,9 @@ def call_ufunc(ufunc: Any, method: str, inputs: Sequence[Any], options: dict[str
         return run(*inputs, **options)
     unknown = options.keys() - {"out", "where"}
     if unknown:
-        raise misfit(
-            ArgumentError,
-            f"np.{name}",
-            got=f"{', '.join(sorted(unknown))}= and an ostinato array",
-            needed="no such options",
-            do=f"leave them out, or write np.{name}(np.asarray(x), ...)",
-        )
+        got = f"{', '.join(sorted(unknown))}= and an ostinato array"
+        do = f"leave them out, or write np.{name}(np.asarray(x), ...)"
+        raise misfit(ArgumentError, f"np.{name}", got=got, needed="no such options", do=do)
 
     def alike(*given: Any) -> Any:
         return _alike(ufunc, given, run(*given))
@@ -692,26 +673,17 @@ def _read(tree: Any) -> Any:
 
 
 def _unchanged(name: str) -> Exception:
-    return misfit(
-        ArgumentError,
-        f"np.{name}",
-        got="an ostinato array to be written to",
-        needed="an array of NumPy's",
-        do="assign what you get without it: x[...] = values",
-    )
+    got = "an ostinato array to be written to"
+    do = "assign what you get without it: x[...] = values"
+    return misfit(ArgumentError, f"np.{name}", got=got, needed="an array of NumPy's", do=do)
 
 
 def _refused(name: str) -> Exception:
     ours = numpy_counterpart(name)
     read = f"np.{name}(np.asarray(x), ...), which reads the values"
     do = INSTEAD.get(name) or (f"{ours}, or {read}" if ours else read)
-    return misfit(
-        ArgumentError,
-        f"np.{name}",
-        got="an ostinato array",
-        needed="a function that ostinato has too, or values",
-        do=f"write {do}",
-    )
+    got, needed = "an ostinato array", "a function that ostinato has too, or values"
+    return misfit(ArgumentError, f"np.{name}", got=got, needed=needed, do=f"write {do}")
 
 
 functions["__array_function__"] = call_function

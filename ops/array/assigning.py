@@ -84,13 +84,9 @@ def assigned_in_place(x: Array, made: Array, what: str) -> Array:
     """Return what x stands for after this is assigned to it: in its own shape and dtype."""
     picks = isinstance(x, Picked) and isinstance(made, Picked) and x.goes_with(made)
     if not picks and made.shape != x.shape:
-        raise misfit(
-            ShapeError,
-            what,
-            got=f"a result of shape {made.shape} for an array of shape {x.shape}",
-            needed="the array's own shape",
-            do="make another array of it, e.g. x = x + y",
-        )
+        got = f"a result of shape {made.shape} for an array of shape {x.shape}"
+        do = "make another array of it, e.g. x = x + y"
+        raise misfit(ShapeError, what, got=got, needed="the array's own shape", do=do)
     return cast_in_place(made, x.dtype, what)
 
 
@@ -98,13 +94,9 @@ def assigned_in_place(x: Array, made: Array, what: str) -> Array:
 def cast_in_place(made: Array, dtype: DType, what: str) -> Array:
     """A result in the dtype of the array that it is assigned to, if NumPy would cast it so."""
     if _rank(made.dtype) > _rank(dtype):
-        raise misfit(
-            DTypeError,
-            what,
-            got=f"a result of dtype {made.dtype.name} for an array of {dtype.name}",
-            needed="a dtype of the same kind",
-            do=f"convert the array first, x.astype(ost.{made.dtype.name}), or make another one",
-        )
+        got = f"a result of dtype {made.dtype.name} for an array of {dtype.name}"
+        do = f"convert the array first, x.astype(ost.{made.dtype.name}), or make another one"
+        raise misfit(DTypeError, what, got=got, needed="a dtype of the same kind", do=do)
     return astype(made, dtype, copy=False)
 
 
@@ -140,13 +132,8 @@ def _in_dtype(values: Operandish, dtype: DType) -> Array:
     kind = weak_kind(values)
     v = None if kind is not None else as_array(values)
     if dtype.kind != "c" and (kind is complex or (v is not None and v.dtype.kind == "c")):
-        raise misfit(
-            DTypeError,
-            WHAT,
-            got=f"complex values for an array of {dtype.name}",
-            needed="real values",
-            do="take their real part first",
-        )
+        got, needed = f"complex values for an array of {dtype.name}", "real values"
+        raise misfit(DTypeError, WHAT, got=got, needed=needed, do="take their real part first")
     if v is not None:
         return astype(v, dtype, copy=False)
     if type(values) is float and dtype.kind in "iu":

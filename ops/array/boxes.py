@@ -50,12 +50,8 @@ def _rule(name: str, x: Spec, begins: Specs, extents: Shape, axes: Shape, bounds
     if not len(begins) == len(axes) == len(extents) == len(bounds):
         raise unfit(name, begins, f"one number for each of the axes {axes}")
     if any(n > x.shape[a] for a, n in zip(axes, extents, strict=True)):
-        raise misfit(
-            ShapeError,
-            name,
-            got=f"{extents} elements along axes {axes} of shape {x.shape}",
-            needed="boxes that are no larger than the array",
-        )
+        got = f"{extents} elements along axes {axes} of shape {x.shape}"
+        raise misfit(ShapeError, name, got=got, needed="boxes that are no larger than the array")
 
 
 def _places(
@@ -349,29 +345,18 @@ def _begins(x: Array, starts: Any, sizes: Sequence[int], name: str) -> list[int 
         starts = [starts[k] for k in range(starts.shape[0])]
     starts = list(starts) if isinstance(starts, (list, tuple)) else [starts]
     if len(starts) != x.ndim or len(sizes) != x.ndim:
-        raise misfit(
-            ArgumentError,
-            name,
-            got=f"{len(starts)} starts and {len(sizes)} extents for shape {x.shape}",
-            needed="one of each for every axis",
-        )
+        got = f"{len(starts)} starts and {len(sizes)} extents for shape {x.shape}"
+        raise misfit(ArgumentError, name, got=got, needed="one of each for every axis")
     if any(not 0 <= n <= m for n, m in zip(sizes, x.shape, strict=True)):
-        raise misfit(
-            ShapeError,
-            name,
-            got=f"extents {tuple(sizes)} for shape {x.shape}",
-            needed="extents of 0 or more that are no larger than the array's",
-        )
+        got = f"extents {tuple(sizes)} for shape {x.shape}"
+        needed = "extents of 0 or more that are no larger than the array's"
+        raise misfit(ShapeError, name, got=got, needed=needed)
     found: list[int | Array] = []
     for i, n, m in zip(starts, sizes, x.shape, strict=True):
         given, i = i, as_array(i)
         if i.shape or not is_integer(i.dtype):
-            raise misfit(
-                ArgumentError,
-                name,
-                got=f"a start {i.spec.bare}",
-                needed="whole numbers, one for every axis",
-            )
+            got = f"a start {i.spec.bare}"
+            raise misfit(ArgumentError, name, got=got, needed="whole numbers, one for every axis")
         if n == m:
             found.append(0)
         else:

@@ -38,13 +38,8 @@ def _astype_kernel(xp: Any, out: Any, x: Any, *, dtype: DType) -> None:
 
 def _astype_rule(x: Spec, *, dtype: DType) -> Spec:
     if x.dtype.kind == "c" and dtype.kind not in "cb":
-        raise misfit(
-            DTypeError,
-            "astype",
-            got=f"{x.dtype.name} to {dtype.name}",
-            needed="a complex or bool dtype",
-            do="take ost.real(x) or abs(x) first",
-        )
+        got, do = f"{x.dtype.name} to {dtype.name}", "take ost.real(x) or abs(x) first"
+        raise misfit(DTypeError, "astype", got=got, needed="a complex or bool dtype", do=do)
     return Spec(x.shape, dtype)
 
 
@@ -70,13 +65,8 @@ def as_dtype(dtype: Any) -> DType:
     except TypeError:
         found = None
     if found is None or found.name not in DTYPES:
-        raise misfit(
-            DTypeError,
-            "dtype",
-            got=repr(dtype),
-            needed="one of " + ", ".join(DTYPES),
-            do="pass e.g. ost.float32",
-        )
+        got, needed = repr(dtype), "one of " + ", ".join(DTYPES)
+        raise misfit(DTypeError, "dtype", got=got, needed=needed, do="pass e.g. ost.float32")
     return found
 
 
@@ -90,12 +80,8 @@ def number_of(name: str, value: Any, dtype: DType) -> Scalar:
         with np.errstate(all="ignore"):
             return cast(Scalar, dtype.type(found.item()).item())
     except (AttributeError, TypeError, ValueError, OverflowError):
-        raise misfit(
-            DTypeError,
-            name,
-            got=f"the value {value!r:.60}",
-            needed=f"one number that {dtype.name} can hold",
-        ) from None
+        needed = f"one number that {dtype.name} can hold"
+        raise misfit(DTypeError, name, got=f"the value {value!r:.60}", needed=needed) from None
 
 
 def astype(

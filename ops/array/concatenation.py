@@ -202,12 +202,8 @@ def stack(
     """
     xs = unify(*arrays) if len(arrays) else []
     if len({x.shape for x in xs}) != 1:
-        raise misfit(
-            ShapeError,
-            "stack",
-            got=" and ".join(str(x.shape) for x in xs) or "no arrays",
-            needed="arrays of one shape",
-        )
+        got = " and ".join(str(x.shape) for x in xs) or "no arrays"
+        raise misfit(ShapeError, "stack", got=got, needed="arrays of one shape")
     at = axis_of(axis, xs[0].ndim + 1, "stack")
     return concat([expand_dims(x, axis=at) for x in xs], at, out, dtype=dtype)
 
@@ -301,12 +297,9 @@ def repeat_elements(x: Operandish, repeats: Any, axis: int | None) -> Array:
     unmasked(repeats, "repeat")
     counts = np.asarray(repeats)
     if counts.dtype.kind not in "iu" or counts.shape not in ((), (1,), (x.shape[d],)):
-        raise misfit(
-            ShapeError,
-            "repeat",
-            got=f"repeats of shape {counts.shape} and dtype {counts.dtype}",
-            needed=f"one whole number, or {x.shape[d]} of them",
-        )
+        got = f"repeats of shape {counts.shape} and dtype {counts.dtype}"
+        needed = f"one whole number, or {x.shape[d]} of them"
+        raise misfit(ShapeError, "repeat", got=got, needed=needed)
     if counts.size and counts.min() < 0:
         raise misfit(ArgumentError, "repeat", got=f"{counts.min()} times", needed="0 or more")
     if counts.size != 1:

@@ -64,13 +64,11 @@ def _matmul_rule(a: Spec, b: Spec) -> Spec:
     if not a.ndim or not b.ndim or a.dtype != b.dtype:
         raise unfit("matmul", (a, b), "at least one axis each, and one dtype")
     if a.shape[-1] != b.shape[-2:][0]:
-        raise misfit(
-            ShapeError,
-            "matmul",
-            got=f"{a.bare} @ {b.bare}",
-            needed=f"as many columns on the left ({a.shape[-1]}) as rows on the right ({b.shape[-2:][0]})",
-            do="transpose one of them, e.g. b.mT",
+        needed, do = (
+            f"as many columns on the left ({a.shape[-1]}) as rows on the right ({b.shape[-2:][0]})",
+            "transpose one of them, e.g. b.mT",
         )
+        raise misfit(ShapeError, "matmul", got=f"{a.bare} @ {b.bare}", needed=needed, do=do)
     batch = broadcast("matmul", a.shape[:-2], b.shape[:-2])
     columns = b.shape[-1:] if b.ndim > 1 else ()
     return Spec((*batch, *a.shape[-2:-1], *columns), promote(a.dtype, b.dtype))
@@ -261,13 +259,8 @@ def matmul(a: Operandish, b: Operandish, /, out: Out = None) -> Array:
     """
     a, b = unify(a, b)
     if not a.ndim or not b.ndim:
-        raise misfit(
-            ShapeError,
-            "matmul",
-            got=f"{a.spec.bare} @ {b.spec.bare}",
-            needed="at least one axis each",
-            do="use *",
-        )
+        got = f"{a.spec.bare} @ {b.spec.bare}"
+        raise misfit(ShapeError, "matmul", got=got, needed="at least one axis each", do="use *")
     a, b = _same_dtype(a, b)
     if isinstance(a, Picked) or isinstance(b, Picked):
         return put_out(product(matmul, a, b), out, "matmul")
@@ -303,12 +296,8 @@ def _is_product(left: str, right: str, out: str) -> bool:
 
 
 def _two_extents(text: str, label: str, xs: Sequence[Spec] | Sequence[Array]) -> Exception:
-    return misfit(
-        ShapeError,
-        f"einsum({text!r})",
-        got=" and ".join(str(x.shape) for x in xs),
-        needed=f"one extent for {label!r}",
-    )
+    got = " and ".join(str(x.shape) for x in xs)
+    return misfit(ShapeError, f"einsum({text!r})", got=got, needed=f"one extent for {label!r}")
 
 
 class Folds:
@@ -399,12 +388,9 @@ def _read_text(text: Any, shapes: Sequence[Shape]) -> tuple[list[str], str]:
     left, arrow, out = text.partition("->")
     operands = left.split(",")
     if len(operands) != len(shapes) or not set(text) <= set(string.ascii_letters + ",.->"):
-        raise misfit(
-            ArgumentError,
-            "einsum",
-            got=f"{text!r} for {len(shapes)} operands",
-            needed="letters for each axis, operands separated by commas",
-        )
+        got = f"{text!r} for {len(shapes)} operands"
+        needed = "letters for each axis, operands separated by commas"
+        raise misfit(ArgumentError, "einsum", got=got, needed=needed)
     spare = [c for c in reversed(LETTERS) if c not in text]
     more = max(
         (
@@ -420,12 +406,8 @@ def _read_text(text: Any, shapes: Sequence[Shape]) -> tuple[list[str], str]:
         here = len(shape) - len(labels.replace("...", ""))
         spelled = labels.replace("...", dots[len(dots) - here :] if here > 0 else "")
         if len(spelled) != len(shape):
-            raise misfit(
-                ShapeError,
-                f"einsum({text!r})",
-                got=f"shape {shape} for {labels!r}",
-                needed="one letter for each axis",
-            )
+            got, needed = f"shape {shape} for {labels!r}", "one letter for each axis"
+            raise misfit(ShapeError, f"einsum({text!r})", got=got, needed=needed)
         found.append(spelled)
     every = "".join(found)
     if arrow:
@@ -433,12 +415,8 @@ def _read_text(text: Any, shapes: Sequence[Shape]) -> tuple[list[str], str]:
     else:
         out = dots + "".join(sorted(c for c in set(every) if every.count(c) == 1 and c not in dots))
     if len(set(out)) < len(out) or not set(out) <= set(every):
-        raise misfit(
-            ArgumentError,
-            f"einsum({text!r})",
-            got=f"output {out!r}",
-            needed="labels of operands, each once",
-        )
+        needed = "labels of operands, each once"
+        raise misfit(ArgumentError, f"einsum({text!r})", got=f"output {out!r}", needed=needed)
     return found, out
 
 
@@ -452,12 +430,9 @@ def _lettered(given: tuple[Any, ...]) -> tuple[str, tuple[Any, ...]]:
         letters = {n: string.ascii_letters[n] for n in numbers - {...}} | {...: "..."}
         words = ["".join(letters[n] for n in own) for own in lists]
     except (TypeError, IndexError):
-        raise misfit(
-            ArgumentError,
-            "einsum",
-            got=" and ".join(type(x).__name__ for x in given[:3]),
-            needed="text such as 'ij,jk->ik', or behind each operand a list of whole numbers below 52",
-        ) from None
+        got = " and ".join(type(x).__name__ for x in given[:3])
+        needed = "text such as 'ij,jk->ik', or behind each operand a list of whole numbers below 52"
+        raise misfit(ArgumentError, "einsum", got=got, needed=needed) from None
     arrow = "" if end is None else f"->{words.pop()}"
     return ",".join(words) + arrow, given[0 : len(given) - len(given) % 2 : 2]
 
@@ -605,24 +580,16 @@ def tensordot(
     else:
         count = whole_number(axes, "tensordot")
         if not 0 <= count <= min(a.ndim, b.ndim):
-            raise misfit(
-                ArgumentError,
-                "tensordot",
-                got=f"axes={count}",
-                needed=f"0 to {min(a.ndim, b.ndim)}, as both have that many axes",
-            )
+            needed = f"0 to {min(a.ndim, b.ndim)}, as both have that many axes"
+            raise misfit(ArgumentError, "tensordot", got=f"axes={count}", needed=needed)
         over = [*range(a.ndim - count, a.ndim)], [*range(count)]
     if any(len({*own}) < len(own) for own in over):
         raise misfit(ArgumentError, "tensordot", got=f"axes={axes}", needed="each axis once")
     if len(over[0]) != len(over[1]) or any(
         a.shape[i] != b.shape[j] for i, j in zip(*over, strict=True)
     ):
-        raise misfit(
-            ShapeError,
-            "tensordot",
-            got=f"{a.shape} and {b.shape} over {axes}",
-            needed="pairs of axes of one extent",
-        )
+        got = f"{a.shape} and {b.shape} over {axes}"
+        raise misfit(ShapeError, "tensordot", got=got, needed="pairs of axes of one extent")
     left = list(LETTERS[: a.ndim])
     right = list(LETTERS[a.ndim : a.ndim + b.ndim])
     for i, j in zip(*over, strict=True):
@@ -646,12 +613,8 @@ def vecdot(a: Operandish, b: Operandish, /, *, axis: int = -1) -> Array:
         a, b, d = moveaxis(a, axis, -1), moveaxis(b, axis, -1), -1
     shape = broadcast("vecdot", a.shape, b.shape)
     if a.shape[d] != b.shape[d]:
-        raise misfit(
-            ShapeError,
-            "vecdot",
-            got=f"{a.shape} and {b.shape}",
-            needed=f"the same extent along axis {axis}",
-        )
+        got = f"{a.shape} and {b.shape}"
+        raise misfit(ShapeError, "vecdot", got=got, needed=f"the same extent along axis {axis}")
     return add_up(conj(a) * b, (d + len(shape),))
 
 

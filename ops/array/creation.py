@@ -544,30 +544,16 @@ def asarray(
 def _host_values(values: Any, kind: DType | None, copy: bool | None) -> np.ndarray[Any, Any]:
     """NumPy's array of values in this process, in order: a copy, unless they may be borrowed."""
     if kind is not None and kind.kind not in "cb" and np.iscomplexobj(values):
-        raise misfit(
-            DTypeError,
-            "asarray",
-            got=f"complex values for {kind.name}",
-            needed="a complex dtype",
-            do="take their real part first",
-        )
+        got, needed = f"complex values for {kind.name}", "a complex dtype"
+        raise misfit(DTypeError, "asarray", got=got, needed=needed, do="take their real part first")
     try:
         host = as_numpy(values, kind)
     except (ValueError, TypeError, OverflowError) as error:
-        raise misfit(
-            ArgumentError,
-            "asarray",
-            got=type(values).__name__,
-            needed="numbers in a regular shape",
-            do=str(error),
-        ) from error
+        got, needed = type(values).__name__, "numbers in a regular shape"
+        raise misfit(ArgumentError, "asarray", got=got, needed=needed, do=str(error)) from error
     if host.dtype.name not in DTYPES:
-        raise misfit(
-            DTypeError,
-            "asarray",
-            got=f"dtype {host.dtype}",
-            needed="one of " + ", ".join(DTYPES),
-        )
+        got = f"dtype {host.dtype}"
+        raise misfit(DTypeError, "asarray", got=got, needed="one of " + ", ".join(DTYPES))
     fresh = type(values) in (list, tuple, range) or (
         isinstance(values, np.ndarray) and not np.may_share_memory(host, values)
     )
@@ -611,13 +597,8 @@ def _has_memory(values: Any) -> bool:
 
 
 def _no_loan(got: str) -> Exception:
-    return misfit(
-        ArgumentError,
-        "asarray(copy=False)",
-        got=got,
-        needed="an array, whose memory can be borrowed",
-        do="leave out copy=False",
-    )
+    needed, do = "an array, whose memory can be borrowed", "leave out copy=False"
+    return misfit(ArgumentError, "asarray(copy=False)", got=got, needed=needed, do=do)
 
 
 def _leaves(values: Any) -> list[Any]:
@@ -641,12 +622,9 @@ def from_dlpack(x: Any, /, *, device: str | None = None, copy: bool | None = Non
     """
     check_device("from_dlpack", device)
     if not hasattr(x, "__dlpack__"):
+        got, needed = f"a {type(x).__name__}", "an array of a library that knows DLPack"
         raise misfit(
-            ArgumentError,
-            "from_dlpack",
-            got=f"a {type(x).__name__}",
-            needed="an array of a library that knows DLPack",
-            do="use ost.asarray(values)",
+            ArgumentError, "from_dlpack", got=got, needed=needed, do="use ost.asarray(values)"
         )
     foreign = x if isinstance(x, Array) or is_on_gpu(x) else np.from_dlpack(x)
     return asarray(foreign, copy=copy)
@@ -665,13 +643,8 @@ def one_hot(
     """
     x = as_array(indices)
     if not is_integer(x.dtype):
-        raise misfit(
-            DTypeError,
-            "one_hot",
-            got=x.dtype.name,
-            needed="integer indices",
-            do="convert with .astype",
-        )
+        do = "convert with .astype"
+        raise misfit(DTypeError, "one_hot", got=x.dtype.name, needed="integer indices", do=do)
     d = axis_of(axis, x.ndim + 1, "one_hot")
     line = [1] * (x.ndim + 1)
     line[d] = whole_number(classes, "one_hot", 0)

@@ -158,13 +158,8 @@ def _running(
             )
         if axis is None:
             if x.ndim > 1:
-                raise misfit(
-                    ArgumentError,
-                    name,
-                    got=f"shape {x.shape} and no axis",
-                    needed="an axis",
-                    do="pass axis=",
-                )
+                got = f"shape {x.shape} and no axis"
+                raise misfit(ArgumentError, name, got=got, needed="an axis", do="pass axis=")
             axis = 0
             x = x if x.ndim else reshape(x, (1,))
         d, kind = axis_of(axis, x.ndim, name), sum_dtype(x.spec, dtype)
@@ -254,13 +249,8 @@ def _running_extreme(name: str, monoid: str) -> Callable[[Operandish, int | None
         if isinstance(x, Picked) and axis in (None, 0, -1):
             return x.running(lambda row: function(row, 0), identity(monoid, x.dtype))
         if axis is None and x.ndim > 1:
-            raise misfit(
-                ArgumentError,
-                name,
-                got=f"shape {x.shape} and no axis",
-                needed="an axis",
-                do="pass axis=",
-            )
+            got = f"shape {x.shape} and no axis"
+            raise misfit(ArgumentError, name, got=got, needed="an axis", do="pass axis=")
         x = x if x.ndim else reshape(x, (1,))
         return apply(name, x, axis=axis_of(axis or 0, x.ndim, name))
 

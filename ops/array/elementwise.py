@@ -75,13 +75,10 @@ def broadcast(name: str, *shapes: Shape) -> Shape:
     for k in range(1, max((len(s) for s in shapes), default=0) + 1):
         sizes = {s[-k] for s in shapes if len(s) >= k} - {1}
         if len(sizes) > 1:
-            raise misfit(
-                ShapeError,
-                name,
-                got=" and ".join(str(s) for s in shapes),
-                needed="shapes that are equal, or 1, in each axis counted from the last",
-                do="insert axes with x[:, None] or reshape one operand",
-            )
+            got = " and ".join(str(s) for s in shapes)
+            needed = "shapes that are equal, or 1, in each axis counted from the last"
+            do = "insert axes with x[:, None] or reshape one operand"
+            raise misfit(ShapeError, name, got=got, needed=needed, do=do)
         found.append(sizes.pop() if sizes else 1)
     return tuple(reversed(found))
 
@@ -96,13 +93,8 @@ def _resolve(ufunc: str, *dtypes: DType) -> DType | None:
 
 
 def no_meaning(name: str, specs: Sequence[Spec]) -> Exception:
-    return misfit(
-        DTypeError,
-        name,
-        got=" and ".join(s.dtype.name for s in specs),
-        needed="a dtype for which it has a meaning",
-        do="convert with x.astype(...)",
-    )
+    got, needed = " and ".join(s.dtype.name for s in specs), "a dtype for which it has a meaning"
+    return misfit(DTypeError, name, got=got, needed=needed, do="convert with x.astype(...)")
 
 
 def ufunc_rule(name: str, ufunc: str, inexact: bool = False) -> Callable[..., Spec]:
@@ -255,13 +247,10 @@ def into(
     it is not given: they make no NaN, in gradients neither."""
     target = out[0] if isinstance(out, tuple) and len(out) == 1 else out
     if target is not None and not isinstance(target, Array):
-        raise misfit(
-            ArgumentError,
-            f"{name}(out=)",
-            got=f"a {type(target).__name__}",
-            needed="an array of ostinato's",
-            do=f"np.copyto(buffer, ost.{name}(...)) writes to another",
-        )
+        got = f"a {type(target).__name__}"
+        needed = "an array of ostinato's"
+        do = f"np.copyto(buffer, ost.{name}(...)) writes to another"
+        raise misfit(ArgumentError, f"{name}(out=)", got=got, needed=needed, do=do)
     if which is None or which is True:
         made = function(*given)
     else:

@@ -72,12 +72,8 @@ def put_along_axis(
     if mode not in MODES:
         raise misfit(ArgumentError, "put_along_axis", got=f"mode={mode!r}", needed=", ".join(MODES))
     if i.ndim != x.ndim:
-        raise misfit(
-            ArgumentError,
-            "put_along_axis",
-            got=f"{x.shape} and indices {i.shape}",
-            needed="as many axes in both",
-        )
+        got = f"{x.shape} and indices {i.shape}"
+        raise misfit(ArgumentError, "put_along_axis", got=got, needed="as many axes in both")
     shape = tuple(m if k == d else n for k, (n, m) in enumerate(zip(x.shape, i.shape, strict=True)))
     lines = tuple(
         broadcast_to(i, shape) if k == d else apply("iota", shape=shape, axis=k, dtype=int64)
@@ -159,12 +155,8 @@ def diag_indices_from(arr: Operandish) -> tuple[Array, ...]:
     """
     x = as_array(arr)
     if x.ndim < 2 or len({*x.shape}) > 1:
-        raise misfit(
-            ShapeError,
-            "diag_indices_from",
-            got=f"shape {x.shape}",
-            needed="two axes or more of one extent",
-        )
+        needed = "two axes or more of one extent"
+        raise misfit(ShapeError, "diag_indices_from", got=f"shape {x.shape}", needed=needed)
     return diag_indices(x.shape[0], x.ndim)
 
 
@@ -218,12 +210,8 @@ def ravel_multi_index(
     """
     shape = listed(dims, "ravel_multi_index")
     if len(multi_index) != len(shape):
-        raise misfit(
-            ArgumentError,
-            "ravel_multi_index",
-            got=f"{len(multi_index)} axes of places for {len(shape)} extents",
-            needed="as many of both",
-        )
+        got = f"{len(multi_index)} axes of places for {len(shape)} extents"
+        raise misfit(ArgumentError, "ravel_multi_index", got=got, needed="as many of both")
     found = zeros((), dtype=int64)
     for places, n in zip(multi_index, shape, strict=True):
         k = astype(as_array(places), int64)
@@ -313,12 +301,9 @@ def fill_diagonal(a: Array, val: Operandish, wrap: bool = False) -> None:
            [1., 0.]], dtype=float64)
     """
     if not isinstance(a, Array) or a.ndim < 2:
-        raise misfit(
-            ArgumentError,
-            "fill_diagonal",
-            got=f"shape {a.shape}" if isinstance(a, Array) else f"a {type(a).__name__}",
-            needed="an array of ostinato's with two axes or more",
-        )
+        got = f"shape {a.shape}" if isinstance(a, Array) else f"a {type(a).__name__}"
+        needed = "an array of ostinato's with two axes or more"
+        raise misfit(ArgumentError, "fill_diagonal", got=got, needed=needed)
     if a.ndim > 2 and len({*a.shape}) > 1:
         raise misfit(ShapeError, "fill_diagonal", got=f"shape {a.shape}", needed="one extent")
     if wrap and a.ndim == 2:

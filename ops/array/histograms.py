@@ -147,12 +147,8 @@ def _estimated(x: Array, rule: str, between: Range, whole: bool) -> int:
     """How many bins a rule gives, as NumPy counts them. Most rules look at the data, and read a
     width."""
     if rule not in ("auto", "fd", "doane", "scott", "rice", "sqrt", "sturges"):
-        raise misfit(
-            ArgumentError,
-            "histogram",
-            got=f"bins={rule!r}",
-            needed="a number, edges, or one of auto, fd, doane, scott, rice, sqrt, sturges",
-        )
+        needed = "a number, edges, or one of auto, fd, doane, scott, rice, sqrt, sturges"
+        raise misfit(ArgumentError, "histogram", got=f"bins={rule!r}", needed=needed)
     flat, (lo, hi) = reshape(x, (-1,)), _ends(x, between, "histogram")
     if between is not None and flat.size:
         flat = flat[logical_and(greater_equal(flat, lo), less_equal(flat, hi))]
@@ -247,12 +243,8 @@ def histogramdd(
     each: Sequence[Bins] = [bins] * n if is_count(bins) else list(cast(Any, bins))
     ends: Sequence[Range] = [None] * n if range is None else list(range)
     if len(each) != n or len(ends) != n:
-        raise misfit(
-            ArgumentError,
-            "histogramdd",
-            got=f"{len(each)} bins and {len(ends)} ranges",
-            needed=f"one for each of {n} dimensions",
-        )
+        got, needed = f"{len(each)} bins and {len(ends)} ranges", f"one for each of {n} dimensions"
+        raise misfit(ArgumentError, "histogramdd", got=got, needed=needed)
     pairs = [_bins(x, b, r, "histogramdd") for x, b, r in zip(columns, each, ends, strict=True)]
     found = [one for _, one in pairs]
     place: Array | None = None
@@ -282,12 +274,9 @@ def _columns(sample: Any) -> list[Array]:
         found = [astype(x, kind) for x in found]  # they lie in one matrix
         if found and all(x.ndim == 1 and x.shape == found[0].shape for x in found):
             return found
-        raise misfit(
-            ShapeError,
-            "histogramdd",
-            got=" and ".join(str(x.shape) for x in found[:4]) or "nothing",
-            needed="coordinates of one axis, as long as each other",
-        )
+        got = " and ".join(str(x.shape) for x in found[:4]) or "nothing"
+        needed = "coordinates of one axis, as long as each other"
+        raise misfit(ShapeError, "histogramdd", got=got, needed=needed)
     x = _real(sample, "histogramdd")
     if x.ndim == 1:
         return [x]

@@ -105,12 +105,8 @@ op(  # places counted from the first, each inside; or 0, if all are
 # -- take ----------------------------------------------------------------------------------
 def _take_rule(x: Spec, i: Spec, *, axis: int) -> Spec:
     if not is_integer(i.dtype):
-        raise misfit(
-            DTypeError,
-            "take",
-            got=f"indices of dtype {i.dtype.name}",
-            needed="integers or a mask of bools",
-        )
+        got = f"indices of dtype {i.dtype.name}"
+        raise misfit(DTypeError, "take", got=got, needed="integers or a mask of bools")
     return Spec((*x.shape[:axis], *i.shape, *x.shape[axis + 1 :]), x.dtype)
 
 
@@ -212,12 +208,8 @@ def checked_indices(i: Any, size: int, name: str) -> Array:
             and not -size <= known.min() <= known.max() < size
         ):
             bad = int(known.max()) if known.max() >= size else int(known.min())
-            raise misfit(
-                BoundsError,
-                name,
-                got=f"index {bad}",
-                needed=f"{-size} to {size - 1}, as the axis has {size} elements",
-            )
+            needed = f"{-size} to {size - 1}, as the axis has {size} elements"
+            raise misfit(BoundsError, name, got=f"index {bad}", needed=needed)
         i = as_array(known)
     return i
 
@@ -548,12 +540,8 @@ def _along_rule(x: Spec, i: Spec, *, axis: int) -> Spec:
             DTypeError, "take_along_axis", got=f"indices of {i.dtype.name}", needed="integers"
         )
     if x.ndim != i.ndim:
-        raise misfit(
-            ShapeError,
-            "take_along_axis",
-            got=f"{x.shape} and indices {i.shape}",
-            needed="as many axes in both",
-        )
+        got = f"{x.shape} and indices {i.shape}"
+        raise misfit(ShapeError, "take_along_axis", got=got, needed="as many axes in both")
     shape = tuple(
         m if d == axis else max(n, m) if 0 not in (n, m) else 0
         for d, (n, m) in enumerate(zip(x.shape, i.shape, strict=True))
@@ -562,12 +550,8 @@ def _along_rule(x: Spec, i: Spec, *, axis: int) -> Spec:
         d != axis and {n, m} - {1, shape[d]}
         for d, (n, m) in enumerate(zip(x.shape, i.shape, strict=True))
     ):
-        raise misfit(
-            ShapeError,
-            "take_along_axis",
-            got=f"{x.shape} and indices {i.shape}",
-            needed=f"shapes alike but for axis {axis}",
-        )
+        got, needed = f"{x.shape} and indices {i.shape}", f"shapes alike but for axis {axis}"
+        raise misfit(ShapeError, "take_along_axis", got=got, needed=needed)
     return Spec(shape, x.dtype)
 
 

@@ -320,13 +320,8 @@ def split(ary: Operandish, indices_or_sections: int | Sequence[int], axis: int =
     if isinstance(indices_or_sections, int) and (
         indices_or_sections < 1 or n % indices_or_sections
     ):
-        raise misfit(
-            ArgumentError,
-            "split",
-            got=f"{indices_or_sections} parts of {n}",
-            needed="a number that divides it",
-            do="use array_split",
-        )
+        got, needed = f"{indices_or_sections} parts of {n}", "a number that divides it"
+        raise misfit(ArgumentError, "split", got=got, needed=needed, do="use array_split")
     return array_split(x, indices_or_sections, axis)
 
 

@@ -26,13 +26,8 @@ s_, index_exp = np.s_, np.index_exp  # slices, written as in brackets
 def _range(key: Any, name: str) -> Array:
     """The numbers of a slice; an imaginary step says how many there are, the last one included."""
     if not isinstance(key, slice):
-        raise misfit(
-            ArgumentError,
-            f"ost.{name}[...]",
-            got=f"a {type(key).__name__}",
-            needed="slices",
-            do=f"write e.g. ost.{name}[0:3, 0:1:5j]",
-        )
+        got, do = f"a {type(key).__name__}", f"write e.g. ost.{name}[0:3, 0:1:5j]"
+        raise misfit(ArgumentError, f"ost.{name}[...]", got=got, needed="slices", do=do)
     start = 0 if key.start is None else key.start
     step = 1 if key.step is None else key.step
     if isinstance(step, complex):
@@ -117,12 +112,8 @@ class Joined:
         except ValueError:
             numbers = []
         if not 1 <= len(numbers) <= 3:
-            raise misfit(
-                ArgumentError,
-                f"ost.{self._name}[...]",
-                got=repr(text),
-                needed="up to three whole numbers in a text, such as '0,2'",
-            )
+            needed = "up to three whole numbers in a text, such as '0,2'"
+            raise misfit(ArgumentError, f"ost.{self._name}[...]", got=repr(text), needed=needed)
         axis, ndim, begin = (*numbers, *(0, 1, -1)[len(numbers) :])
         return axis, ndim, begin
 

@@ -144,12 +144,8 @@ def select(
     Array([ 0, -1, -1, 30], dtype=int64)
     """
     if len(condlist) != len(choicelist) or not condlist:
-        raise misfit(
-            ArgumentError,
-            "select",
-            got=f"{len(condlist)} conditions and {len(choicelist)} choices",
-            needed="as many of both, and at least one",
-        )
+        got = f"{len(condlist)} conditions and {len(choicelist)} choices"
+        raise misfit(ArgumentError, "select", got=got, needed="as many of both, and at least one")
     found = as_array(default)
     for condition, choice in zip(reversed(condlist), reversed(choicelist), strict=True):
         found = where(condition, choice, found)
@@ -168,12 +164,9 @@ def piecewise(x: Operandish, condlist: Any, funclist: Sequence[Any], *args: Any)
     held = [as_array(c) for c in (condlist if several else [condlist])]
     n = len(held)
     if len(funclist) not in (n, n + 1):
-        raise misfit(
-            ArgumentError,
-            "piecewise",
-            got=f"{n} conditions and {len(funclist)} functions",
-            needed="as many of both, or one function more",
-        )
+        got = f"{n} conditions and {len(funclist)} functions"
+        needed = "as many of both, or one function more"
+        raise misfit(ArgumentError, "piecewise", got=got, needed=needed)
 
     def made(f: Any) -> Array:
         return astype(f(y, *args) if callable(f) else f, y.dtype)
@@ -228,12 +221,9 @@ def polyfit(
     """
     v, target = floating(x), floating(y)
     if v.ndim != 1 or target.ndim not in (1, 2) or target.shape[:1] != v.shape or deg < 0:
-        raise misfit(
-            ArgumentError,
-            "polyfit",
-            got=f"points of shapes {v.shape} and {target.shape}, degree {deg}",
-            needed="one axis of the same length, and a degree of 0 or more",
-        )
+        got = f"points of shapes {v.shape} and {target.shape}, degree {deg}"
+        needed = "one axis of the same length, and a degree of 0 or more"
+        raise misfit(ArgumentError, "polyfit", got=got, needed=needed)
     table = vander(v, deg + 1)
     if w is not None:
         each = floating(w)
@@ -328,12 +318,9 @@ def interp(
     """
     at, places, values = floating(x), floating(xp), floating(fp)
     if places.ndim != 1 or places.shape != values.shape or not places.size:
-        raise misfit(
-            ArgumentError,
-            "interp",
-            got=f"points of shapes {places.shape} and {values.shape}",
-            needed="one axis of the same length, not empty",
-        )
+        got = f"points of shapes {places.shape} and {values.shape}"
+        needed = "one axis of the same length, not empty"
+        raise misfit(ArgumentError, "interp", got=got, needed=needed)
     if period is not None:
         if not period:
             raise misfit(ArgumentError, "interp", got="period=0", needed="another number")
@@ -366,12 +353,8 @@ def convolve(
     """
     x, y = as_array(a), as_array(v)
     if x.ndim != 1 or y.ndim != 1 or not x.size or not y.size:
-        raise misfit(
-            ArgumentError,
-            "convolve",
-            got=f"shapes {x.shape} and {y.shape}",
-            needed="one axis each, not empty",
-        )
+        got = f"shapes {x.shape} and {y.shape}"
+        raise misfit(ArgumentError, "convolve", got=got, needed="one axis each, not empty")
     if mode not in ("full", "same", "valid"):
         raise misfit(
             ArgumentError, "convolve", got=f"mode={mode!r}", needed="'full', 'same' or 'valid'"
@@ -435,12 +418,8 @@ def gradient(
     steps = list(varargs) or [1.0]
     steps = steps * len(dims) if len(steps) == 1 else steps
     if len(steps) != len(dims):
-        raise misfit(
-            ArgumentError,
-            "gradient",
-            got=f"{len(steps)} spacings",
-            needed=f"one, or one for each of {len(dims)} axes",
-        )
+        needed = f"one, or one for each of {len(dims)} axes"
+        raise misfit(ArgumentError, "gradient", got=f"{len(steps)} spacings", needed=needed)
     if edge_order not in (1, 2):
         raise misfit(ArgumentError, "gradient", got=f"edge_order={edge_order}", needed="1 or 2")
     made = [_gradient(y, step, d, edge_order) for step, d in zip(steps, dims, strict=True)]
@@ -454,12 +433,8 @@ def _gradient(y: Array, spacing: Operandish, d: int, order: int) -> Array:
         needed = f"{('two', 'three')[order - 1]} along each axis"
         raise misfit(ArgumentError, "gradient", got=f"{n} samples", needed=needed)
     if h.ndim and h.shape != (n,):
-        raise misfit(
-            ArgumentError,
-            "gradient",
-            got=f"places of shape {h.shape}",
-            needed=f"one for each of {n}",
-        )
+        got = f"places of shape {h.shape}"
+        raise misfit(ArgumentError, "gradient", got=got, needed=f"one for each of {n}")
 
     def part(x: Array, first: int, count: int, along: int = d) -> Array:
         return slice_axes(x, {along: (first, count, 1)})
@@ -570,12 +545,8 @@ def geomspace(
     """
     signs = [np.sign(v) for v in (start, stop) if isinstance(v, (int, float))]
     if 0 in signs or {*signs} == {1, -1}:
-        raise misfit(
-            ArgumentError,
-            "geomspace",
-            got=f"{start} to {stop}",
-            needed="numbers that are not 0, of one sign",
-        )
+        needed = "numbers that are not 0, of one sign"
+        raise misfit(ArgumentError, "geomspace", got=f"{start} to {stop}", needed=needed)
     first, last, _ = unify(start, stop, 0.0)
     ratio = log10(last / first)
     place = linspace(0, 1, num, endpoint)

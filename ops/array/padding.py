@@ -93,12 +93,8 @@ _MODES = (*_MIRRORS, "linear_ramp", *_TYPICAL)
 
 
 def _no_widths(width: Any, ndim: int) -> Exception:
-    return misfit(
-        ArgumentError,
-        "pad",
-        got=f"widths {width} for {ndim} axes",
-        needed="widths of 0 or more: one, a pair, or a pair for each axis",
-    )
+    needed = "widths of 0 or more: one, a pair, or a pair for each axis"
+    return misfit(ArgumentError, "pad", got=f"widths {width} for {ndim} axes", needed=needed)
 
 
 def _sides(given: Any, ndim: int, what: str) -> list[tuple[Any, Any]]:

@@ -117,13 +117,9 @@ def _takes(source: DType, target: DType) -> bool:
 
 def check_dtype(name: str, x: Spec, dtype: DType) -> None:
     if not _takes(x.dtype, dtype):
-        raise misfit(
-            DTypeError,
-            name,
-            got=f"{x.bare} in {dtype.name}",
-            needed="a dtype of 32 bits or more that holds such numbers",
-            do="convert with x.astype(...)",
-        )
+        got = f"{x.bare} in {dtype.name}"
+        needed = "a dtype of 32 bits or more that holds such numbers"
+        raise misfit(DTypeError, name, got=got, needed=needed, do="convert with x.astype(...)")
 
 
 def restore(y: Array, axes: tuple[int, ...], keepdims: bool) -> Array:
@@ -142,12 +138,8 @@ def mask_of(x: Array, which: Operandish, name: str) -> Array:
     if mask.dtype != bool_:
         raise misfit(DTypeError, f"{name}(where=)", got=mask.dtype.name, needed="bools")
     if broadcast(name, mask.shape, x.shape) != x.shape:
-        raise misfit(
-            ShapeError,
-            f"{name}(where=)",
-            got=f"a mask of shape {mask.shape}",
-            needed=f"one that broadcasts to {x.shape}",
-        )
+        got, needed = f"a mask of shape {mask.shape}", f"one that broadcasts to {x.shape}"
+        raise misfit(ShapeError, f"{name}(where=)", got=got, needed=needed)
     return mask
 
 
@@ -352,13 +344,10 @@ def _extreme(name: str) -> None:
         if x.dtype.kind == "c":
             raise misfit(DTypeError, name, got=x.dtype.name, needed="a dtype with an order")
         if x.size == 0 and math.prod(x.shape[a] for a in axes) == 0 and axes:
-            raise misfit(
-                ShapeError,
-                name,
-                got=f"shape {x.shape} along axes {axes}",
-                needed="at least one element, as nothing is the "
-                + ("smallest" if name == "min" else "largest"),
+            needed = "at least one element, as nothing is the " + (
+                "smallest" if name == "min" else "largest"
             )
+            raise misfit(ShapeError, name, got=f"shape {x.shape} along axes {axes}", needed=needed)
         return Spec(shape_left(x, axes), x.dtype)
 
     op(
@@ -388,13 +377,9 @@ def _extreme_of(
     x = as_array(given)
     axes = axes_of(axis, x.ndim, name)
     if which is not None and initial is None:
-        raise misfit(
-            ArgumentError,
-            name,
-            got="where= and no initial=",
-            needed="what nothing has for its " + ("smallest" if name == "min" else "largest"),
-            do=f"pass initial=, e.g. {'ost.inf' if name == 'min' else '-ost.inf'}",
-        )
+        needed = "what nothing has for its " + ("smallest" if name == "min" else "largest")
+        do = f"pass initial=, e.g. {'ost.inf' if name == 'min' else '-ost.inf'}"
+        raise misfit(ArgumentError, name, got="where= and no initial=", needed=needed, do=do)
     if initial is not None and x.size == 0 and x.dtype.kind != "c":
         y = broadcast_to(astype(identity(name, x.dtype), x.dtype), shape_left(x.spec, axes))
     else:
@@ -449,12 +434,8 @@ def _position(name: str, worst: Callable[[DType], Any]) -> Callable[[Array, int]
         if x.dtype.kind == "c":
             raise misfit(DTypeError, name, got=x.dtype.name, needed="a dtype with an order")
         if len(axes) != 1 or x.shape[axes[0]] == 0:
-            raise misfit(
-                ShapeError,
-                name,
-                got=f"shape {x.shape} along axes {axes}",
-                needed="one axis, and at least one element along it",
-            )
+            needed = "one axis, and at least one element along it"
+            raise misfit(ShapeError, name, got=f"shape {x.shape} along axes {axes}", needed=needed)
         return Spec(shape_left(x, axes), x.dtype), Spec(shape_left(x, axes), int64)
 
     def kernel(xp: Any, out: Sequence[Any], x: Any, *, axes: tuple[int, ...], at: Place) -> None:

@@ -254,12 +254,8 @@ def _segments(
     if k.dtype.kind == "b":
         k = astype(k, int32)
     if k.ndim != 1 or x.shape[:1] != k.shape or not is_integer(k.dtype):
-        raise misfit(
-            ShapeError,
-            name,
-            got=f"data of shape {x.shape}, groups {k.spec.bare}",
-            needed="a whole number for each row",
-        )
+        got = f"data of shape {x.shape}, groups {k.spec.bare}"
+        raise misfit(ShapeError, name, got=got, needed="a whole number for each row")
     return x, k, _reach(k, name) if count is None else whole_number(count, name, 0)
 
 

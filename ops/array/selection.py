@@ -284,12 +284,8 @@ def _partition_rule(x: Spec, *, axis: int, places: tuple[int, ...]) -> Spec:
     if x.dtype.kind == "c":
         raise unfit("partition", (x,), "a dtype with an order", DTypeError)
     if any(k >= x.shape[axis] for k in places):
-        raise misfit(
-            BoundsError,
-            "partition",
-            got=f"places {places}",
-            needed=f"places along an axis of {x.shape[axis]} elements",
-        )
+        needed = f"places along an axis of {x.shape[axis]} elements"
+        raise misfit(BoundsError, "partition", got=f"places {places}", needed=needed)
     return Spec(x.shape, x.dtype)
 
 
@@ -347,12 +343,8 @@ def _divided(a: Operandish, kth: int | Sequence[int], axis: int | None, name: st
     n = x.shape[d]
     places = tuple(sorted({k + n if k < 0 else k for k in listed(kth, name)}))
     if any(not 0 <= k < n for k in places):
-        raise misfit(
-            BoundsError,
-            name,
-            got=f"kth={kth}",
-            needed=f"{-n} to {n - 1}, as the axis has {n} elements",
-        )
+        needed = f"{-n} to {n - 1}, as the axis has {n} elements"
+        raise misfit(BoundsError, name, got=f"kth={kth}", needed=needed)
     return apply(name, x, axis=d, places=places)
 
 

@@ -62,12 +62,9 @@ def axis_of(axis: int, ndim: int, name: str) -> int:
     """An axis counted from the front."""
     found = whole_number(axis, name)
     if not -ndim <= found < ndim:
-        raise misfit(
-            BoundsError,
-            name,
-            got=f"axis {axis} of an array with {ndim} axes",
-            needed=f"an axis from {-ndim} to {ndim - 1}" if ndim else "at least one axis",
-        )
+        got = f"axis {axis} of an array with {ndim} axes"
+        needed = f"an axis from {-ndim} to {ndim - 1}" if ndim else "at least one axis"
+        raise misfit(BoundsError, name, got=got, needed=needed)
     return found % ndim
 
 
@@ -178,12 +175,9 @@ def split_of(split: Any, ndim: int) -> int | tuple[int | None, ...] | None:
     for s in given:
         whole = isinstance(s, (int, np.integer)) and not isinstance(s, bool)
         if s is not None and not (whole and -ndim <= s < ndim):
-            raise misfit(
-                LayoutError,
-                f"split={split!r}",
-                got=f"an array with {ndim} axes",
-                needed=f"None, an axis below {ndim}, or a tuple of them, one per mesh axis",
-            )
+            got = f"an array with {ndim} axes"
+            needed = f"None, an axis below {ndim}, or a tuple of them, one per mesh axis"
+            raise misfit(LayoutError, f"split={split!r}", got=got, needed=needed)
         found.append(s if s is None else int(s) % ndim)
     return tuple(found) if isinstance(split, (tuple, list)) else found[0]
 
@@ -261,13 +255,8 @@ def reshape(
     if new.count(-1) == 1 and known and x.size % known == 0:
         new = tuple(x.size // known if n == -1 else n for n in new)
     if min(new, default=0) < 0 or math.prod(new) != x.size:
-        raise misfit(
-            ShapeError,
-            "reshape",
-            got=f"{x.shape} to {new}",
-            needed=f"a shape of {x.size} elements",
-            do="use -1 for one axis to have it computed",
-        )
+        needed, do = f"a shape of {x.size} elements", "use -1 for one axis to have it computed"
+        raise misfit(ShapeError, "reshape", got=f"{x.shape} to {new}", needed=needed, do=do)
     if new == x.shape:
         found = x
     elif counts_columns(order, "reshape"):
@@ -320,12 +309,8 @@ def expand_dims(x: Operandish, /, axis: int | Sequence[int] = 0) -> Array:
 
 def _squeeze_rule(x: Spec, *, axes: tuple[int, ...]) -> Spec:
     if any(x.shape[a] != 1 for a in axes):
-        raise misfit(
-            ShapeError,
-            "squeeze",
-            got=f"axis {', '.join(map(str, axes))} of shape {x.shape}",
-            needed="axes of size 1",
-        )
+        got = f"axis {', '.join(map(str, axes))} of shape {x.shape}"
+        raise misfit(ShapeError, "squeeze", got=got, needed="axes of size 1")
     return Spec(tuple(n for d, n in enumerate(x.shape) if d not in axes), x.dtype)
 
 
@@ -387,12 +372,8 @@ def permute_dims(x: Operandish, /, axes: Sequence[int] | None = None) -> Array:
     axes = range(x.ndim)[::-1] if axes is None else axes
     order = tuple(axis_of(a, x.ndim, "permute_dims") for a in axes)
     if sorted(order) != list(range(x.ndim)):
-        raise misfit(
-            ArgumentError,
-            "permute_dims",
-            got=f"axes {tuple(axes)}",
-            needed=f"each of 0 to {x.ndim - 1} once",
-        )
+        needed = f"each of 0 to {x.ndim - 1} once"
+        raise misfit(ArgumentError, "permute_dims", got=f"axes {tuple(axes)}", needed=needed)
     return x if order == tuple(range(x.ndim)) else apply("permute_dims", x, axes=order)
 
 
@@ -429,12 +410,8 @@ def moveaxis(
         or len(set(sources)) < len(sources)
         or len(set(targets)) < len(targets)
     ):
-        raise misfit(
-            ArgumentError,
-            "moveaxis",
-            got=f"{source} to {destination}",
-            needed="as many places as axes, each once",
-        )
+        got = f"{source} to {destination}"
+        raise misfit(ArgumentError, "moveaxis", got=got, needed="as many places as axes, each once")
     rest = iter(d for d in range(x.ndim) if d not in sources)
     placed = dict(zip(targets, sources, strict=True))
     return permute_dims(x, [placed[d] if d in placed else next(rest) for d in range(x.ndim)])
@@ -461,12 +438,8 @@ def _broadcast_grad(g: Array, y: Array, x: Array, *, shape: Shape) -> Sequence[A
 
 def _broadcast_rule(x: Spec, *, shape: Shape) -> Spec:
     if broadcast("broadcast_to", x.shape, shape) != shape:
-        raise misfit(
-            ShapeError,
-            "broadcast_to",
-            got=f"{x.shape} to {shape}",
-            needed="a shape that it broadcasts to",
-        )
+        got = f"{x.shape} to {shape}"
+        raise misfit(ShapeError, "broadcast_to", got=got, needed="a shape that it broadcasts to")
     return Spec(shape, x.dtype)
 
 
@@ -548,12 +521,8 @@ def sum_to(x: Array, shape: Shape) -> Array:
 # -- triangles and diagonals ---------------------------------------------------------------
 def _triangle(x: Array, k: int, lower: bool) -> Array:
     if x.ndim < 2:
-        raise misfit(
-            ShapeError,
-            "tril" if lower else "triu",
-            got=f"shape {x.shape}",
-            needed="two axes or more",
-        )
+        got = f"shape {x.shape}"
+        raise misfit(ShapeError, "tril" if lower else "triu", got=got, needed="two axes or more")
     k = diagonal_number(k, x.shape, "tril" if lower else "triu")
     rows = apply("iota", shape=(x.shape[-2], 1), axis=0, dtype=int64)
     columns = apply("iota", shape=(1, x.shape[-1]), axis=1, dtype=int64)

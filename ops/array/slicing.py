@@ -36,12 +36,8 @@ def _inside(name: str, x: Spec, starts: Shape, sizes: Shape, steps: Shape) -> No
     for start, size, step, n in zip(starts, sizes, steps, x.shape, strict=True):
         last = start + step * (size - 1)
         if step == 0 or size < 0 or (size > 0 and not (0 <= start < n and 0 <= last < n)):
-            raise misfit(
-                BoundsError,
-                name,
-                got=f"{size} elements from {start} on in steps of {step}",
-                needed=f"elements of an axis with {n}",
-            )
+            got = f"{size} elements from {start} on in steps of {step}"
+            raise misfit(BoundsError, name, got=got, needed=f"elements of an axis with {n}")
 
 
 def _slice_indices(ins: Specs, outs: Specs, p: Params) -> Indices:

@@ -247,21 +247,14 @@ def sliding_window_view(
     sizes = listed(window_shape, "sliding_window_view")
     dims = range(found.ndim) if axis is None else listed(axis, "sliding_window_view")
     if len(sizes) != len(dims):
-        raise misfit(
-            ArgumentError,
-            "sliding_window_view",
-            got=f"{len(sizes)} extents of windows for {len(dims)} axes",
-            needed="as many of both",
-        )
+        got = f"{len(sizes)} extents of windows for {len(dims)} axes"
+        raise misfit(ArgumentError, "sliding_window_view", got=got, needed="as many of both")
     axes = [axis_of(d, found.ndim, "sliding_window_view") for d in dims]
     for d, n in zip(axes, sizes, strict=True):
         if n < 0 or found.shape[d] < max(n, 1):
-            raise misfit(
-                ShapeError,
-                "sliding_window_view",
-                got=f"windows of {n} of {found.shape[d]} along axis {d}",
-                needed="windows that are no longer than that",
-            )
+            got = f"windows of {n} of {found.shape[d]} along axis {d}"
+            needed = "windows that are no longer than that"
+            raise misfit(ShapeError, "sliding_window_view", got=got, needed=needed)
     if 0 in sizes:
         shape = [n - sum(k - 1 for d, k in zip(axes, sizes, strict=True) if d == e)
                  for e, n in enumerate(found.shape)]  # fmt: skip

@@ -394,12 +394,8 @@ def lexsort(keys: Operandish | Sequence[Operandish], axis: int = -1) -> Array:
     """
     each = [as_array(k) for k in keys] if isinstance(keys, list | tuple) else [*as_array(keys)]
     if not each or not each[0].ndim or any(k.shape != each[0].shape for k in each):
-        raise misfit(
-            ShapeError,
-            "lexsort",
-            got=" and ".join(str(k.shape) for k in each[:4]) or "nothing",
-            needed="keys of one shape, with an axis",
-        )
+        got = " and ".join(str(k.shape) for k in each[:4]) or "nothing"
+        raise misfit(ShapeError, "lexsort", got=got, needed="keys of one shape, with an axis")
     order = argsort(each[0], axis=axis)
     pick = take if each[0].ndim == 1 else take_along_axis
     for k in each[1:]:

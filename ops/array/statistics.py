@@ -191,12 +191,8 @@ def average(
     w = ones(x.shape, dtype=int64) if weights is None else as_array(weights)
     if x.shape != w.shape:
         if w.ndim != 1 or not is_count(axis) or x.shape[axis] != w.shape[0]:
-            raise misfit(
-                ArgumentError,
-                "average",
-                got=f"weights of shape {w.shape}",
-                needed=f"those of the array, {x.shape}, or one axis and that axis",
-            )
+            needed = f"those of the array, {x.shape}, or one axis and that axis"
+            raise misfit(ArgumentError, "average", got=f"weights of shape {w.shape}", needed=needed)
         beside = [1] * x.ndim
         beside[axis] = w.shape[0]
         w = broadcast_to(reshape(w, tuple(beside)), x.shape)

@@ -96,12 +96,8 @@ def _parse(x: Array, key: Any) -> tuple[list[_Axis | None], bool]:
     if len(dots) > 1:
         raise misfit(ArgumentError, "index", got="two ellipses", needed="one at most")
     if wanted > x.ndim:
-        raise misfit(
-            BoundsError,
-            "index",
-            got=f"{wanted} indices for shape {x.shape}",
-            needed=f"at most {x.ndim}",
-        )
+        got = f"{wanted} indices for shape {x.shape}"
+        raise misfit(BoundsError, "index", got=got, needed=f"at most {x.ndim}")
     fill = [slice(None)] * (x.ndim - wanted)
     items = items[: dots[0]] + fill + items[dots[0] + 1 :] if dots else items + fill
     arrays = [k for k in items if is_places(k)]
@@ -134,22 +130,16 @@ def _parse(x: Array, key: Any) -> tuple[list[_Axis | None], bool]:
         elif is_number(k):
             n = operator.index(k)
             if not -size <= n < size:
-                raise misfit(
-                    BoundsError,
-                    "index",
-                    got=f"{n} on axis {axis}",
-                    needed=f"{-size} to {size - 1}, as the axis has {size} elements"
+                needed = (
+                    f"{-size} to {size - 1}, as the axis has {size} elements"
                     if size
-                    else "nothing, as it is empty",
+                    else "nothing, as it is empty"
                 )
+                raise misfit(BoundsError, "index", got=f"{n} on axis {axis}", needed=needed)
             found.append(_Axis((n % size, 1, 1), drop=True))
         else:
-            raise misfit(
-                ArgumentError,
-                "index",
-                got=f"{type(k).__name__} {k!r:.40}",
-                needed="numbers, slices, None, ..., arrays of integers, or masks of bools",
-            )
+            needed = "numbers, slices, None, ..., arrays of integers, or masks of bools"
+            raise misfit(ArgumentError, "index", got=f"{type(k).__name__} {k!r:.40}", needed=needed)
         axis += _consumes(k)
     return found, runs <= 1
 
@@ -216,20 +206,12 @@ def _places(k: Any, shape: Shape) -> list[Array]:
         return [checked_indices(np.asarray(operator.index(k)), shape[0], "index")]
     if not is_mask(k):
         if not isinstance(k, Array) and np.asarray(k).dtype.kind not in "iu":
-            raise misfit(
-                DTypeError,
-                "index",
-                got=f"an array of {np.asarray(k).dtype}",
-                needed="integers or bools",
-            )
+            got = f"an array of {np.asarray(k).dtype}"
+            raise misfit(DTypeError, "index", got=got, needed="integers or bools")
         return [checked_indices(k, shape[0], "index")]
     if not all(m in (n, 0) for m, n in zip(np.shape(k), shape, strict=True)):
-        raise misfit(
-            BoundsError,
-            "index",
-            got=f"a mask of shape {np.shape(k)}",
-            needed=f"the shape {shape} of what it masks",
-        )
+        got = f"a mask of shape {np.shape(k)}"
+        raise misfit(BoundsError, "index", got=got, needed=f"the shape {shape} of what it masks")
     mask = array.reader.known(k, "x[mask]", shape=True) if isinstance(k, Array) else np.asarray(k)
     return [as_array(i) for i in np.nonzero(mask)]
 
@@ -425,13 +407,10 @@ def updated_values(x: Array, values: Operandish, what: str = "x.at[...]") -> Arr
     if (v.dtype.kind == "c" and x.dtype.kind != "c") or (
         is_inexact(v.dtype) and not is_inexact(x.dtype)
     ):
-        raise misfit(
-            DTypeError,
-            what,
-            got=f"values of dtype {v.dtype.name} for an array of {x.dtype.name}",
-            needed="values that the array's dtype can hold",
-            do=f"convert one of them, e.g. x.astype(ost.{v.dtype.name})",
-        )
+        got = f"values of dtype {v.dtype.name} for an array of {x.dtype.name}"
+        needed = "values that the array's dtype can hold"
+        do = f"convert one of them, e.g. x.astype(ost.{v.dtype.name})"
+        raise misfit(DTypeError, what, got=got, needed=needed, do=do)
     return astype(v, x.dtype)
 
 
@@ -444,12 +423,8 @@ def fits(v: Array, target: Shape, what: str = "x.at[...]") -> Shape:
     except ValueError:
         good = False
     if not good:
-        raise misfit(
-            ShapeError,
-            what,
-            got=f"values of shape {v.shape}",
-            needed=f"a shape that broadcasts to {target}",
-        )
+        got = f"values of shape {v.shape}"
+        raise misfit(ShapeError, what, got=got, needed=f"a shape that broadcasts to {target}")
     return target
 
 

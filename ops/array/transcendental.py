@@ -449,13 +449,10 @@ def pow(x: Operandish, y: Operandish, /) -> Array:
         if x.dtype.kind == "c" and isinstance(y, int | float) and y in range(3, 17):
             return _multiplied(x, int(y))
     if isinstance(y, int) and y < 0 and not is_inexact(as_array(x).dtype):
-        raise misfit(
-            ArgumentError,
-            "pow",
-            got=f"an integer array to the power {y}",
-            needed="a floating dtype, since the result is a fraction",
-            do="write x.astype(ost.float64) ** y",
-        )
+        got = f"an integer array to the power {y}"
+        needed = "a floating dtype, since the result is a fraction"
+        do = "write x.astype(ost.float64) ** y"
+        raise misfit(ArgumentError, "pow", got=got, needed=needed, do=do)
     return _pow(x, y)
 
 

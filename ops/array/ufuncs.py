@@ -257,13 +257,9 @@ def _closed(function: Binary, x: Array, dtype: Any) -> Array:
         if made == bool_ and function not in _LOGICAL:
             break  # of comparisons, which are no numbers again
         kind = made
-    raise misfit(
-        DTypeError,
-        function.__name__,
-        got=x.dtype.name,
-        needed="a dtype that its results have as well",
-        do="pass dtype=, or convert with x.astype(...)",
-    )
+    needed = "a dtype that its results have as well"
+    do = "pass dtype=, or convert with x.astype(...)"
+    raise misfit(DTypeError, function.__name__, got=x.dtype.name, needed=needed, do=do)
 
 
 def _folded(
@@ -296,13 +292,8 @@ def _folded(
     if not count and neutral is not None and free:
         return broadcast_to(neutral if first is None else first, rows.shape[1:])
     if first is None and (mask is not None or not count):
-        raise misfit(
-            ArgumentError,
-            name,
-            got="where= and no initial=" if mask is not None else "no elements",
-            needed="what it is of no elements",
-            do="pass initial=",
-        )
+        got, do = "where= and no initial=" if mask is not None else "no elements", "pass initial="
+        raise misfit(ArgumentError, name, got=got, needed="what it is of no elements", do=do)
     if mask is None and not free and first is None:
         first, rows = rows[0], rows[1:]
     if free:

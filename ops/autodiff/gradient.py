@@ -295,12 +295,9 @@ def attach_rule(
     def counted(gs: Sequence[Array | None]) -> Sequence[Array | None]:
         cts = list(rule(gs))
         if len(cts) != len(args):
-            raise misfit(
-                ArgumentError,
-                "custom gradient",
-                got=f"{len(cts)} cotangents",
-                needed=f"one for each of {len(args)} array arguments (None for no gradient)",
-            )
+            got = f"{len(cts)} cotangents"
+            needed = f"one for each of {len(args)} array arguments (None for no gradient)"
+            raise misfit(ArgumentError, "custom gradient", got=got, needed=needed)
         return cts
 
     if any(trace.inner for x in (*results, *args) for trace in term_of(x)[0].traces):

@@ -220,13 +220,9 @@ def unmasked(x: Any, who: str) -> None:
     kinds = set(map(type, x)) if isinstance(x, list) else (type(x),)
     for kind in kinds:
         if issubclass(kind, np.ndarray) and hasattr(kind, "mask"):
-            raise misfit(
-                ArgumentError,
-                who,
-                got="a masked array",
-                needed="an array all of whose elements count",
-                do="pass x.filled(value), or the values and the mask as two arrays for ost.where",
-            )
+            needed = "an array all of whose elements count"
+            do = "pass x.filled(value), or the values and the mask as two arrays for ost.where"
+            raise misfit(ArgumentError, who, got="a masked array", needed=needed, do=do)
 
 
 def weak_dtype(kind: type, beside: DType) -> DType:
@@ -279,11 +275,8 @@ def as_array_of(x: Any, dtype: DType) -> Array:
     if dtype.kind in "iu" and isinstance(x, int):
         limits = np.iinfo(dtype)
         if not limits.min <= x <= limits.max:
-            raise misfit(
-                DTypeError,
-                f"the number {x}",
-                got=f"an operand of dtype {dtype.name}",
-                needed=f"a number from {limits.min} to {limits.max}",
-                do="convert the array first, e.g. x.astype(ost.int64)",
-            )
+            got = f"an operand of dtype {dtype.name}"
+            needed = f"a number from {limits.min} to {limits.max}"
+            do = "convert the array first, e.g. x.astype(ost.int64)"
+            raise misfit(DTypeError, f"the number {x}", got=got, needed=needed, do=do)
     return constant(x, dtype)

@@ -330,12 +330,8 @@ class Array(ArrayMethods["Array"]):
     __array_priority__ = 1000
 
     def __init__(self) -> None:
-        raise misfit(
-            ArgumentError,
-            "Array()",
-            got="a direct call",
-            do="use ost.asarray(values), ost.zeros(shape), ...",
-        )
+        do = "use ost.asarray(values), ost.zeros(shape), ..."
+        raise misfit(ArgumentError, "Array()", got="a direct call", do=do)
 
     if not TYPE_CHECKING:
 
@@ -375,13 +371,8 @@ class Array(ArrayMethods["Array"]):
     def to_device(self, device: str, /, *, stream: object = None) -> Array:
         """This array; all arrays of a session live on its workers."""
         if device != reader.device:
-            raise misfit(
-                ArgumentError,
-                "to_device",
-                got=repr(device),
-                needed=repr(reader.device),
-                do="arrays live where their session's workers are",
-            )
+            needed, do = repr(reader.device), "arrays live where their session's workers are"
+            raise misfit(ArgumentError, "to_device", got=repr(device), needed=needed, do=do)
         return self
 
     @property
@@ -411,12 +402,8 @@ class Array(ArrayMethods["Array"]):
         return bool((self == value).any())
 
     def __hash__(self) -> int:
-        raise misfit(
-            ArgumentError,
-            "hash()",
-            got="an array",
-            do="use a tuple of numbers, or id(x), as the key",
-        )
+        do = "use a tuple of numbers, or id(x), as the key"
+        raise misfit(ArgumentError, "hash()", got="an array", do=do)
 
     # -- reading ---------------------------------------------------------------------------
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
@@ -488,13 +475,8 @@ class Array(ArrayMethods["Array"]):
 
     def _scalar(self, what: str, kind: type[OstinatoError] = ArgumentError) -> Any:
         if self.size != 1:
-            raise misfit(
-                kind,
-                what,
-                got=f"an array of shape {self.shape}",
-                needed="one element",
-                do="reduce it first, e.g. x.all(), x.any() or x.sum()",
-            )
+            needed, do = "one element", "reduce it first, e.g. x.all(), x.any() or x.sum()"
+            raise misfit(kind, what, got=f"an array of shape {self.shape}", needed=needed, do=do)
         return reader.known(self, what).reshape(())[()]
 
     def _real(self, what: str) -> Any:
@@ -675,22 +657,14 @@ class Array(ArrayMethods["Array"]):
         """Refuse to assign to what was there before a function that is being traced: it would be
         assigned to once, and not whenever the function is called."""
         if self.weak is not None:
-            raise misfit(
-                AssignmentError,
-                what,
-                got="a number",
-                needed="an array",
-                do="make one of it first, with ost.asarray",
-            )
+            do = "make one of it first, with ost.asarray"
+            raise misfit(AssignmentError, what, got="a number", needed="an array", do=do)
         trace = current_thread.trace
         if trace is not None and self._began < trace.began and not trace.lends(self):
-            raise misfit(
-                AssignmentError,
-                what,
-                got=f"{self.spec.bare} from around {trace.name}, which is being traced",
-                needed="an array that it was given, or made",
-                do="pass it as an argument, or assign to a copy, x.copy()",
-            )
+            got = f"{self.spec.bare} from around {trace.name}, which is being traced"
+            needed = "an array that it was given, or made"
+            do = "pass it as an argument, or assign to a copy, x.copy()"
+            raise misfit(AssignmentError, what, got=got, needed=needed, do=do)
 
     def _tell_view(self, what: str, frame: FrameType, to_name: bool) -> None:
         """Warn who assigns to what NumPy would have made a view of an array that is still there."""

@@ -65,11 +65,8 @@ def writing(
     try:
         yield
     except OSError as error:
-        raise kind.because(
-            f"{what} {os.fspath(path)}",
-            got=error.strerror or str(error),
-            needed="a folder that exists and may be written to",
-        ) from None
+        got, needed = error.strerror or str(error), "a folder that exists and may be written to"
+        raise kind.because(f"{what} {os.fspath(path)}", got=got, needed=needed) from None
 
 
 def write_page(path: str | os.PathLike[str], text: str) -> None:

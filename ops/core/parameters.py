@@ -211,12 +211,8 @@ def wrong_number(
 
 
 def _wrong_names(name: str, params: Mapping[str, Any], takes: Mapping[str, Kind]) -> OstinatoError:
-    return misfit(
-        ArgumentError,
-        name,
-        got="the parameters " + ", ".join(f"{k!r:.40}" for k in list(params)[:8]),
-        needed=", ".join(takes) or "none",
-    )
+    got = "the parameters " + ", ".join(f"{k!r:.40}" for k in list(params)[:8])
+    return misfit(ArgumentError, name, got=got, needed=", ".join(takes) or "none")
 
 
 def unfit(

@@ -339,10 +339,7 @@ def lookup(name: str) -> Op:
     found = OPS.get(name)
     if found is None:
         near = ", ".join(sorted(n for n in OPS if n[:3] == name[:3])[:5])
-        raise misfit(
-            UnknownOpError,
-            f"operation {name[:60]!r}",
-            got="a name that is not registered",
-            needed="one of ostinato's operations" + (f", such as {near}" if near else ""),
-        )
+        got = "a name that is not registered"
+        needed = "one of ostinato's operations" + (f", such as {near}" if near else "")
+        raise misfit(UnknownOpError, f"operation {name[:60]!r}", got=got, needed=needed)
     return found

@@ -141,12 +141,9 @@ class Spec:
         known = _known.get(key)
         found = known() if known is not None else None
         if found is None and misshapen(shape, dtype.itemsize):
-            raise misfit(
-                ShapeError,
-                "an array",
-                got=f"shape {shape!r:.120} of {dtype.name}",
-                needed=f"up to {MOST_AXES} extents of 0 or more, and fewer than 2**62 bytes",
-            )
+            got = f"shape {shape!r:.120} of {dtype.name}"
+            needed = f"up to {MOST_AXES} extents of 0 or more, and fewer than 2**62 bytes"
+            raise misfit(ShapeError, "an array", got=got, needed=needed)
         while found is None:
             _forget()
             made = object.__new__(cls)

@@ -192,12 +192,9 @@ def _branch(
 
 def _same_sides(yes: Any, no: Any) -> None:
     if yes != no:
-        raise misfit(
-            ShapeError,
-            "cond",
-            got=f"{_describe(yes)} from one side and {_describe(no)} from the other",
-            needed="results of the same structure, shapes and dtypes",
-        )
+        got = f"{_describe(yes)} from one side and {_describe(no)} from the other"
+        needed = "results of the same structure, shapes and dtypes"
+        raise misfit(ShapeError, "cond", got=got, needed=needed)
 
 
 def _describe(side: tuple[Any, list[Spec]]) -> str:

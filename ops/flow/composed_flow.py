@@ -71,12 +71,8 @@ def map(function: Callable[[Any], S], xs: Any, *, batch_size: int | None = None)
     leaves, structure = flatten(xs)
     rows = [as_array(x) for x in leaves]
     if len({x.shape[:1] for x in rows}) != 1 or not rows[0].shape:
-        raise misfit(
-            ShapeError,
-            "map",
-            got=" and ".join(str(x.shape) for x in rows) or "no arrays",
-            needed="arrays with a common first axis",
-        )
+        got = " and ".join(str(x.shape) for x in rows) or "no arrays"
+        raise misfit(ShapeError, "map", got=got, needed="arrays with a common first axis")
     if batch_size is None:
         made: S = scan(lambda s, x: (s, function(x)), None, unflatten(structure, rows))[1]
         return made
@@ -124,12 +120,9 @@ def associative_scan(
     dims = [axis_of(axis, x.ndim, "associative_scan") for x in rows]
     lengths = {x.shape[d] for x, d in zip(rows, dims, strict=True)}
     if len(lengths) != 1:
-        raise misfit(
-            ShapeError,
-            "associative_scan",
-            got=" and ".join(str(x.shape) for x in rows) or "no arrays",
-            needed=f"arrays with one extent along axis {axis}",
-        )
+        got = " and ".join(str(x.shape) for x in rows) or "no arrays"
+        needed = f"arrays with one extent along axis {axis}"
+        raise misfit(ShapeError, "associative_scan", got=got, needed=needed)
 
     def combine(a: Sequence[Array], b: Sequence[Array]) -> list[Array]:
         made, found = flatten(
@@ -137,12 +130,9 @@ def associative_scan(
         )
         ys = [as_array(y) for y in made]
         if found != structure or [y.spec.bare for y in ys] != [x.spec.bare for x in a]:
-            raise misfit(
-                ShapeError,
-                "associative_scan",
-                got=f"{found} of {', '.join(str(y.spec.bare) for y in ys)} coming out of the function",
-                needed=f"what goes in, {structure} of {', '.join(str(x.spec.bare) for x in a)}",
-            )
+            got = f"{found} of {', '.join(str(y.spec.bare) for y in ys)} coming out of the function"
+            needed = f"what goes in, {structure} of {', '.join(str(x.spec.bare) for x in a)}"
+            raise misfit(ShapeError, "associative_scan", got=got, needed=needed)
         return ys
 
     def part(xs: Sequence[Array], start: int, count: int, step: int = 1) -> list[Array]:

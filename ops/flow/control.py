@@ -128,12 +128,8 @@ class CarriedState:
         """Leave a turn: check and adapt the state after it."""
         leaves, found = flatten(results)
         if found != self.structure:
-            raise misfit(
-                ArgumentError,
-                self.what,
-                got=f"a state {found} coming out",
-                needed=f"the structure that goes in, {self.structure}",
-            )
+            needed = f"the structure that goes in, {self.structure}"
+            raise misfit(ArgumentError, self.what, got=f"a state {found} coming out", needed=needed)
         adapted = [self._adapt(k, y) for k, y in enumerate(leaves)]
         if any(adapted):
             raise Retrace
@@ -172,20 +168,12 @@ def _check_state(
 ) -> None:
     for x, y, name in zip(before, after, names, strict=True):
         if x.shape != y.shape:
-            raise misfit(
-                ShapeError,
-                what,
-                got=f"{name or 'the state'} of shape {x.shape} going in and {y.shape} coming out",
-                needed="the same shape in every turn",
-            )
+            got = f"{name or 'the state'} of shape {x.shape} going in and {y.shape} coming out"
+            raise misfit(ShapeError, what, got=got, needed="the same shape in every turn")
         if x.dtype != y.dtype:
-            raise misfit(
-                DTypeError,
-                what,
-                got=f"{name or 'the state'} of dtype {x.dtype.name} going in and {y.dtype.name} coming out",
-                needed="the same dtype in every turn",
-                do=f"start with .astype(ost.{y.dtype.name}), or convert what the turn returns",
-            )
+            got = f"{name or 'the state'} of dtype {x.dtype.name} going in and {y.dtype.name} coming out"
+            do = f"start with .astype(ost.{y.dtype.name}), or convert what the turn returns"
+            raise misfit(DTypeError, what, got=got, needed="the same dtype in every turn", do=do)
 
 
 # The body's values have their whole shapes, and layouts with one more mesh axis, the last one: the
@@ -217,13 +205,8 @@ def select_each(mask: Array, yes: Sequence[Array], no: Sequence[Array]) -> list[
 def truth_of(x: Any, what: str) -> Array:
     found = as_array(x)
     if found.shape or found.dtype != bool_:
-        raise misfit(
-            DTypeError,
-            what,
-            got=f"a condition {found.spec.bare}",
-            needed="one bool",
-            do="use .all() or .any()",
-        )
+        got = f"a condition {found.spec.bare}"
+        raise misfit(DTypeError, what, got=got, needed="one bool", do="use .all() or .any()")
     return found
 
 

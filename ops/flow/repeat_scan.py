@@ -266,13 +266,10 @@ def _run_loop(
         with seeds.fold_turn(index):
             made = function(index, state.enter(args[:count]), given)
         if not (isinstance(made, (tuple, list)) and len(made) == 2):
-            raise misfit(
-                ArgumentError,
-                what,
-                got=f"a {type(made).__name__} coming out of the function",
-                needed="a pair: the state after the turn, and what it yields",
-                do="return state, None if it yields nothing",
-            )
+            got = f"a {type(made).__name__} coming out of the function"
+            needed = "a pair: the state after the turn, and what it yields"
+            do = "return state, None if it yields nothing"
+            raise misfit(ArgumentError, what, got=got, needed=needed, do=do)
         after, y = made
         leaves = state.leave(after)
         outs, y_structure = leaves_of(y)
@@ -337,13 +334,10 @@ def repeat(x: Any, repeats: Any, /, state: Any = None, *, axis: int | None = Non
     Array([0, 0, 1, 1, 2, 2], dtype=int64)
     """
     if callable(x):
-        raise misfit(
-            ArgumentError,
-            "repeat",
-            got="a function in the place of the number of turns",
-            needed="the number, the function and the first state",
-            do="write repeat(n, function, state)",
-        )
+        got = "a function in the place of the number of turns"
+        needed = "the number, the function and the first state"
+        do = "write repeat(n, function, state)"
+        raise misfit(ArgumentError, "repeat", got=got, needed=needed, do=do)
     if not callable(repeats):
         return repeat_elements(x, repeats, axis if state is None else state)
     function, trips = repeats, whole_number(x, "repeat", 0)
@@ -429,12 +423,8 @@ def scan(
     lengths |= set() if length is None else {length}
     if len(lengths) != 1 or None in lengths:
         given = [str(x.shape) for x in leaves] + ([] if length is None else [f"length={length}"])
-        raise misfit(
-            ShapeError,
-            "scan",
-            got=" and ".join(given) or "neither",
-            needed="arrays with a common first axis, or length=",
-        )
+        needed = "arrays with a common first axis, or length="
+        raise misfit(ShapeError, "scan", got=" and ".join(given) or "neither", needed=needed)
     trips = lengths.pop()
     assert trips is not None
     return _run_loop(lambda index, s, x: function(s, x), init, xs, trips, reverse, "scan")

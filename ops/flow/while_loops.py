@@ -57,13 +57,10 @@ def _while_rule(
 
 
 def _while_grad(g: Any, y: Any, *xs: Array, **_: Any) -> Sequence[Array | None]:
-    raise misfit(
-        GradientError,
-        "gradient of while_loop",
-        got="a number of turns that depends on data",
-        needed="a number known beforehand",
-        do="use ost.repeat or ost.scan, or cut it off with ost.stop_gradient",
-    )
+    got = "a number of turns that depends on data"
+    needed = "a number known beforehand"
+    do = "use ost.repeat or ost.scan, or cut it off with ost.stop_gradient"
+    raise misfit(GradientError, "gradient of while_loop", got=got, needed=needed, do=do)
 
 
 def _while_forward(

@@ -197,12 +197,9 @@ def _solved(name: str, diagonals: Sequence[Array], b: Array, lower: int, axis: i
     n = b.shape[axis]
     for x in diagonals:
         if x.ndim >= -axis and x.shape[axis] not in (1, n):
-            raise misfit(
-                ShapeError,
-                name,
-                got=f"a diagonal {x.spec.bare} and right-hand sides {b.spec.bare}",
-                needed=f"{n} elements along the systems, as many as the right-hand sides have",
-            )
+            got = f"a diagonal {x.spec.bare} and right-hand sides {b.spec.bare}"
+            needed = f"{n} elements along the systems, as many as the right-hand sides have"
+            raise misfit(ShapeError, name, got=got, needed=needed)
     shape = broadcast(name, *(x.shape for x in (*diagonals, b)))
     given = [broadcast_to(convert(x, dtype), shape) for x in (*diagonals, b)]
     at = len(shape) + axis
@@ -234,12 +231,9 @@ def solve_banded(
     right = expand_dims(right, axis=-1) if vector else right
     n = right.shape[-2] if right.ndim else 0
     if right.ndim < 2 or bands.ndim < 2 or bands.shape[-2:] != (lower + upper + 1, n):
-        raise misfit(
-            ShapeError,
-            name,
-            got=f"{bands.spec.bare} and right-hand sides {right.spec.bare}",
-            needed=f"{lower + upper + 1} diagonals, each of as many elements as there are equations",
-        )
+        got = f"{bands.spec.bare} and right-hand sides {right.spec.bare}"
+        needed = f"{lower + upper + 1} diagonals, each of as many elements as there are equations"
+        raise misfit(ShapeError, name, got=got, needed=needed)
     columns = [bands[..., upper - o, :, None] for o in range(-lower, upper + 1)]
     diagonals = [
         roll(x, -o, axis=-2) for x, o in zip(columns, range(-lower, upper + 1), strict=True)

@@ -81,12 +81,8 @@ def _panels(n: int, workers: int) -> list[tuple[int, int]]:
 def _parts_rule(x: Spec, *, bounds: Bounds) -> Specs:
     m, n = one_matrix("qr_of_parts", x).shape
     if bounds[-1] != m or any(b - a < n for a, b in itertools.pairwise(bounds)):
-        raise misfit(
-            ShapeError,
-            "qr_of_parts",
-            got=f"{x.bare} in parts {bounds}",
-            needed="parts of at least as many rows as columns",
-        )
+        needed = "parts of at least as many rows as columns"
+        raise misfit(ShapeError, "qr_of_parts", got=f"{x.bare} in parts {bounds}", needed=needed)
     small = Spec((len(bounds) - 1, n, n), x.dtype)
     return Spec(x.shape, x.dtype), small, small
 
@@ -128,12 +124,8 @@ def _by_parts_rule(x: Spec, w: Spec, *, bounds: Bounds) -> Spec:
     one_matrix("matmul_of_parts", x)
     fits = matrix("matmul_of_parts", w).ndim == 3 and w.dtype == x.dtype
     if not fits or w.shape[:2] != (len(bounds) - 1, x.shape[1]) or bounds[-1] != x.shape[0]:
-        raise misfit(
-            ShapeError,
-            "matmul_of_parts",
-            got=f"{x.bare} in parts {bounds} @ {w.bare}",
-            needed="a matrix for each part",
-        )
+        got = f"{x.bare} in parts {bounds} @ {w.bare}"
+        raise misfit(ShapeError, "matmul_of_parts", got=got, needed="a matrix for each part")
     return Spec((x.shape[0], w.shape[2]), x.dtype)
 
 

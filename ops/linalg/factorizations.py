@@ -137,12 +137,8 @@ def _equations_rule(name: str, a: Spec, b: Spec) -> Spec:
     matrix(name, a, True)
     matrix(name, b)
     if a.shape[-1] != b.shape[-2]:
-        raise misfit(
-            ShapeError,
-            name,
-            got=f"{a.bare} and right-hand sides {b.bare}",
-            needed=f"as many rows on the right ({b.shape[-2]}) as the matrix has ({a.shape[-1]})",
-        )
+        needed = f"as many rows on the right ({b.shape[-2]}) as the matrix has ({a.shape[-1]})"
+        raise misfit(ShapeError, name, got=f"{a.bare} and right-hand sides {b.bare}", needed=needed)
     if a.dtype != b.dtype:
         raise misfit(DTypeError, name, got=f"{a.bare} and {b.bare}", needed="one dtype")
     batch = broadcast(name, a.shape[:-2], b.shape[:-2])
@@ -313,13 +309,8 @@ def _lu_grad(g: Sequence[Array | None], y: Sequence[Array], x: Array) -> Sequenc
     """Ā = Pᵀ L⁻ᴴ (below the diagonal of Lᴴ L̄, the rest of Ū Uᴴ) U⁻ᴴ"""
     m, n = x.shape[-2:]
     if m != n:
-        raise misfit(
-            GradientError,
-            "gradient of lu",
-            got=f"matrices {m} x {n}",
-            needed="square matrices",
-            do="use ost.linalg.qr or ost.linalg.lstsq",
-        )
+        got, do = f"matrices {m} x {n}", "use ost.linalg.qr or ost.linalg.lstsq"
+        raise misfit(GradientError, "gradient of lu", got=got, needed="square matrices", do=do)
     order, lower, upper = y
     _, gl, gu = (bar_of(part) for part in g)
     inner = None
@@ -553,12 +544,9 @@ def _qr_grad(
     gq, gr = (bar_of(part) for part in g)
     m, n = x.shape[-2:]
     if mode == "complete" and m > n:
+        got, needed = "mode='complete' of a tall matrix", "factors that the matrix determines"
         raise misfit(
-            GradientError,
-            "gradient of qr",
-            got="mode='complete' of a tall matrix",
-            needed="factors that the matrix determines",
-            do="use mode='reduced'",
+            GradientError, "gradient of qr", got=got, needed=needed, do="use mode='reduced'"
         )
     if m >= n:
         return (conj(_tall_qr_grad(gq, gr, q, r)),)

@@ -224,12 +224,8 @@ def svd_lowrank(
     rank = whole_number(rank, "svd_lowrank")
     more, times = (whole_number(k, "svd_lowrank", 0) for k in (oversample, iterations))
     if not 0 < rank <= _least(m, n):
-        raise misfit(
-            ArgumentError,
-            "svd_lowrank",
-            got=f"rank={rank} of {x.spec.bare}",
-            needed=f"1 to {_least(m, n)}",
-        )
+        got = f"rank={rank} of {x.spec.bare}"
+        raise misfit(ArgumentError, "svd_lowrank", got=got, needed=f"1 to {_least(m, n)}")
     width = _least(rank + more, _least(m, n))
     start = normal((*x.shape[:-2], n, width), seed=seed, dtype=real_of(x.dtype))
     q = qr(x @ convert(start, x.dtype)).Q
@@ -575,12 +571,8 @@ def matrix_norm(x: Operandish, /, *, keepdims: bool = False, ord: Any = "fro") -
         pick = picks[ord]
         found = expand_dims(pick(svdvals(x), axis=-1), axis=(-2, -1))
     else:
-        raise misfit(
-            ArgumentError,
-            "matrix_norm",
-            got=f"ord={ord!r}",
-            needed="'fro', 'nuc', 1, -1, 2, -2, inf or -inf",
-        )
+        needed = "'fro', 'nuc', 1, -1, 2, -2, inf or -inf"
+        raise misfit(ArgumentError, "matrix_norm", got=f"ord={ord!r}", needed=needed)
     return found if keepdims else squeeze(found, (-2, -1))
 
 
@@ -603,12 +595,8 @@ def norm(
     if len(axes) == 1:
         return vector_norm(x, axis=axes, keepdims=keepdims, ord=2 if ord is None else ord)
     if len(axes) != 2:
-        raise misfit(
-            ShapeError,
-            "norm",
-            got=f"ord={ord!r} along {len(axes)} axes",
-            needed="one axis for a vector's norm, two for a matrix's",
-        )
+        needed = "one axis for a vector's norm, two for a matrix's"
+        raise misfit(ShapeError, "norm", got=f"ord={ord!r} along {len(axes)} axes", needed=needed)
     if isinstance(axis, Sequence):  # in the order in which they are given: rows, columns
         first, second = (axis_of(a, x.ndim, "norm") for a in axis)
     else:
@@ -663,12 +651,9 @@ def multi_dot(arrays: Sequence[Operandish], /) -> Array:
         raise misfit(ArgumentError, "multi_dot", got=f"{len(given)} arrays", needed="two or more")
     ends = (given[0].ndim, given[-1].ndim)
     if not {*ends} <= {1, 2} or any(x.ndim != 2 for x in given[1:-1]):
-        raise misfit(
-            ShapeError,
-            "multi_dot",
-            got=" and ".join(str(x.shape) for x in given),
-            needed="matrices, and perhaps vectors at both ends",
-        )
+        got = " and ".join(str(x.shape) for x in given)
+        needed = "matrices, and perhaps vectors at both ends"
+        raise misfit(ShapeError, "multi_dot", got=got, needed=needed)
     if ends[0] == 1:
         given[0] = expand_dims(given[0], axis=0)
     if ends[1] == 1:
@@ -716,12 +701,8 @@ def tensorsolve(a: Operandish, b: Operandish, /, axes: Sequence[int] | None = No
         a = moveaxis(a, gone, tuple(range(a.ndim - len(gone), a.ndim)))
     shape = a.shape[b.ndim :]
     if math.prod(shape) != b.size:
-        raise misfit(
-            ShapeError,
-            "tensorsolve",
-            got=f"a {a.shape}, b {b.shape}",
-            needed="as many elements of b as of x, which has a's other axes",
-        )
+        needed = "as many elements of b as of x, which has a's other axes"
+        raise misfit(ShapeError, "tensorsolve", got=f"a {a.shape}, b {b.shape}", needed=needed)
     return reshape(solve(reshape(a, (b.size, b.size)), reshape(b, (b.size,))), shape)
 
 
@@ -735,12 +716,8 @@ def tensorinv(a: Operandish, /, ind: int = 2) -> Array:
     ind = whole_number(ind, "tensorinv", 1)
     many, others = math.prod(a.shape[:ind]), math.prod(a.shape[ind:])
     if many != others:
-        raise misfit(
-            ShapeError,
-            "tensorinv",
-            got=f"{a.shape} cut at {ind}",
-            needed="as many elements before as behind",
-        )
+        got = f"{a.shape} cut at {ind}"
+        raise misfit(ShapeError, "tensorinv", got=got, needed="as many elements before as behind")
     return reshape(inv(reshape(a, (many, many))), (*a.shape[ind:], *a.shape[:ind]))
 
 
@@ -774,12 +751,8 @@ def cross(a: Operandish, b: Operandish, /, *, axis: int = -1) -> Array:
     a, b = unify(a, b)
     d = axis_of(axis, _least(a.ndim, b.ndim), "cross") - _least(a.ndim, b.ndim)
     if a.shape[d] != 3 or b.shape[d] != 3:
-        raise misfit(
-            ShapeError,
-            "cross",
-            got=f"{a.shape} and {b.shape}",
-            needed=f"three elements along axis {axis}",
-        )
+        got = f"{a.shape} and {b.shape}"
+        raise misfit(ShapeError, "cross", got=got, needed=f"three elements along axis {axis}")
     x, y = ([moveaxis(v, d, 0)[k] for k in range(3)] for v in (a, b))
     parts = [x[i] * y[j] - x[j] * y[i] for i, j in ((1, 2), (2, 0), (0, 1))]
     return moveaxis(stack(parts), 0, d)

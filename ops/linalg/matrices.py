@@ -31,22 +31,14 @@ def matrix(
 ) -> Spec:
     """A stack of matrices of a dtype that can be factorized, or an error."""
     if dtypes is not None and x.dtype.name not in dtypes:
-        raise misfit(
-            DTypeError,
-            name,
-            got=str(x.bare),
-            needed="float32, float64, complex64 or complex128",
-            do="convert it first, e.g. x.astype(ost.float64)",
-        )
+        needed = "float32, float64, complex64 or complex128"
+        do = "convert it first, e.g. x.astype(ost.float64)"
+        raise misfit(DTypeError, name, got=str(x.bare), needed=needed, do=do)
     if x.ndim < 2:
         raise misfit(ShapeError, name, got=str(x.bare), needed="a matrix: two axes or more")
     if square and x.shape[-1] != x.shape[-2]:
-        raise misfit(
-            ShapeError,
-            name,
-            got=str(x.bare),
-            needed="square matrices: the last two axes of one extent",
-        )
+        needed = "square matrices: the last two axes of one extent"
+        raise misfit(ShapeError, name, got=str(x.bare), needed=needed)
     return x
 
 

@@ -117,12 +117,9 @@ def _svd_grad(
     gu, gs, gvh = (bar_of(part) for part in g)
     m, n = x.shape[-2:]
     if full and m != n and (gu is not None or gvh is not None):
+        got, needed = "full_matrices=True", "factors that the matrix determines"
         raise misfit(
-            GradientError,
-            "gradient of svd",
-            got="full_matrices=True",
-            needed="factors that the matrix determines",
-            do="use full_matrices=False",
+            GradientError, "gradient of svd", got=got, needed=needed, do="use full_matrices=False"
         )
     k = s.shape[-1]
     u, vh = u[..., :k], vh[..., :k, :]
@@ -328,12 +325,9 @@ def _lstsq_rule(a: Spec, b: Spec, *, rtol: float) -> Specs:
     *batch, m, n = matrix("lstsq", a).shape
     matrix("lstsq", b)
     if b.shape[:-1] != (*batch, m) or a.dtype != b.dtype:
-        raise misfit(
-            ShapeError,
-            "lstsq",
-            got=f"{a.bare} and right-hand sides {b.bare}",
-            needed="as many rows, leading axes and the same dtype on both sides",
-        )
+        got = f"{a.bare} and right-hand sides {b.bare}"
+        needed = "as many rows, leading axes and the same dtype on both sides"
+        raise misfit(ShapeError, "lstsq", got=got, needed=needed)
     return (
         Spec((*batch, n, b.shape[-1]), a.dtype),
         Spec(tuple(batch), int64),

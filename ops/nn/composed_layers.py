@@ -289,10 +289,6 @@ def embedding(ids: Operandish, table: Operandish, /) -> Array:
     """
     rows, places = as_array(table), as_array(ids)
     if rows.ndim < 1 or not is_integer(places.dtype):
-        raise misfit(
-            DTypeError,
-            "embedding",
-            got=f"ids {places.spec.bare} of a table {rows.spec.bare}",
-            needed="integers, and a table with rows",
-        )
+        got = f"ids {places.spec.bare} of a table {rows.spec.bare}"
+        raise misfit(DTypeError, "embedding", got=got, needed="integers, and a table with rows")
     return take(rows, places, axis=0)

@@ -223,25 +223,19 @@ def _given(
     if dtype.kind in "bc":
         raise misfit(DTypeError, name, got=dtype.name, needed="real numbers")
     if w.ndim != x.ndim:
-        raise misfit(
-            ShapeError,
-            name,
-            got=f"filters of {w.ndim} axes for images of {x.ndim}",
-            needed="as many: two of channels, and those of space",
-        )
+        got = f"filters of {w.ndim} axes for images of {x.ndim}"
+        needed = "as many: two of channels, and those of space"
+        raise misfit(ShapeError, name, got=got, needed=needed)
     if not order.channels_last:  # OIHW as HWIO
         w = moveaxis(w, (1, 0), (-2, -1))
     x = order.inside(x)
     count = for_each(groups, 1, name, "groups")[0]
     wanted, filters = (w.shape[-1], w.shape[-1]) if turned else (w.shape[-2] * count, w.shape[-1])
     if x.shape[-1] != wanted or filters % count or 0 in w.shape[:-2]:
-        raise misfit(
-            ShapeError,
-            name,
-            got=f"{x.shape[-1]} channels, and filters of {w.shape[-2]} to {w.shape[-1]} channels",
-            needed=f"{wanted} channels, and as many filters for each of {count} groups",
-            do="give filters as layout says: OIHW beside channels first, HWIO beside channels last",
-        )
+        got = f"{x.shape[-1]} channels, and filters of {w.shape[-2]} to {w.shape[-1]} channels"
+        needed = f"{wanted} channels, and as many filters for each of {count} groups"
+        do = "give filters as layout says: OIHW beside channels first, HWIO beside channels last"
+        raise misfit(ShapeError, name, got=got, needed=needed, do=do)
     x = reshape(x, (*x.shape[:-1], count, x.shape[-1] // count))
     if count == 1:  # any order of memory will do
         return x, expand_dims(w, -2), order
@@ -336,12 +330,9 @@ def conv_transpose(
     if min(extents) < 0 or any(
         m >= max(s, d) for m, s, d in zip(more, strides, steps, strict=True)
     ):
-        raise misfit(
-            ArgumentError,
-            name,
-            got=f"padding={padding!r:.40} and output_padding={output_padding!r:.40}",
-            needed="no more than there is, and an output_padding below the stride or dilation",
-        )
+        got = f"padding={padding!r:.40} and output_padding={output_padding!r:.40}"
+        needed = "no more than there is, and an output_padding below the stride or dilation"
+        raise misfit(ArgumentError, name, got=got, needed=needed)
     p = {
         "strides": strides,
         "dilation": steps,

@@ -91,12 +91,9 @@ def cross_entropy(
         losses = _of_classes(logp, t, d, weight, label_smoothing, ignore_index, reduction, name)
         return astype(losses, x.dtype)
     if t.shape != x.shape:
-        raise misfit(
-            ShapeError,
-            name,
-            got=f"targets {t.spec.bare} for logits of shape {x.shape}",
-            needed="class indices, or a distribution in the shape of the logits",
-        )
+        got = f"targets {t.spec.bare} for logits of shape {x.shape}"
+        needed = "class indices, or a distribution in the shape of the logits"
+        raise misfit(ShapeError, name, got=got, needed=needed)
     if label_smoothing:
         t = t * (1 - label_smoothing) + label_smoothing / x.shape[d]
     if weight is not None:
@@ -169,12 +166,8 @@ def _of_classes(
 def _weights(weight: Operandish, x: Array, d: int, name: str) -> Array:
     w = as_array(weight)
     if w.shape != (x.shape[d],):
-        raise misfit(
-            ShapeError,
-            name,
-            got=f"weights {w.spec.bare}",
-            needed=f"one for each of {x.shape[d]} classes",
-        )
+        got = f"weights {w.spec.bare}"
+        raise misfit(ShapeError, name, got=got, needed=f"one for each of {x.shape[d]} classes")
     return reshape(astype(w, accumulator(x.dtype)), (-1, *(1,) * (x.ndim - d - 1)))
 
 
@@ -188,13 +181,10 @@ def _check_classes(t: Array, classes: int, ignored: int | None, name: str) -> No
         part = part if ignored is None else np.where(part == ignored, 0, part)
         low, high = int(part.min()), int(part.max())
         if low < 0 or high >= classes:
-            raise misfit(
-                BoundsError,
-                name,
-                got=f"class {low if low < 0 else high}",
-                needed=f"classes from 0 to {classes - 1}",
-                do="say ignore_index=, the number that stands for no class",
-            )
+            got = f"class {low if low < 0 else high}"
+            needed = f"classes from 0 to {classes - 1}"
+            do = "say ignore_index=, the number that stands for no class"
+            raise misfit(BoundsError, name, got=got, needed=needed, do=do)
 
 
 def _reduced(losses: Array, reduction: str, name: str) -> Array:
@@ -379,21 +369,14 @@ def ctc_loss(
     name = "ctc_loss"
     x, t = floating(log_probs), as_array(targets)
     if layout not in ("NTC", "TNC") or x.ndim != 3:
-        raise misfit(
-            ArgumentError,
-            name,
-            got=f"layout={layout!r:.20} of {x.ndim} axes",
-            needed="'NTC' or 'TNC', and three axes",
-        )
+        got = f"layout={layout!r:.20} of {x.ndim} axes"
+        raise misfit(ArgumentError, name, got=got, needed="'NTC' or 'TNC', and three axes")
     p = widened(x if layout == "TNC" else moveaxis(x, 0, 1))
     long, samples, classes = p.shape
     if t.ndim != 2 or t.shape[0] != samples or not is_integer(t.dtype) or not 0 <= blank < classes:
-        raise misfit(
-            ShapeError,
-            name,
-            got=f"targets {t.spec.bare}, blank={blank} for {samples} samples of {classes} classes",
-            needed="integers (samples, length), and a blank that is a class",
-        )
+        got = f"targets {t.spec.bare}, blank={blank} for {samples} samples of {classes} classes"
+        needed = "integers (samples, length), and a blank that is a class"
+        raise misfit(ShapeError, name, got=got, needed=needed)
     most = t.shape[1]
     lengths = [
         broadcast_to(as_array(n if given is None else given), (samples,))

@@ -46,12 +46,8 @@ def _along(v: Operandish, x: Array, d: int, name: str, what: str) -> Array:
     """A number for each channel, beside the others."""
     v = floating(v)
     if v.shape != (x.shape[d],):
-        raise misfit(
-            ShapeError,
-            name,
-            got=f"{what} {v.spec.bare}",
-            needed=f"shape ({x.shape[d]},): one number for each channel",
-        )
+        needed = f"shape ({x.shape[d]},): one number for each channel"
+        raise misfit(ShapeError, name, got=f"{what} {v.spec.bare}", needed=needed)
     return reshape(v, tuple([n if k == d else 1 for k, n in enumerate(x.shape)]))
 
 
@@ -166,12 +162,8 @@ def group_norm(
     (count,) = for_each(groups, 1, "group_norm", "groups")
     each, odd = divmod(x.shape[d], count)
     if odd:
-        raise misfit(
-            ArgumentError,
-            "group_norm",
-            got=f"groups={count} of {x.shape[d]} channels",
-            needed="groups of as many channels each",
-        )
+        got = f"groups={count} of {x.shape[d]} channels"
+        raise misfit(ArgumentError, "group_norm", got=got, needed="groups of as many channels each")
     wide = widened(x)
     centre, variance = moments_of(wide, space) if space else (wide, None)
     parts = (*centre.shape[:d], count, each, *centre.shape[d + 1 :])

@@ -237,12 +237,8 @@ def _asked(
     found = zip(space, pads, reaches, strides, strict=True)
     extents = tuple([extent(*each, ceil_mode) for each in found])
     if any(max(pair) >= r > 0 for pair, r in zip(pads, reaches, strict=True)):
-        raise misfit(
-            ArgumentError,
-            name,
-            got=f"padding={padding!r:.40}",
-            needed="less than a window on each side, so that no window is empty",
-        )
+        needed = "less than a window on each side, so that no window is empty"
+        raise misfit(ArgumentError, name, got=f"padding={padding!r:.40}", needed=needed)
     p = {
         "sizes": sizes,
         "strides": strides,

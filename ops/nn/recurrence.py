@@ -85,20 +85,12 @@ def _through(
     of inputs."""
     x = floating(x)
     if layout not in ("NTC", "TNC") or x.ndim != 3:
-        raise misfit(
-            ArgumentError,
-            name,
-            got=f"layout={layout!r:.20} of {x.ndim} axes",
-            needed="'NTC' or 'TNC', and three axes",
-        )
+        got = f"layout={layout!r:.20} of {x.ndim} axes"
+        raise misfit(ArgumentError, name, got=got, needed="'NTC' or 'TNC', and three axes")
     directions = 1 + bidirectional
     if not weights or len(weights) % directions:
-        raise misfit(
-            ArgumentError,
-            name,
-            got=f"{len(weights)} tuples of weights",
-            needed="one for each layer" + " and direction" * bidirectional,
-        )
+        needed = "one for each layer" + " and direction" * bidirectional
+        raise misfit(ArgumentError, name, got=f"{len(weights)} tuples of weights", needed=needed)
     y = moveaxis(x, 0, 1) if layout == "NTC" else x
     y = astype(y, accumulator(x.dtype))
     long, samples = y.shape[:2]

@@ -45,21 +45,13 @@ def order_of(layout: str | None, x: Array, name: str) -> Order:
     """By letters such as "NCHW" or "NDHWC"; channels first where nothing is said."""
     space = x.ndim - 2
     if not 1 <= space <= 3:
-        raise misfit(
-            ShapeError,
-            name,
-            got=f"an array of {x.ndim} axes",
-            needed="samples, channels and 1 to 3 axes of space",
-            do="put missing axes in, e.g. x[None]",
-        )
+        needed = "samples, channels and 1 to 3 axes of space"
+        do = "put missing axes in, e.g. x[None]"
+        raise misfit(ShapeError, name, got=f"an array of {x.ndim} axes", needed=needed, do=do)
     letters = "NC" + SPACE[-space:] if layout is None else layout
     if not isinstance(letters, str) or sorted(letters) != sorted("NC" + SPACE[-space:]):
-        raise misfit(
-            ArgumentError,
-            name,
-            got=f"layout={layout!r:.40}",
-            needed=f"the letters NC{SPACE[-space:]}, each once, as the axes are",
-        )
+        needed = f"the letters NC{SPACE[-space:]}, each once, as the axes are"
+        raise misfit(ArgumentError, name, got=f"layout={layout!r:.40}", needed=needed)
     inner = [d for d, c in enumerate(letters) if c in SPACE]
     return Order((letters.index("N"), *inner, letters.index("C")), letters[-1] == "C")
 
@@ -69,12 +61,8 @@ def for_each(value: int | Sequence[int], count: int, name: str, what: str, least
     found = listed(value, name)
     found = found * count if len(found) == 1 else found
     if len(found) != count or min(found) < least:
-        raise misfit(
-            ArgumentError,
-            name,
-            got=f"{what}={value!r:.40}",
-            needed=f"one whole number of {least} or more, or {count} of them",
-        )
+        needed = f"one whole number of {least} or more, or {count} of them"
+        raise misfit(ArgumentError, name, got=f"{what}={value!r:.40}", needed=needed)
     return found
 
 
@@ -96,12 +84,8 @@ def padding_of(
         each = [listed(p, name) for p in ((padding,) if plain else padding)]
     pairs = [(p[0], p[-1]) for p in (each * count if len(each) == 1 else each) if 1 <= len(p) <= 2]
     if len(pairs) != count or min(map(min, pairs), default=0) < 0:
-        raise misfit(
-            ArgumentError,
-            name,
-            got=f"padding={padding!r:.40}",
-            needed=f"'same', 'valid', a whole number, or {count} numbers or pairs of them",
-        )
+        needed = f"'same', 'valid', a whole number, or {count} numbers or pairs of them"
+        raise misfit(ArgumentError, name, got=f"padding={padding!r:.40}", needed=needed)
     return pairs
 
 

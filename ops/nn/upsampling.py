@@ -154,12 +154,8 @@ def _extents(
     """For each axis its number, the results, and the scale."""
     k = len(axes)
     if (size is None) == (scale is None):
-        raise misfit(
-            ArgumentError,
-            name,
-            got=f"size={size!r:.40} and scale={scale!r:.40}",
-            needed="one of the two",
-        )
+        got = f"size={size!r:.40} and scale={scale!r:.40}"
+        raise misfit(ArgumentError, name, got=got, needed="one of the two")
     if size is not None:
         sizes = for_each(size, k, name, "size")
         pairs = zip(axes, sizes, strict=True)
@@ -167,12 +163,8 @@ def _extents(
     given = [float(s) for s in (scale if isinstance(scale, Sequence) else [scale])]
     given = given * k if len(given) == 1 else given
     if len(given) != k or not all(0 < s < math.inf for s in given):
-        raise misfit(
-            ArgumentError,
-            name,
-            got=f"scale={scale!r:.40}",
-            needed=f"one number above 0, or {k} of them",
-        )
+        got = f"scale={scale!r:.40}"
+        raise misfit(ArgumentError, name, got=got, needed=f"one number above 0, or {k} of them")
     return [(d, math.floor(x.shape[d] * s), s) for d, s in zip(axes, given, strict=True)]
 
 

@@ -647,22 +647,15 @@ def multivariate_normal(
     from ..linalg import cholesky, eigh
 
     if method not in ("cholesky", "eigh", "svd"):
-        raise misfit(
-            ArgumentError,
-            "multivariate_normal",
-            got=f"method={method!r}",
-            needed="'cholesky', 'eigh' or 'svd'",
-        )
+        needed = "'cholesky', 'eigh' or 'svd'"
+        raise misfit(ArgumentError, "multivariate_normal", got=f"method={method!r}", needed=needed)
     kind = _float_dtype(dtype)
     work = promote(kind, float32)
     centre, cov = (astype(as_array(x), work) for x in (mean, cov))
     if centre.ndim < 1 or cov.ndim < 2 or cov.shape[-2:] != (centre.shape[-1],) * 2:
-        raise misfit(
-            ShapeError,
-            "multivariate_normal",
-            got=f"mean {centre.shape}, cov {cov.shape}",
-            needed="a vector of n numbers and a matrix of n times n",
-        )
+        got = f"mean {centre.shape}, cov {cov.shape}"
+        needed = "a vector of n numbers and a matrix of n times n"
+        raise misfit(ShapeError, "multivariate_normal", got=got, needed=needed)
     if method == "cholesky":
         factor = cholesky(cov)
     else:
@@ -711,20 +704,12 @@ def choice(
     if count < 1 and many:
         raise misfit(ArgumentError, "choice", got="none to choose from", needed="one or more")
     if not replace and many > count:
-        raise misfit(
-            ArgumentError,
-            "choice",
-            got=f"{many} of {count} without replacement",
-            needed="at most as many as there are",
-        )
+        got = f"{many} of {count} without replacement"
+        raise misfit(ArgumentError, "choice", got=got, needed="at most as many as there are")
     share = None if p is None else astype(as_array(p), float64)
     if share is not None and share.shape != (count,):
-        raise misfit(
-            ShapeError,
-            "choice",
-            got=f"p {share.shape}",
-            needed=f"probabilities of shape ({count},)",
-        )
+        got = f"p {share.shape}"
+        raise misfit(ShapeError, "choice", got=got, needed=f"probabilities of shape ({count},)")
     if replace and share is None:
         places = integers(0, count, size, seed=seed) if count else iota(size, 0)
     elif replace and share is not None:

@@ -512,12 +512,8 @@ def integers(
     low, high = whole_number(low, "integers"), whole_number(high, "integers")
     high += bool(endpoint)
     if not (limits.min <= low < high <= int(limits.max) + 1):
-        raise misfit(
-            ArgumentError,
-            "integers",
-            got=f"[{low}, {high}) in {kind.name}",
-            needed="low < high, both within the dtype",
-        )
+        got = f"[{low}, {high}) in {kind.name}"
+        raise misfit(ArgumentError, "integers", got=got, needed="low < high, both within the dtype")
     raw = bits(as_shape(shape), "integers", seed, wide=True, split=split)
     span = high - low
     spread = raw % np.uint64(span) if span < 2**64 else raw

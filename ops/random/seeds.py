@@ -111,13 +111,10 @@ class Seeds(threading.local):
         """Within it, a draw has to name its seed."""
 
         def refuse() -> Any:
-            raise misfit(
-                ArgumentError,
-                f"random numbers in {what}",
-                got="no seed",
-                needed="a seed of their own, that changes from turn to turn",
-                do="carry one in the state and pass seed=",
-            )
+            got = "no seed"
+            needed = "a seed of their own, that changes from turn to turn"
+            do = "carry one in the state and pass seed="
+            raise misfit(ArgumentError, f"random numbers in {what}", got=got, needed=needed, do=do)
 
         outer, self.draw = self.draw, refuse
         try:

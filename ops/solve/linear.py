@@ -64,13 +64,9 @@ class Raveled:
         leaves, self.structure = flatten(_row_of(tree))
         self.leaves = [as_array(x) for x in leaves]
         if not self.leaves or not all(is_inexact(x.dtype) for x in self.leaves):
-            raise misfit(
-                ArgumentError,
-                who,
-                got=" and ".join(str(x.spec.bare) for x in self.leaves) or "nothing",
-                needed="arrays of floating numbers",
-                do="convert them with .astype(ost.float64)",
-            )
+            got = " and ".join(str(x.spec.bare) for x in self.leaves) or "nothing"
+            do = "convert them with .astype(ost.float64)"
+            raise misfit(ArgumentError, who, got=got, needed="arrays of floating numbers", do=do)
         self.value = self.ravel(self.leaves)
 
     def ravel(self, leaves: Sequence[Array]) -> Array:
@@ -85,12 +81,9 @@ class Raveled:
         if structure != self.structure and self._is_row(tree, xs):
             structure, xs = self.structure, [stack(xs)]
         if structure != self.structure or [x.shape for x in xs] != [x.shape for x in self.leaves]:
-            raise misfit(
-                ShapeError,
-                who,
-                got=f"{structure} of {', '.join(str(x.shape) for x in xs)}",
-                needed=f"{self.structure} of {', '.join(str(x.shape) for x in self.leaves)}",
-            )
+            got = f"{structure} of {', '.join(str(x.shape) for x in xs)}"
+            needed = f"{self.structure} of {', '.join(str(x.shape) for x in self.leaves)}"
+            raise misfit(ShapeError, who, got=got, needed=needed)
         return astype(self.ravel(xs), self.value.dtype)
 
     def _is_row(self, tree: Any, xs: Sequence[Array]) -> bool:
@@ -356,12 +349,9 @@ def _function(given: Any, tree: Raveled, who: str, name: str) -> Linear:
     matrix = as_array(given)
     size = tree.value.size
     if matrix.shape != (size, size) or len(tree.leaves) > 1 or tree.value.ndim != 1:
-        raise misfit(
-            ShapeError,
-            who,
-            got=f"{name} of shape {matrix.shape} and b {tree.value.spec.bare}",
-            needed="a square matrix of as many rows as the vector b has, or a function",
-        )
+        got = f"{name} of shape {matrix.shape} and b {tree.value.spec.bare}"
+        needed = "a square matrix of as many rows as the vector b has, or a function"
+        raise misfit(ShapeError, who, got=got, needed=needed)
     return lambda x: matmul(matrix, x)
 
 

@@ -121,13 +121,9 @@ def newton(
         x, _, k = s
         y, turned = _derivative(values, x)
         if y.size != x.size:
-            raise misfit(
-                ShapeError,
-                "newton",
-                got=f"{y.size} results of {x.size} numbers",
-                needed="as many",
-                do="use ost.solve.levenberg_marquardt for least squares",
-            )
+            got = f"{y.size} results of {x.size} numbers"
+            do = "use ost.solve.levenberg_marquardt for least squares"
+            raise misfit(ShapeError, "newton", got=got, needed="as many", do=do)
         step = reshape(solve_whole(turned.T, y), x.shape)
         return x - step, largest(size_of(step)), k + 1
 

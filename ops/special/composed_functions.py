@@ -54,13 +54,8 @@ def comb(N: Operandish, k: Operandish, exact: bool = False, repetition: bool = F
     Array(10., dtype=float64)
     """
     if exact:
-        raise misfit(
-            ArgumentError,
-            "comb",
-            got="exact=True",
-            needed="floating numbers",
-            do="use math.comb(N, k) for one pair",
-        )
+        do = "use math.comb(N, k) for one pair"
+        raise misfit(ArgumentError, "comb", got="exact=True", needed="floating numbers", do=do)
     n, m = floating(N), floating(k)
     n = n + m - 1 if repetition else n
     found = binom(n, where((m >= 0) & less_equal(m, n), m, 0))
@@ -75,13 +70,8 @@ def factorial(n: Operandish, exact: bool = False) -> Array:
     Array(120., dtype=float64)
     """
     if exact:
-        raise misfit(
-            ArgumentError,
-            "factorial",
-            got="exact=True",
-            needed="floating numbers",
-            do="use math.factorial(n) for one number",
-        )
+        do = "use math.factorial(n) for one number"
+        raise misfit(ArgumentError, "factorial", got="exact=True", needed="floating numbers", do=do)
     x = floating(n)
     return where(x < 0, 0, gamma(where(x < 0, 0, x) + 1.0))
 

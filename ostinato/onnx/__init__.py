@@ -23,13 +23,8 @@ __all__ = ["from_onnx", "to_onnx"]
 
 def _check_package(who: str) -> None:
     if find_spec("onnx") is None:
-        raise misfit(
-            ArgumentError,
-            who,
-            got="no package onnx",
-            needed="it, for the format",
-            do="pip install 'ostinato[onnx]'",
-        )
+        do = "pip install 'ostinato[onnx]'"
+        raise misfit(ArgumentError, who, got="no package onnx", needed="it, for the format", do=do)
 
 
 @door

@@ -98,13 +98,9 @@ def _check(found: Traced, name: str) -> None:
         else ""
     )
     if got:
-        raise misfit(
-            ArgumentError,
-            f"to_onnx of {name}",
-            got=got,
-            needed="a function that gives the same for the same arguments",
-            do="make them an argument" if found.draws else "return what is written",
-        )
+        needed = "a function that gives the same for the same arguments"
+        do = "make them an argument" if found.draws else "return what is written"
+        raise misfit(ArgumentError, f"to_onnx of {name}", got=got, needed=needed, do=do)
 
 
 def _outputs(body: Body, found: Traced) -> list[tuple[str, Spec]]:

@@ -103,12 +103,8 @@ class OnnxModel:
         absent = [n for n, i in self._inputs.items() if n not in given and not i.optional]
         if wrong or absent or len(args) > len(names):
             beside = f", of which {wrong[0]} is none of the model's or there twice" if wrong else ""
-            raise misfit(
-                ArgumentError,
-                "from_onnx",
-                got=f"{count} inputs{beside}",
-                needed=f"{', '.join(names)[:200] or 'none'}",
-            )
+            needed = f"{', '.join(names)[:200] or 'none'}"
+            raise misfit(ArgumentError, "from_onnx", got=f"{count} inputs{beside}", needed=needed)
         return {name: self._value(self._inputs[name], x) for name, x in given.items()}
 
     def _value(self, wanted: ModelInput, x: Any) -> Any:
@@ -119,13 +115,9 @@ class OnnxModel:
         if not isinstance(x, Array) and x.dtype.kind in "US":
             x = x.astype(object)
         if wanted.dtype is not None and x.dtype != wanted.dtype:
-            raise misfit(
-                DTypeError,
-                "from_onnx",
-                got=f"{x.dtype} for the input {wanted.name!r:.60}",
-                needed=str(wanted.dtype),
-                do=f"convert it, e.g. x.astype({wanted.dtype.name!r})",
-            )
+            got = f"{x.dtype} for the input {wanted.name!r:.60}"
+            do = f"convert it, e.g. x.astype({wanted.dtype.name!r})"
+            raise misfit(DTypeError, "from_onnx", got=got, needed=str(wanted.dtype), do=do)
         fits = wanted.shape is None or (
             len(wanted.shape) == x.ndim
             and all(
@@ -133,24 +125,17 @@ class OnnxModel:
             )
         )
         if not fits:
-            raise misfit(
-                ArgumentError,
-                "from_onnx",
-                got=f"shape {x.shape} for the input {wanted.name!r:.60}",
-                needed=f"{wanted.shape}",
-            )
+            got = f"shape {x.shape} for the input {wanted.name!r:.60}"
+            raise misfit(ArgumentError, "from_onnx", got=got, needed=f"{wanted.shape}")
         return x
 
     def _evaluated(self, parameters: Mapping[str, Any], given: Mapping[str, Any]) -> Any:
         graph = self._file.graph
         if parameters.keys() != self.parameters.keys():
             different = sorted(parameters.keys() ^ self.parameters.keys())
-            raise misfit(
-                ArgumentError,
-                "from_onnx",
-                got=f"parameters that differ from the model's in {', '.join(different)[:200]}",
-                needed="the names of its `parameters`",
-            )
+            got = f"parameters that differ from the model's in {', '.join(different)[:200]}"
+            needed = "the names of its `parameters`"
+            raise misfit(ArgumentError, "from_onnx", got=got, needed=needed)
         values: dict[str, Any] = {
             name: x
             if name in self._read or not isinstance(x, np.ndarray) or not is_ours(x.dtype)

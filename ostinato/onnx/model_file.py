@@ -126,12 +126,8 @@ def read_model(model: Any) -> ModelFile:
             ) from None
         model = parsed
     if not isinstance(model, onnx.ModelProto):
-        raise misfit(
-            ArgumentError,
-            "from_onnx",
-            got=type(model).__name__,
-            needed="a path, bytes or an onnx.ModelProto",
-        )
+        needed = "a path, bytes or an onnx.ModelProto"
+        raise misfit(ArgumentError, "from_onnx", got=type(model).__name__, needed=needed)
     if not model.HasField("graph"):
         raise damaged("a model without a graph")
     model = _renewed(model)

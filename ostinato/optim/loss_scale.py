@@ -61,19 +61,11 @@ class LossScale:
     def start(scale: float = 2.0**15, patience: int = 2000) -> LossScale:
         """The state before the first step."""
         if not (isinstance(scale, (int, float)) and MIN_SCALE <= scale <= MAX_SCALE):
-            raise misfit(
-                ArgumentError,
-                "LossScale.start",
-                got=f"scale={scale!r:.60}",
-                needed=f"a number from 2**-14 to {MAX_SCALE:.0f}",
-            )
+            got, needed = f"scale={scale!r:.60}", f"a number from 2**-14 to {MAX_SCALE:.0f}"
+            raise misfit(ArgumentError, "LossScale.start", got=got, needed=needed)
         if type(patience) is not int or not 1 <= patience < 2**31:
-            raise misfit(
-                ArgumentError,
-                "LossScale.start",
-                got=f"patience={patience!r:.60}",
-                needed="a whole number of steps of 1 or more",
-            )
+            got, needed = f"patience={patience!r:.60}", "a whole number of steps of 1 or more"
+            raise misfit(ArgumentError, "LossScale.start", got=got, needed=needed)
         counts = [asarray(n, dtype=int32) for n in (0, 0, patience)]
         return LossScale(asarray(scale, dtype=float32), *counts)
 
@@ -109,12 +101,8 @@ class LossScale:
         before, structure = flatten(old)
         after, found = flatten(new)
         if found != structure:
-            raise misfit(
-                ArgumentError,
-                "LossScale.accept",
-                got=f"a new state {found}",
-                needed=f"the structure of the old one, {structure}",
-            )
+            got, needed = f"a new state {found}", f"the structure of the old one, {structure}"
+            raise misfit(ArgumentError, "LossScale.accept", got=got, needed=needed)
         kept = [
             where(fine, astype(a, as_array(b).dtype), b) for a, b in zip(after, before, strict=True)
         ]

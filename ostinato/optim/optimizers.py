@@ -39,13 +39,9 @@ def is_trained(x: Any, name: str = "") -> bool:
         return False
     if is_float(_dtype(x)):
         return True
-    raise misfit(
-        ArgumentError,
-        "optim",
-        got=f"a parameter {name} of complex numbers",
-        needed="real ones",
-        do="keep real and imaginary parts, and put them together in the loss",
-    )
+    got = f"a parameter {name} of complex numbers"
+    do = "keep real and imaginary parts, and put them together in the loss"
+    raise misfit(ArgumentError, "optim", got=got, needed="real ones", do=do)
 
 
 def _dtype(x: Any) -> DType:
@@ -81,12 +77,8 @@ def paired(grads: Any, trained: list[bool], structure: Structure) -> Iterable[An
         return [g for g, t in zip(leaves, trained, strict=True) if t]
     if len(leaves) == sum(trained):
         return leaves
-    raise misfit(
-        ArgumentError,
-        "optim",
-        got=f"gradients {found!r:.200}",
-        needed=f"a gradient for each parameter, as in {structure!r:.200}",
-    )
+    needed = f"a gradient for each parameter, as in {structure!r:.200}"
+    raise misfit(ArgumentError, "optim", got=f"gradients {found!r:.200}", needed=needed)
 
 
 @dataclass(frozen=True)
@@ -227,12 +219,9 @@ class Optimizer:
             return [bool(self.mask(path)) for path in paths(structure)]
         found, around = flatten(self.mask)
         if around != structure or not all(isinstance(x, (bool, np.bool_)) for x in found):
-            raise misfit(
-                ArgumentError,
-                f"{type(self).__name__}(mask=)",
-                got=f"{around!r:.200}",
-                needed=f"a function of a leaf's path, or bools as in {structure!r:.200}",
-            )
+            got = f"{around!r:.200}"
+            needed = f"a function of a leaf's path, or bools as in {structure!r:.200}"
+            raise misfit(ArgumentError, f"{type(self).__name__}(mask=)", got=got, needed=needed)
         return found
 
     def _kept(

@@ -187,12 +187,9 @@ class Piecewise:
         if len(self.values) != len(self.boundaries) + 1 or [*self.boundaries] != sorted(
             self.boundaries
         ):
-            raise misfit(
-                ArgumentError,
-                "Piecewise",
-                got=f"{len(self.values)} values and boundaries={self.boundaries!r:.60}",
-                needed="boundaries that rise, and one value more than these",
-            )
+            got = f"{len(self.values)} values and boundaries={self.boundaries!r:.60}"
+            needed = "boundaries that rise, and one value more than these"
+            raise misfit(ArgumentError, "Piecewise", got=got, needed=needed)
 
     def __call__(self, step: Any) -> Array:
         count = _count(step)

@@ -294,24 +294,16 @@ class _Loop(Run):
     def _empty(self, who: str, epoch: int) -> Exception:
         if epoch == 0:
             return misfit(ArgumentError, who, got="data without a batch", needed="one at least")
-        return misfit(
-            ArgumentError,
-            who,
-            got=f"data that ended before epoch {epoch}",
-            needed=f"data for {self.epochs} epochs",
-            do="pass what can be iterated over again, or a function that gives an iterator",
-        )
+        got = f"data that ended before epoch {epoch}"
+        do = "pass what can be iterated over again, or a function that gives an iterator"
+        return misfit(ArgumentError, who, got=got, needed=f"data for {self.epochs} epochs", do=do)
 
     # -- what is not finite ----------------------------------------------------------------
     def _not_finite(self, step: int, name: str, x: float) -> Exception:
         made = self._operation(step)
-        return misfit(
-            NaNError,
-            "fit",
-            got=f"{name} = {x} in step {step}{made and ', which began here: '}{made}",
-            needed="metrics that are finite",
-            do="" if made else "run it within ost.debug.nans(), or with nan=False",
-        )
+        got = f"{name} = {x} in step {step}{made and ', which began here: '}{made}"
+        do = "" if made else "run it within ost.debug.nans(), or with nan=False"
+        return misfit(NaNError, "fit", got=got, needed="metrics that are finite", do=do)
 
     def _operation(self, step: int, most: int = 500) -> str:
         """The operation that made the first NaN, found by steps once more from the last checkpoint or the
@@ -487,11 +479,9 @@ def _folder(path: str | os.PathLike[str]) -> Path:
         with open(folder / ".lock", "ab"):  # which writers hold
             pass
     except OSError as error:
+        got, needed = error.strerror or str(error), "a folder to write checkpoints to"
         raise misfit(
-            DataFileError,
-            f"fit(checkpoint={os.fspath(path)!r})",
-            got=error.strerror or str(error),
-            needed="a folder to write checkpoints to",
+            DataFileError, f"fit(checkpoint={os.fspath(path)!r})", got=got, needed=needed
         ) from None
     return folder
 

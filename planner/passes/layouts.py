@@ -245,11 +245,9 @@ def resolve(split: Split, mesh: Mesh, shape: Shape, blocks: bool = False) -> Lay
     found = split_of(split.on(len(mesh)) if isinstance(split, Wish) else split, ndim)
     given = found if isinstance(found, tuple) else (found,) * len(mesh)
     if len(given) != len(mesh):
-        raise LayoutError.because(
-            f"split={split}",
-            got=f"{len(given)} entries for a mesh of {len(mesh)} axes",
-            needed="one entry per mesh axis, or one number for all",
-        )
+        got = f"{len(given)} entries for a mesh of {len(mesh)} axes"
+        needed = "one entry per mesh axis, or one number for all"
+        raise LayoutError.because(f"split={split}", got=got, needed=needed)
     return Layout(mesh, given, (), blocks)
 
 

@@ -40,14 +40,12 @@ def narrow_sums(graph: Graph, target: Target) -> Graph:
     if not (letters if isinstance(policy, Chosen) else policy.may_send_narrow):
         return graph
     if len(letters) != (len(list(sums(graph, target))) if letters else 0):
-        raise misfit(
-            ArgumentError,
-            "precision='auto ...'",
-            got=f"letters for other sums ({policy!s:.60})",
-            needed="one for each sum of the workers' addends",
-            do="take the policy of a plan of the same function on as many workers, or "
-            "precision='auto'",
+        got = f"letters for other sums ({policy!s:.60})"
+        needed = "one for each sum of the workers' addends"
+        do = (
+            "take the policy of a plan of the same function on as many workers, or precision='auto'"
         )
+        raise misfit(ArgumentError, "precision='auto ...'", got=got, needed=needed, do=do)
     letters.reverse()
 
     def narrowed(graph: Graph) -> Graph:

@@ -79,13 +79,10 @@ def _rounded(graph: Graph, letters: list[str]) -> Graph:
 
 
 def _misfit(letters: str) -> OstinatoError:
-    return misfit(
-        ArgumentError,
-        "precision='auto ...'",
-        got=f"letters for other products ({letters:.40})",
-        needed="one for each product of the function",
-        do="take the policy of a plan of the same function, or precision='auto'",
-    )
+    got = f"letters for other products ({letters:.40})"
+    needed = "one for each product of the function"
+    do = "take the policy of a plan of the same function, or precision='auto'"
+    return misfit(ArgumentError, "precision='auto ...'", got=got, needed=needed, do=do)
 
 
 def _mixed(graph: Graph, compute: DType | None, accumulate: DType, anyhow: bool) -> Graph:

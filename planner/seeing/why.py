@@ -36,12 +36,8 @@ def why(plan: Plan, name: str) -> str:
     names += [f"operand {k}" for k in range(len(names), len(graph.inputs))]
     results = [f"result {k}" for k in range(len(graph.outputs))]
     if name not in names and name not in results:
-        raise misfit(
-            ArgumentError,
-            f"why({name!r:.60})",
-            got="no array of this plan",
-            needed="one of " + ", ".join([*names, *results]),
-        )
+        got, needed = "no array of this plan", "one of " + ", ".join([*names, *results])
+        raise misfit(ArgumentError, f"why({name!r:.60})", got=got, needed=needed)
     inputs = given(graph, target)
     chosen = choose_layouts(graph, target)
     ends: list[Layout | None] = [s.layout for s in chosen.out_specs]

@@ -708,12 +708,9 @@ def _is_request(error: BaseException) -> bool:
 
 
 def _too_few(size: int) -> OstinatoError:
-    return CommunicatorError.because(
-        "connect",
-        got=f"fewer than {size} processes within {JOIN:g} s",
-        needed="all that mpiexec started",
-        do="see whether one failed before it came to ost.connect()",
-    )
+    got = f"fewer than {size} processes within {JOIN:g} s"
+    do = "see whether one failed before it came to ost.connect()"
+    return CommunicatorError.because("connect", got=got, needed="all that mpiexec started", do=do)
 
 
 def callers(

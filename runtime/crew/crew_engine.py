@@ -220,13 +220,9 @@ class CrewEngine:
 
     def _check_there(self) -> None:
         if self.closed:
-            raise misfit(
-                SessionError,
-                "reading an array",
-                got="one that lay on the workers of a session that was closed",
-                needed="an open session",
-                do="read it (np.asarray) or save it (ost.save) before its session ends",
-            )
+            got = "one that lay on the workers of a session that was closed"
+            do = "read it (np.asarray) or save it (ost.save) before its session ends"
+            raise misfit(SessionError, "reading an array", got=got, needed="an open session", do=do)
 
     def look(self) -> None:
         """An error if a run on devices found something wrong; what was made since the look before is lost."""

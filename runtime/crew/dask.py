@@ -172,13 +172,9 @@ def as_client(cluster: Any) -> AbstractContextManager[Any]:
         if not cluster._asynchronous:
             return contextlib.nullcontext(cluster)
         if cluster.scheduler is None:
-            raise misfit(
-                SessionError,
-                "connect",
-                got="an asynchronous Dask client that is not connected yet",
-                needed="one that is",
-                do="await it first: client = await Client(..., asynchronous=True)",
-            )
+            got = "an asynchronous Dask client that is not connected yet"
+            do = "await it first: client = await Client(..., asynchronous=True)"
+            raise misfit(SessionError, "connect", got=got, needed="one that is", do=do)
         cluster, security = cluster.scheduler.address, cluster.security
     try:
         return client_of(cluster, security, ANSWER)
@@ -232,20 +228,13 @@ def begin(client: Any, threads: int | None = None, device: str = "cpu") -> Chann
         )
     others = sorted({f["host"] for f in found.values() if f["version"] != version()})
     if others:
-        raise SessionError.because(
-            "connect",
-            got=f"workers on {', '.join(others)} with another version of ostinato than this program's",
-            needed="the same one everywhere",
-            do="install it there, and start the workers again",
-        )
+        got = f"workers on {', '.join(others)} with another version of ostinato than this program's"
+        do = "install it there, and start the workers again"
+        raise SessionError.because("connect", got=got, needed="the same one everywhere", do=do)
     for f in found.values():
         if f["lacks"]:
-            raise misfit(
-                ArgumentError,
-                "connect",
-                got=f"device={device!r} for workers of which one is on {f['host']}",
-                needed=f"there, too: {f['lacks']}",
-            )
+            got = f"device={device!r} for workers of which one is on {f['host']}"
+            raise misfit(ArgumentError, "connect", got=got, needed=f"there, too: {f['lacks']}")
     by_rank = {f["rank"]: address for address, f in found.items()}
     lead = by_rank[ranks[0]]
     host = lead.split("://")[-1].rsplit(":", 1)[0].strip("[]")
@@ -261,13 +250,10 @@ def begin(client: Any, threads: int | None = None, device: str = "cpu") -> Chann
     try:
         channel = Channel(address, secret, len(ranks), int(where["threads"]), lead_name, heartbeat)
     except (Broken, OSError) as error:
-        raise misfit(
-            SessionError,
-            "connect",
-            got=f"no greeting from {lead_name} ({error})",
-            needed=f"a way from here to {address[0]}, port {address[1]}",
-            do="connect again; see whether something between changes or keeps back what is sent",
-        ) from error
+        got = f"no greeting from {lead_name} ({error})"
+        needed = f"a way from here to {address[0]}, port {address[1]}"
+        do = "connect again; see whether something between changes or keeps back what is sent"
+        raise misfit(SessionError, "connect", got=got, needed=needed, do=do) from error
     channel.client, channel.crew = client, name
     channel.addresses = [by_rank[r] for r in ranks]
     return channel
@@ -300,12 +286,9 @@ def keep(channel: Channel, array: Any) -> tuple[list[Any], list[tuple[Any, int]]
     for key in [future.key for future in futures]:
         who = [ranks[a] for a in held.get(key, ()) if a in ranks]
         if not who:
-            raise misfit(
-                SessionError,
-                "from_dask",
-                got=f"a Dask array whose chunk {key[1:]} no worker of the session keeps",
-                needed="an array of the session's own cluster",
-            )
+            got = f"a Dask array whose chunk {key[1:]} no worker of the session keeps"
+            needed = "an array of the session's own cluster"
+            raise misfit(SessionError, "from_dask", got=got, needed=needed)
         found.append((key, min(who)))
     return futures, found
 

@@ -48,13 +48,9 @@ if hasattr(os, "register_at_fork"):
 
 def not_here() -> OstinatoError:
     """The error of who uses a session of the parent's."""
-    return misfit(
-        SessionError,
-        "the session",
-        got="a process that was forked while it was open: its workers answer to the parent alone",
-        needed="a session of this process",
-        do="call ost.connect() here, and read what it shall have (np.asarray) before the fork",
-    )
+    got = "a process that was forked while it was open: its workers answer to the parent alone"
+    do = "call ost.connect() here, and read what it shall have (np.asarray) before the fork"
+    return misfit(SessionError, "the session", got=got, needed="a session of this process", do=do)
 
 
 def is_rank() -> bool:

@@ -44,12 +44,9 @@ class MultiHeadAttention(Layer):
         shared = heads if kv_heads is None else kv_heads
         counted("MultiHeadAttention", features=features, heads=heads, kv_heads=shared)
         if features % heads or heads % shared:
-            raise misfit(
-                ArgumentError,
-                "MultiHeadAttention",
-                got=f"{features} features, {heads} heads and kv_heads={shared}",
-                needed="as many features in each head, and as many heads for each of kv_heads",
-            )
+            got = f"{features} features, {heads} heads and kv_heads={shared}"
+            needed = "as many features in each head, and as many heads for each of kv_heads"
+            raise misfit(ArgumentError, "MultiHeadAttention", got=got, needed=needed)
         made = features + 2 * (features // heads) * shared
         fans = (features, features)
         self.in_proj_weight: Any = Initial((made, features), weight_init or glorot_uniform(), fans)
@@ -70,12 +67,8 @@ class MultiHeadAttention(Layer):
         features = self.in_proj_weight.shape[1]
         rest = (self.in_proj_weight.shape[0] - features) // 2
         if x.ndim < 2 or x.shape[-1] != features:
-            raise misfit(
-                ShapeError,
-                "MultiHeadAttention",
-                got=str(x.shape),
-                needed=f"(..., length, {features})",
-            )
+            needed = f"(..., length, {features})"
+            raise misfit(ShapeError, "MultiHeadAttention", got=str(x.shape), needed=needed)
         bounds = [(0, features), (features, rest), (features + rest, rest)]
         if context is None:
             made = self._projected(x, 0, features + 2 * rest)

@@ -52,12 +52,8 @@ class _Filters(Layer):
             axes = len(window)
         sizes = for_each(window, axes, name, "window")
         if inputs % groups or outputs % groups:
-            raise misfit(
-                ArgumentError,
-                name,
-                got=f"{groups} groups of {inputs} to {outputs} channels",
-                needed="as many channels in each",
-            )
+            got = f"{groups} groups of {inputs} to {outputs} channels"
+            raise misfit(ArgumentError, name, got=got, needed="as many channels in each")
         first, second = (inputs, outputs) if turned else (outputs, inputs)
         seen = math.prod(sizes)
         fans = (inputs // groups * seen, outputs * seen)

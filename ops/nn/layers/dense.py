@@ -25,12 +25,8 @@ def counted(name: str, **counts: int) -> None:
     """Whole numbers of 1 or more, or an error."""
     for what, count in counts.items():
         if type(count) is not int or count < 1:
-            raise misfit(
-                ArgumentError,
-                name,
-                got=f"{what}={count!r:.40}",
-                needed="a whole number of 1 or more",
-            )
+            got = f"{what}={count!r:.40}"
+            raise misfit(ArgumentError, name, got=got, needed="a whole number of 1 or more")
 
 
 def check_rate(name: str, rate: float) -> None:
@@ -64,12 +60,8 @@ class Linear(Layer):
         x = as_array(x)
         outputs, inputs = self.weight.shape
         if x.ndim < 1 or x.shape[-1] != inputs:
-            raise misfit(
-                ShapeError,
-                f"Linear({inputs}, {outputs})",
-                got=str(x.shape),
-                needed=f"(..., {inputs})",
-            )
+            got, needed = str(x.shape), f"(..., {inputs})"
+            raise misfit(ShapeError, f"Linear({inputs}, {outputs})", got=got, needed=needed)
         y = matmul(x, matrix_transpose(self.weight))
         return y if self.bias is None else y + self.bias
 

@@ -79,13 +79,10 @@ _running: ContextVar[Pass | None] = ContextVar("pass", default=None)
 def _current() -> Pass | None:
     found = _running.get()
     if found is not None and not found.reaches():
-        raise misfit(
-            ArgumentError,
-            "a layer in a compiled function",
-            got="a call from within another model's",
-            needed="to know whether this is training",
-            do="give train= to the layer there",
-        )
+        got = "a call from within another model's"
+        needed = "to know whether this is training"
+        do = "give train= to the layer there"
+        raise misfit(ArgumentError, "a layer in a compiled function", got=got, needed=needed, do=do)
     return found
 
 
@@ -182,12 +179,8 @@ class Layer(Recorded):
         """
         own = vars(self)
         if lost := changes.keys() - own.keys():
-            raise misfit(
-                ArgumentError,
-                f"{type(self).__name__}.replace",
-                got=", ".join(sorted(lost)),
-                needed=f"some of {', '.join(own)}",
-            )
+            got, needed = ", ".join(sorted(lost)), f"some of {', '.join(own)}"
+            raise misfit(ArgumentError, f"{type(self).__name__}.replace", got=got, needed=needed)
         made = object.__new__(type(self))
         vars(made).update({**own, **changes})
         return made
@@ -294,12 +287,10 @@ def _check_drawn(layer: Layer) -> None:
     leaves, structure = flatten(layer)
     for x, name in zip(leaves, paths(structure, "model"), strict=True):
         if isinstance(x, Initial):
+            got = f"{name} of {x!r}"
+            do = "draw them, with model = ost.nn.init(model, seed=0), or load them"
             raise misfit(
-                ArgumentError,
-                f"call of {type(layer).__name__}",
-                got=f"{name} of {x!r}",
-                needed="weights",
-                do="draw them, with model = ost.nn.init(model, seed=0), or load them",
+                ArgumentError, f"call of {type(layer).__name__}", got=got, needed="weights", do=do
             )
 
 

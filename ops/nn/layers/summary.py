@@ -116,13 +116,8 @@ def summary(model: Any, *inputs: Any, train: bool = False) -> Summary:
 def _placeholder(x: Any, number: int, trace: Trace) -> Array:
     shape = x if isinstance(x, (tuple, list)) else getattr(x, "shape", None)
     if shape is None or not all(isinstance(n, int) for n in shape):
-        raise misfit(
-            ArgumentError,
-            "summary",
-            got=f"{x!r:.60}",
-            needed="a shape, or an array",
-            do="give ost.spec(shape, dtype) for other dtypes than float32",
-        )
+        got, do = f"{x!r:.60}", "give ost.spec(shape, dtype) for other dtypes than float32"
+        raise misfit(ArgumentError, "summary", got=got, needed="a shape, or an array", do=do)
     dtype = getattr(x, "dtype", None)
     dtype = float32 if dtype is None else as_dtype(dtype)
     return placeholder(Spec(tuple(shape), dtype), number, trace)

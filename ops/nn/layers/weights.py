@@ -86,13 +86,10 @@ def load_weights(
     unexpected = [n for n in given.keys() - set(wanted) if not n.endswith(_IGNORED)]
     if strict and (missing or unexpected):
         parts = [("missing", missing), ("unexpected", sorted(unexpected))]
-        raise misfit(
-            ArgumentError,
-            "load_weights",
-            got="; ".join(f"{what} {_some(them)}" for what, them in parts if them),
-            needed="the names of the model's weights (ost.nn.named_weights)",
-            do="give rename=, or strict=False to load what fits",
-        )
+        got = "; ".join(f"{what} {_some(them)}" for what, them in parts if them)
+        needed = "the names of the model's weights (ost.nn.named_weights)"
+        do = "give rename=, or strict=False to load what fits"
+        raise misfit(ArgumentError, "load_weights", got=got, needed=needed, do=do)
     made = [
         _fitted(x, given[w], name) if w in given else x
         for x, w, name in zip(leaves, wanted, names, strict=True)
@@ -133,12 +130,8 @@ def save_weights(
     at = 0
     for name, x in named.items():
         if x.dtype.name not in _NAMES:
-            raise misfit(
-                ArgumentError,
-                "save_weights",
-                got=f"{name} of {x.dtype.name}",
-                needed=", ".join(_NAMES),
-            )
+            got = f"{name} of {x.dtype.name}"
+            raise misfit(ArgumentError, "save_weights", got=got, needed=", ".join(_NAMES))
         x = named[name] = x.astype(_DTYPES[_NAMES[x.dtype.name]], copy=False)
         span = [at, at + x.nbytes]
         header[name] = {"dtype": _NAMES[x.dtype.name], "shape": x.shape, "data_offsets": span}
