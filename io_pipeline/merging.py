@@ -182,8 +182,7 @@ RUNS: dict[str, type[SortedRuns]] = {r.kind: r for r in (SortedRuns, OrderOfRuns
 
 def cut(row: Any, lows: Places, highs: Places, left: int) -> Places:
     """Find for each run the end of its part of the `left` smallest keys between `lows` and `highs`.
-    Each look is one at all runs, so that many runs take no more of them than few.
-    """
+    Each look is one at all runs, so that many runs take no more of them than few."""
     guessed = True
     while left and (runs := np.flatnonzero(lows < highs)).size:
         key = _middle(row, lows[runs], highs[runs], left, guessed)

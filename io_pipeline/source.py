@@ -213,8 +213,7 @@ def here(path: str | os.PathLike[str]) -> None:
 
 def version(path: str) -> tuple[int, int] | None:
     """Identify a file's version, which differs as soon as it is replaced or written to; None if
-    there is none, or if that would be asked elsewhere each time.
-    """
+    there is none, or if that would be asked elsewhere each time."""
     try:
         found = os.stat(path)
     except OSError:
@@ -297,8 +296,7 @@ def fill(handle: int, out: np.ndarray[Any, Any], at: int) -> bool:
 def fill_once(handle: int, out: np.ndarray[Any, Any], at: int) -> bool:
     """Fill an array, but so that what is read in long stretches does not stay in the system's
     cache, unless it was there: of a file that does not fit in there, each page would only push out
-    another.
-    """
+    another."""
     left = memoryview(out.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
     if len(left) < PASSING:
         return fill(handle, out, at)
@@ -419,8 +417,7 @@ class Part(Source):
 
     def _read_few(self, out: np.ndarray[Any, Any], places: Axis, inner: Sequence[Any]) -> None:
         """Read what stands at some places. Where these are many, they are put in order first: else
-        what lies together in the file would be read again for each few of them.
-        """
+        what lies together in the file would be read again for each few of them."""
         many = max(out.nbytes // 4, LITTLE) // NOTES
         if len(places) <= many or isinstance(places, range):
             for k in range(0, len(places), many):
@@ -565,8 +562,7 @@ def read_row(
 
 def _boxes(lo: int, hi: int, shape: Shape) -> Iterator[Box]:
     """Iterate over the boxes from one place to another, in order: rows, and parts of the first and
-    the last one.
-    """
+    the last one."""
     each = math.prod(shape[1:])
     if lo >= hi:
         return

@@ -50,8 +50,7 @@ class Steps:
     # -- reading ---------------------------------------------------------------------------
     def known(self) -> list[int]:
         """The steps in the order in which they were written. Those of which that is not known come
-        last, to be looked at first.
-        """
+        last, to be looked at first."""
         numbers = self._numbered()
         return sorted(self._there(), key=lambda s: (s not in numbers, numbers.get(s, s)))
 

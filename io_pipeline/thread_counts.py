@@ -16,10 +16,7 @@ Index = tuple[int, ...]
 
 
 def each_of(
-    work: Callable[[Index], None],
-    chunks: Iterable[Index],
-    size: int,
-    threads: int = 0,
+    work: Callable[[Index], None], chunks: Iterable[Index], size: int, threads: int = 0
 ) -> None:
     """Does it for all chunks, several at a time if there are many bytes in them: codecs and checksums take
     long, and let other threads run. threads: so many, for what waits rather than computes."""

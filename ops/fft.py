@@ -349,12 +349,7 @@ def _axes(
 
 
 def _several(
-    a: Operandish,
-    s: Extents,
-    axes: Sequence[int] | None,
-    norm: Norm,
-    name: str,
-    inverse: bool,
+    a: Operandish, s: Extents, axes: Sequence[int] | None, norm: Norm, name: str, inverse: bool
 ) -> Array:
     x = as_array(a)
     extents, found = _axes(x, s, axes, name)

@@ -51,8 +51,7 @@ def is_itself(x: Any) -> bool:
 
 def scan(x: Any, engine: Any, tokens: list[Any], leaves: list[Any], given: list[Any]) -> None:
     """The leaves of an argument, with the operands of Arrays, and tokens that tell whether another one
-    has the same form. Arrays have to be the engine's.
-    """
+    has the same form. Arrays have to be the engine's."""
     kind = x.__class__
     if kind is Array:
         operand, term = x._operand, x._term
@@ -185,8 +184,7 @@ def fixed_leaves(function: Described, structure: Structure) -> frozenset[int]:
 
 def leaf(x: Any, who: str, fixed: bool) -> Any:
     """A leaf as it enters the signature: an Array, a number, a NumPy array to be borrowed, or a
-    value.
-    """
+    value."""
     if isinstance(x, (Array, bool, int, float, complex, str, bytes)) and not isinstance(
         x, np.generic
     ):

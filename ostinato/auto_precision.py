@@ -70,8 +70,7 @@ def check_tolerance(who: str, given: Any) -> Tolerance:
 
 def budgets(tolerance: Tolerance, traced: Traced, called: str) -> list[float]:
     """List for each output of the graph the relative error that it may have; infinite for those
-    that are not named.
-    """
+    that are not named."""
     if isinstance(tolerance, float):
         return [tolerance] * len(traced.graph.outputs)
     structure = traced.structure

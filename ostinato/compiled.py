@@ -244,8 +244,7 @@ class CompiledFunction(Entries, Generic[P, R]):
         self, args: Sequence[Any], kwargs: dict[str, Any], session: Session
     ) -> tuple[Any, list[Any], list[Any]]:
         """Find the entry of a call, its leaves, and these with operands for Arrays; no entry if the call
-        belongs to another trace.
-        """
+        belongs to another trace."""
         try:
             bound = self.signature.bind(*args, **kwargs)
         except TypeError as error:

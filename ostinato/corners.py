@@ -146,8 +146,7 @@ def _drawn(term: Term, box: Box) -> Array:
 
 def _of_parts(ref: Ref, box: Box, made: dict[Any, Array], depth: int) -> Array | None:
     """Make a part of an operation's result of parts of its operands; None if it needs all of them,
-    or to know where in them it is.
-    """
+    or to know where in them it is."""
     (term, k), op = ref, ref[0].op
     assert op is not None
     views = op.view is not None and not (op.turns_axes or op.renames_axes)

@@ -244,9 +244,7 @@ def checkpoint(function: Callable[P, R]) -> Callable[P, R]:
     return run
 
 
-def custom_gradient(
-    function: Callable[P, tuple[R, Callable[[Any], Any]]],
-) -> Callable[P, R]:
+def custom_gradient(function: Callable[P, tuple[R, Callable[[Any], Any]]]) -> Callable[P, R]:
     """A function with a gradient of its own. It returns its result and a function from the result's
     cotangent to those of its arguments (one, or a tuple of as many as there are; None for no
     gradient). Within loops, conditions, `vmap` and `checkpoint` that function is traced with it.

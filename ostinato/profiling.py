@@ -304,8 +304,7 @@ class Profile:
 
 def _stacked(events: Sequence[Event], lanes: dict[tuple[str, int, str], int]) -> list[Bar]:
     """Stack bars: an event within another, or beside it in a thread of the same name, is drawn
-    below.
-    """
+    below."""
     ends: dict[int, list[float]] = {}
     bars = []
     for e in events:

@@ -46,8 +46,7 @@ MUCH = 1 << 16  # elements of what numbers among the arguments make, from which 
 
 class CompileTrace(Trace):
     """The tracing of a compiled function. Some of its inputs are Python numbers that were
-    lifted. Arrays from around it that are assigned to get their value back when it ends.
-    """
+    lifted. Arrays from around it that are assigned to get their value back when it ends."""
 
     __slots__ = ("assigned", "lifted", "marks", "wrote")
     inner = False
@@ -93,8 +92,7 @@ class CompileTrace(Trace):
 
 class NeedsValue(BaseException):
     """The function needs the value of numbers that were lifted: trace again with them in the
-    signature.
-    """
+    signature."""
 
     def __init__(self, trace: CompileTrace, numbers: set[int]) -> None:
         super().__init__()
@@ -350,7 +348,7 @@ _INSTEAD = "use ost.where or ost.cond for `if`, ost.while_loop for loops, or com
 _TABLE = "to index a NumPy array by it, write ost.asarray(B)[:, o]; "
 _TRACED = {
     "x[start:stop]": "use ost.dynamic_slice(x, starts, sizes) with sizes that are known, or a stop that "
-    "is start + a fixed number",
+    "is start + a fixed number"
 }
 _ITSELF = "reading an array"
 _STATIC = {
@@ -393,8 +391,7 @@ def placeholders(root: Term) -> list[Term]:
 
 def settle_terms(roots: Sequence[Ref], session: Session, also: Sequence[Ref] | None = None) -> None:
     """Run pending Terms, and all that is held on the way, or of it what there is memory for. Several threads
-    may do this at once with the same Terms, each by what it found; the value that comes first stays.
-    """
+    may do this at once with the same Terms, each by what it found; the value that comes first stays."""
     asked = list(dict.fromkeys(roots))
     if also is None:
         found, also = _with_held(asked, session)
@@ -412,8 +409,7 @@ def settle_terms(roots: Sequence[Ref], session: Session, also: Sequence[Ref] | N
 def _with_held(asked: Sequence[Ref], session: Session) -> tuple[Collected, list[Ref]]:
     """Collect what to run for what is asked, and which other results of it somebody holds: on the
     way, and beside it, if that is deep and would make again what is made now, as the other fields
-    of a loop's step.
-    """
+    of a loop's step."""
     found = collect(asked)
     also = held_too(found, asked, session)
     beside = _beside(found, [*asked, *also])

@@ -170,8 +170,7 @@ class Snapshot:
     def writes(self, may: Callable[[str], bool], but: Mapping[PlaceId, Any]) -> list[Write]:
         """List what is no longer as it was, where the functions that ran may have written:
         `may(name)`. Places that are inputs of the trace are left out; they are looked at for
-        themselves.
-        """
+        themselves."""
         found: list[Write] = []
         for names, before, path, owner in self.names.values():
             for key in [*before, *(k for k in tuple(names) if k not in before)]:
@@ -513,8 +512,7 @@ class Effects:
 
     def read(self, leaves: Sequence[Any], session: Session) -> tuple[list[Any], list[Any]] | None:
         """Read what the plan gets, as operands and numbers, and as what stands there; None if it
-        does not fit.
-        """
+        does not fit."""
         given: list[Any] = []
         arrays: list[Any] = []
         for i in self.inputs:

@@ -149,10 +149,7 @@ class Entry:
         return k
 
     def _assign(
-        self,
-        leaves: Sequence[Any],
-        operands: Sequence[Operand],
-        made: Sequence[Operand],
+        self, leaves: Sequence[Any], operands: Sequence[Operand], made: Sequence[Operand]
     ) -> None:
         """Give to arguments what the function assigned to them, as without compiling."""
         known = [*self.outputs, *self.assigned.values()]
@@ -263,8 +260,7 @@ class Entries:
         leaves: Sequence[Any],
     ) -> None:
         """Lead calls of the same form to the entry directly, if one look at the arguments is
-        enough.
-        """
+        enough."""
         if settings.check_stale:
             return
         session = call.session

@@ -524,8 +524,7 @@ def _saved(folder: Path, row: Any) -> _Saved:
 
 def _place(given: Any, found: Any, name: str, split: Any) -> Any:
     """How an array is to lie: as the one that it takes the place of, if nothing else is asked for
-    and that one lies anywhere yet.
-    """
+    and that one lies anywhere yet."""
     if not isinstance(found, _Saved) or not isinstance(given, (Array, np.ndarray)):
         return split
     source = found.source

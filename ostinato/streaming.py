@@ -50,8 +50,7 @@ def is_in_file(operand: Operand) -> bool:
 def held_too(found: Collected, asked: Sequence[Ref], session: Session) -> list[Ref]:
     """Find what somebody holds on the way to what is asked, to be kept with it: smaller ones first,
     as many as memory has room for beside it; no large ones of files that stay where they are. The
-    others stay pending, and are made again when they are needed.
-    """
+    others stay pending, and are made again when they are needed."""
     known = set(asked)
     held = [
         (term, k)
@@ -218,12 +217,7 @@ def _place(sink: Any, session: Session) -> Iterator[Operand]:
 
 
 def _write(
-    graph: Graph,
-    given: Sequence[Operand],
-    sink: Any,
-    session: Session,
-    target: Target,
-    called: str,
+    graph: Graph, given: Sequence[Operand], sink: Any, session: Session, target: Target, called: str
 ) -> None:
     """Run a graph that writes all of a file."""
     plan, _ = session.plan(Key(rebase(graph, given), target), called=called)

@@ -23,13 +23,7 @@ from ostinato.ops.core.operand import Operand
 from ostinato.ops.core.refusals import end_refusals
 from ostinato.ops.core.spec import Spec, uint64
 from ostinato.ops.core.trace import Ref, array_of, check_ended, collect, roots_with_acts
-from ostinato.ops.core.tree import (
-    Structure,
-    constructor,
-    flatten,
-    objects_beside,
-    unflatten,
-)
+from ostinato.ops.core.tree import Structure, constructor, flatten, objects_beside, unflatten
 from ostinato.ops.random.seeds import mix, seeds
 
 from .arguments import NUMBERS, Call, Described, keywords, positional
@@ -38,16 +32,7 @@ from .guards import UNSET, Guards, is_alike
 from .reach import Reach
 from .reading import CompileTrace, NeedsValue, _Reader, placeholders
 from .sessions import Session
-from .side_effects import (
-    Numbers,
-    Place,
-    PlaceId,
-    Snapshot,
-    State,
-    Store,
-    Write,
-    snapshot_arguments,
-)
+from .side_effects import Numbers, Place, PlaceId, Snapshot, State, Store, Write, snapshot_arguments
 from .unrolled import MIN_UNROLLED, tell_of_loops
 
 AGAIN = 8  # traces at the most while another thread changes what they read
@@ -95,8 +80,7 @@ class Traced:
 def traced(function: Traceable, call: Call, known: Sequence[Place] = ()) -> tuple[Traced, Guards]:
     """Trace a function: what it does, and what it read of what is around it; traced again while it
     needs the value of another number, writes to a place that it may read, or another thread changed
-    what it read. The places in `known` are tried as inputs.
-    """
+    what it read. The places in `known` are tried as inputs."""
     names = call.names
     places = {p.id: p for p in known}
     by_value = set[tuple[PlaceId, int]]()

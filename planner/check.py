@@ -57,8 +57,7 @@ def _check_waiting(graph: Graph) -> None:
 
 def check_graph(graph: Graph, makers: Sequence[str] = ("users", "passes"), depth: int = 0) -> None:
     """Raises Malformed at the first node that does not follow from its operands, by the rule that
-    also holds for whoever traces. `makers`: who may have made the nodes.
-    """
+    also holds for whoever traces. `makers`: who may have made the nodes."""
     need(depth < DEEPEST, "graphs inside graphs without end")
     for k, node in enumerate(graph.nodes):
         op = OPS.get(node.op)
@@ -81,8 +80,7 @@ def check_graph(graph: Graph, makers: Sequence[str] = ("users", "passes"), depth
 
 def seconds_of(graph: Graph) -> float:
     """How long all of it would take one nominal worker, without messages; the body of a `while`
-    counts once.
-    """
+    counts once."""
     total = 0.0
     for node in graph.nodes:
         op, kw = OPS[node.op], node.kw
@@ -165,8 +163,7 @@ def check_layouts(graph: Graph, target: Target, in_turns: bool = False) -> None:
 
 def _check_rounded(graph: Graph, target: Target) -> None:
     """Check that what is rounded, but not in the source, is sent to a sum, and that the policy
-    allows it.
-    """
+    allows it."""
     policy = policy_of(target.precision)
     rounded: Counter[DType | None] = Counter()
     for k, node in enumerate(graph.nodes):
@@ -378,8 +375,7 @@ MOVING = (
 
 def plain(graph: Graph) -> Graph:
     """The graph without layouts, collectives, copies and what only says when, and with casts behind
-    what only looks at their operands: the same numbers, whichever comes first.
-    """
+    what only looks at their operands: the same numbers, whichever comes first."""
     bare = Graph(tuple(s.bare for s in graph.inputs), graph.nodes, graph.outputs)
 
     def rule(builder: Builder, node: Node, inputs: Values) -> Sequence[int]:

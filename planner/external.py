@@ -78,8 +78,7 @@ def memory_of(target: Target) -> int:
 def split_sorts(graph: Graph, target: Target) -> tuple[list[Step], Graph]:
     """Split a graph into what it would have to sort as a whole, step by step, and the rest, which
     has one operand more for each: runs that fit into memory are put in order and written to a file,
-    of which the rest reads any places of the order (io_pipeline/merging.py).
-    """
+    of which the rest reads any places of the order (io_pipeline/merging.py)."""
     steps = list[Step]()
     while True:
         taken, ordered = _first_to_take(graph, target), _first_to_sort(graph, target)
@@ -394,8 +393,7 @@ def _is_worth(x: Spec, i: Spec, made: Spec, share: float, target: Target) -> boo
 
 def _taken_at(graph: Graph, k: int, target: Target) -> tuple[list[Step], Graph]:
     """Make the steps that bring the rows that a node takes into runs, and the graph that merges
-    these.
-    """
+    these."""
     order = _order_of(graph, k)
     return _by_places(graph, k, target) if order is None else _by_keys(graph, k, order, target)
 
@@ -479,13 +477,7 @@ def _by_places(graph: Graph, k: int, target: Target) -> tuple[list[Step], Graph]
 
 
 def _merged(
-    graph: Graph,
-    k: int,
-    steps: list[Step],
-    within: Graph,
-    rows: int,
-    runs: Graph,
-    target: Target,
+    graph: Graph, k: int, steps: list[Step], within: Graph, rows: int, runs: Graph, target: Target
 ) -> tuple[list[Step], Graph]:
     """Rows, a value of a graph, in runs as those of their keys; and the graph that reads what a node made
     from these. `steps`: what comes before."""

@@ -55,8 +55,7 @@ _HEAD = 256  # bytes of a first line at the most
 @cache
 def code_version() -> str:
     """Names the code that plans: another version may decide otherwise, so its plans are not
-    ours.
-    """
+    ours."""
     digest = hashlib.blake2b(digest_of_operations().encode(), digest_size=6)
     digest.update(code_digest(Path(__file__).resolve().parent).encode())
     return f"{FORMAT}-{digest.hexdigest()}"
@@ -82,8 +81,7 @@ def write_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
 @export
 def read_plan(path: str | os.PathLike[str], limit: float | None = DAY) -> Plan:
     """The plan of a file, or PlanFileError. Unless the limit is None, it may take no more than so many
-    seconds to run, and be no larger than people's plans are.
-    """
+    seconds to run, and be no larger than people's plans are."""
     most = LARGEST if limit is None else FOREIGN
     try:
         with open(path, "rb", opener=_no_wait) as file:
@@ -129,8 +127,7 @@ def decode_plan(
     data: bytes, key: Key | None = None, trusted: bool = False, limit: float | None = DAY
 ) -> Plan:
     """The plan of a file's bytes, or Malformed. With a key: the plan of this key, kept here. Trusted is
-    what comes from whoever may tell this process what to run: nothing is proven then, nor limited.
-    """
+    what comes from whoever may tell this process what to run: nothing is proven then, nor limited."""
     head, newline, rest = data[:_HEAD].partition(b"\n")[0], data.find(b"\n", 0, _HEAD), b""
     words = head.split(b" ")
     need(newline >= 0 and head.startswith(MAGIC + b" ") and len(words) == 5, "no plan file")
@@ -262,8 +259,7 @@ def _ladder(value: Any) -> tuple[Rung, ...]:
 
 def _tuned(value: Any, now: Lines) -> Tuned | None:
     """Decode the choices made by timing. A way that this machine does not have is no way, so
-    whatever it says cannot be wrong.
-    """
+    whatever it says cannot be wrong."""
     if value is None:
         return None
     machine, rows = listing(value, longest=2)

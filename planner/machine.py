@@ -192,8 +192,7 @@ class Machine:
         moving: float,
     ) -> float:
         """Estimate the seconds of a kernel that does so many operations of each kind, and moves for
-        so many seconds.
-        """
+        so many seconds."""
         return overlapped(
             _of(self.products, dtype).time(dense),
             _of(self.factors or self.products, dtype).time(factors),

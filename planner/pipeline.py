@@ -212,8 +212,7 @@ def _strip(graph: Graph) -> tuple[Graph, tuple[tuple[str, int], ...]]:
     """Without outputs that are inputs as they came; the caller has those already.
 
     An output that stands there twice stays twice: each result has memory of its own, so that
-    each can be given away.
-    """
+    each can be given away."""
     results: list[tuple[str, int]] = []
     kept: list[int] = []
     for v in graph.outputs:
@@ -327,8 +326,7 @@ def _mib(n: int) -> str:
 
 def _greatest(plan: Plan) -> tuple[str, str]:
     """Find what takes most memory, in words, and the user's line of it: an operand, a result, or
-    the node at which the arena is fullest.
-    """
+    the node at which the arena is fullest."""
     graph, source = plan.program.graph, plan.traced
     found: list[tuple[int, str, str]] = [_fullest(plan.program)]
     for spec, name in itertools.zip_longest(graph.inputs, plan.names):

@@ -124,8 +124,7 @@ class Slot:
 @dataclass(frozen=True)
 class Program:
     """A graph in running order, with the place of each value. The same for all workers; sizes are
-    those of the largest part.
-    """
+    those of the largest part."""
 
     graph: Graph
     slots: tuple[Slot, ...]  # of each value
@@ -339,8 +338,7 @@ class Plan:
 
     def explain(self) -> Text:
         """Show what was decided, what it should cost, and what it did cost, with the lines that
-        asked for it: text that shows itself, in a notebook with a table.
-        """
+        asked for it: text that shows itself, in a notebook with a table."""
         return Text(functions["explain"](self, self.measured), self._repr_html_)
 
     def why(self, name: str) -> Text:
@@ -350,8 +348,7 @@ class Plan:
 
     def source(self, *, llvm: bool = False, assembly: bool = False) -> Text:
         """The generated kernels with the user's own lines as comments; on demand as they are given
-        to LLVM, and the machine code that it makes of them here.
-        """
+        to LLVM, and the machine code that it makes of them here."""
         return Text(functions["source"](self, llvm, assembly))
 
     def diff(self, other: Plan) -> Text:

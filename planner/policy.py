@@ -19,11 +19,7 @@ AS_WRITTEN = "as-written"
 FLOATS: dict[str, DType] = {"f16": float16, "bf16": bfloat16, "f32": float32, "f64": float64}
 # What can be summed in: nobody sums in halves; and sent in.
 TF32 = "tf32"  # float32 of which products read 10 bits of mantissa: no dtype, a way to multiply
-NAMES = {
-    "compute": (*FLOATS, TF32),
-    "accumulate": ("f32", "f64"),
-    "wire": ("bf16", "f16", "f32"),
-}
+NAMES = {"compute": (*FLOATS, TF32), "accumulate": ("f32", "f64"), "wire": ("bf16", "f16", "f32")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +72,7 @@ class Precision:
     @property
     def dtypes(self) -> tuple[DType | None, DType | None, DType | None]:
         """Return the dtypes of what is kept, read by products, and summed; None for as written.
-        What is not said follows from the others.
-        """
+        What is not said follows from the others."""
         storage, compute, accumulate = (
             FLOATS.get(n) for n in (self.storage, self.compute, self.accumulate)
         )

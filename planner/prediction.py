@@ -179,8 +179,7 @@ class Reuse:
 
     def seconds(self, k: int, machine: Machine, moved: float) -> float:
         """Estimate the seconds that a node reads and writes; `moved` of the bytes of its operands
-        and results.
-        """
+        and results."""
         graph, before = self.program.graph, self.now
         ins, outs = graph.nodes[k].inputs, graph.outs(k)
         sizes: dict[tuple[int, bool], float] = {}

@@ -24,8 +24,7 @@ def rebuild(
     """The graph in canonical order, with each node replaced by what the rule makes of it over its new
     inputs; kept where the rule says None, with its `bodies` changed.
 
-    A rule may make more values than the node had; the first ones take its place.
-    """
+    A rule may make more values than the node had; the first ones take its place."""
     builder = Builder(graph.inputs)
     values = list(range(len(graph.inputs)))
     for node in graph.nodes:

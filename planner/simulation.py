@@ -34,17 +34,7 @@ from ostinato.errors import ArgumentError, MemoryLimitError
 from .layouts.costs import kernel_work, repeats
 from .machine import Machine, resolve
 from .plan import Again, Plan, Program, export, functions, largest_part, local_bytes
-from .prediction import (
-    Leg,
-    Part,
-    Reuse,
-    call_seconds,
-    legs,
-    local,
-    machine_of,
-    runs,
-    work_of,
-)
+from .prediction import Leg, Part, Reuse, call_seconds, legs, local, machine_of, runs, work_of
 from .title import title
 
 COMPUTE = -1  # the stream of kernels; others have the number of a level of links
@@ -130,16 +120,14 @@ class Simulation:
     @property
     def limits(self) -> tuple[Any, ...]:
         """List what it waits for, the most important first: each a `what`, and the share of its
-        time that it `saves` if this were twice as fast.
-        """
+        time that it `saves` if this were twice as fast."""
         found: tuple[Any, ...] = functions["limits"](self)
         return found
 
     def scaling(self, counts: Sequence[int], weak: bool = False) -> list[Scaled]:
         """Simulate on other numbers of workers, planned anew for each. Strong: the arrays stay as
         large as they are; weak: extents along which they are split grow as the workers do. A number
-        on which the plan does not fit into memory has no time.
-        """
+        on which the plan does not fit into memory has no time."""
         if self.again is None:
             got = "a plan of arrays that exist"
             needed = "one that can be made again"
@@ -242,8 +230,7 @@ def simulate(
 
 def unmade_seconds(graph: Graph, machine: Machine, mesh: Mesh) -> float:
     """Estimate the seconds of a graph on the worker that has most to do, before kernels are made of
-    it.
-    """
+    it."""
     run = _Run(machine, mesh, np.zeros(math.prod(mesh), np.int64), [largest_part], silent=True)
     run.program(graph)
     return float(max(run.now.max(), *(f.max() for f in run.free)))

@@ -80,8 +80,7 @@ class RoundingSite:
 
     def seconds(self, machine: Machine, dtype: DType) -> float:
         """Estimate the seconds, all times together, with operands of a dtype. If the machine says
-        nothing of it, its rate follows from that of float32 by the bytes of a number.
-        """
+        nothing of it, its rate follows from that of float32 by the bytes of a number."""
         moved = dtype.itemsize * sum(math.prod(shape) for shape in self.operands)
         listed = any(r.dtype == dtype.name for r in machine.products)
         flops = self.flops if listed else self.flops * dtype.itemsize / float32.itemsize
@@ -318,10 +317,7 @@ def _part(letter: str, share: float) -> float:
 
 
 def _cheapest(
-    found: Sequence[Narrowed],
-    shares: Sequence[Sequence[float]],
-    room: Sequence[float],
-    most: str,
+    found: Sequence[Narrowed], shares: Sequence[Sequence[float]], room: Sequence[float], most: str
 ) -> str:
     letters = ["-"] * len(found)
     left = [r**2 for r in room]

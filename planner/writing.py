@@ -57,8 +57,7 @@ def _written(part: Expression, axes: int, place: int, row: int) -> Expression:
 
 def _unmerged(made: Expression) -> tuple[Expression, int]:
     """Find what is written, before its first axes were counted in one row, and how many these were:
-    parts of rows that are repeated begin where rows begin.
-    """
+    parts of rows that are repeated begin where rows begin."""
     builder, node = made.builder, made.builder.maker(made.value)
     wide = [v for v in node.inputs if builder.specs[v].ndim] if node is not None else []
     if node is None or len(wide) != 1 or len(node.specs) > 1:
@@ -97,8 +96,7 @@ def _ends(graph: Graph, target: Target) -> list[int]:
 
 def _borders(graph: Graph) -> list[set[int]]:
     """List for each value the rows at which another one begins that is made, through functions of
-    elements and slices.
-    """
+    elements and slices."""
     found: list[set[int]] = [set() for _ in graph.specs]
     for k, node in enumerate(graph.nodes):
         op, v = OPS[node.op], graph.starts[k]

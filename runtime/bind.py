@@ -24,13 +24,7 @@ from operator import itemgetter
 from typing import Any
 
 import numpy as np
-from ostinato.ops.core.device import (
-    Device,
-    InTurns,
-    Prepackable,
-    Recorder,
-    plain,
-)
+from ostinato.ops.core.device import Device, InTurns, Prepackable, Recorder, plain
 from ostinato.ops.core.divided import divided_kernel, division_of
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.layout import around
@@ -40,13 +34,7 @@ from ostinato.ops.core.spec import is_inexact, strided_like
 from ostinato.ops.flow.control import CONTROL
 from ostinato.ops.planned.collective import STORED, collective_of
 from ostinato.ops.planned.offloaded import OFFLOADED, STASH
-from ostinato.planner.passes.memory import (
-    body_order,
-    contiguous,
-    is_joined,
-    part_getter,
-    replaced,
-)
+from ostinato.planner.passes.memory import body_order, contiguous, is_joined, part_getter, replaced
 from ostinato.planner.plan import ONE_THREAD, Program
 from ostinato.planner.title import title
 
@@ -534,16 +522,10 @@ class _Binder(ControlFlow):
 
     # -- generated kernels -----------------------------------------------------------------
     def native(
-        self,
-        graph: Graph,
-        k: int,
-        ins: Sequence[str],
-        outs: Sequence[str],
-        scratch: Sequence[Any],
+        self, graph: Graph, k: int, ins: Sequence[str], outs: Sequence[str], scratch: Sequence[Any]
     ) -> Callable[..., None] | Prepackable | InTurns | None:
         """A function of arrays that lie as these do in every run; None if there is no better one
-        than the op's kernel.
-        """
+        than the op's kernel."""
         node, arrays = graph.nodes[k], [self.strided_like(name) for name in (*ins, *outs)]
         specs = (*(graph.specs[v] for v in node.inputs), *node.specs)
         threads = 1 if node.kw.get("way") == ONE_THREAD else self.threads

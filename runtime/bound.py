@@ -7,11 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
-from ostinato.ops.core.device import (
-    Branch,
-    Device,
-    Loop,
-)
+from ostinato.ops.core.device import Branch, Device, Loop
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.registry import OPS, Op
 from ostinato.planner.plan import Program
@@ -34,8 +30,7 @@ MOST_GOING = 1000  # spans of one row that wait to be counted
 @dataclass(slots=True)
 class Row:
     """A line of the function: the node that it runs, and the seconds that it took when it was
-    timed, and those of them that were communication.
-    """
+    timed, and those of them that were communication."""
 
     node: Node
     depth: int
@@ -148,8 +143,7 @@ def blamed(node: Node, kind: type[OstinatoError], got: str) -> OstinatoError:
 
 def may_fail_later(program: Program) -> bool:
     """Tell whether kernels of a device may find places outside or a matrix without such factors, known when
-    somebody looks.
-    """
+    somebody looks."""
     bodies = [body for found in program.bodies.values() for body in found]
     ops = [OPS[n.op] for n in program.graph.nodes]
     return any(map(may_note, ops)) or any(map(may_fail_later, bodies))

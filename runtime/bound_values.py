@@ -10,21 +10,14 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from ostinato.ops.core.device import (
-    Branch,
-    Device,
-    Loop,
-    Recorder,
-)
+from ostinato.ops.core.device import Branch, Device, Loop, Recorder
 from ostinato.ops.core.divided import scratch_of
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.notes import Notes
 from ostinato.ops.core.registry import OPS, Place, Scratch
 from ostinato.ops.core.spec import Spec
 
-from ostinato.errors import (
-    NaNError,
-)
+from ostinato.errors import NaNError
 
 from .bound import Row, Stop
 from .capture_segments import Parts
@@ -127,8 +120,7 @@ class Values:
 
     def stored(self, offset: int, shape: Sequence[int], dtype: Any) -> str:
         """A place by name. The same place has one name and is one array object, which NumPy sees at
-        once is written in place.
-        """
+        once is written in place."""
         key = (offset, tuple(shape), dtype)
         if key not in self.places:
             self.places[key] = self.array(self.place(*key))

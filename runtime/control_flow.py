@@ -15,11 +15,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from ostinato.ops.core.device import (
-    InTurns,
-    Recorder,
-    Repeated,
-)
+from ostinato.ops.core.device import InTurns, Recorder, Repeated
 from ostinato.ops.core.graph import Node
 from ostinato.ops.core.layout import Partial, slices
 from ostinato.ops.core.monoid import MONOIDS
@@ -110,12 +106,7 @@ class ControlFlow(Values):
                 own.append(local)
         return names
 
-    def show_carried(
-        self,
-        specs: Sequence[Spec],
-        inits: Sequence[str],
-        *names: list[str],
-    ) -> None:
+    def show_carried(self, specs: Sequence[Spec], inits: Sequence[str], *names: list[str]) -> None:
         """Carried values lie in order in their buffers; where they begin elsewhere, nothing is known."""
         for j, (spec, init) in enumerate(zip(specs, inits, strict=True)):
             like = strided_like(self.shape(spec), spec.dtype)
@@ -236,12 +227,7 @@ class ControlFlow(Values):
             self.write(f"if {cj} is not {end}: copyto({end}, {cj})", row)
 
     def looping(
-        self,
-        test: Any,
-        most: int,
-        node: Node,
-        c: Sequence[str],
-        buffers: Sequence[Sequence[str]],
+        self, test: Any, most: int, node: Node, c: Sequence[str], buffers: Sequence[Sequence[str]]
     ) -> str:
         """A name for who knows whether there is one more turn; what the first one reads is set, unless it is
         updated in place."""

@@ -53,8 +53,7 @@ class Engine(Protocol):
     @property
     def lock(self) -> threading.RLock:
         """Return the lock that one run at a time holds. Threads that a run waits for must not have
-        it.
-        """
+        it."""
 
     @property
     def is_elsewhere(self) -> bool:
@@ -90,8 +89,7 @@ class Engine(Protocol):
 
     def launcher(self, plan: Plan) -> Launcher:
         """Make a function that runs a plan: the program's results; operands stay as they are,
-        unless the plan was given them.
-        """
+        unless the plan was given them."""
 
     def forget(self, plan_id: str) -> None:
         """Drop a plan."""
@@ -476,8 +474,7 @@ class LocalEngine:
 
 def giving(plan: Plan, launch: Launcher, loaded: Sequence[Loaded]) -> Launcher:
     """Make a launcher that gives operands away. Who fails after it began leaves operands spoiled
-    that it may have written to.
-    """
+    that it may have written to."""
     reuse = [k for _, k in plan.program.reuse]
 
     def launch_given(operands: Sequence[Operand]) -> list[Operand]:
@@ -614,8 +611,7 @@ class _Team:
 
 def _serve(k: int, jobs: SimpleQueue[_Job | None]) -> None:
     """Run jobs in a worker's thread. It knows no team, so that a team of which nobody knows can
-    end.
-    """
+    end."""
     begin_to_help()
     while (job := jobs.get()) is not None:
         if not job.begun[k]:

@@ -32,8 +32,7 @@ def trials(
     programs: Sequence[Program], limit: float, threads: int, device: Device
 ) -> list[list[float]]:
     """Seconds of each program in each round, infinite for who dropped out, or was not tried since
-    `limit` seconds were too few. To compile the first one is not counted: it will be needed.
-    """
+    `limit` seconds were too few. To compile the first one is not counted: it will be needed."""
     end = 0.0
     graph = programs[0].graph
     arrays = [device.from_host(_some(largest_part(s))) for s in graph.inputs]

@@ -130,11 +130,7 @@ class Loaded:
 
 class Worker:
     def __init__(
-        self,
-        rank: int,
-        communicator: Communicator,
-        device: Device,
-        threads: int | None = None,
+        self, rank: int, communicator: Communicator, device: Device, threads: int | None = None
     ) -> None:
         self.rank = rank
         self.asked = threads
@@ -284,8 +280,7 @@ class Worker:
 
     def _replay(self, loaded: Loaded) -> Replay | None:
         """Make a function that repeats its runs as one call; None where the device does not, or
-        steps are timed.
-        """
+        steps are timed."""
         if self.tape is not None:
             return None
         self.capture = self.capture or self.device.graph_capture()
@@ -311,8 +306,7 @@ class Worker:
 
     def step(self, loaded: Loaded, arrays: list[Any]) -> list[Any]:
         """Run a plan on this worker's parts of the operands; its parts of the results, or an
-        error.
-        """
+        error."""
         follow()
         bound = loaded.bound
         if bound is None:
@@ -400,8 +394,7 @@ class Worker:
 
     def _make_room(self) -> None:
         """Drop what is kept for later runs, as there is too little memory for this one. All plans
-        are bound anew.
-        """
+        are bound anew."""
         for loaded in self.kept_plans:
             self._still(loaded)
         self.arena, self.capture = self.device.arena(0), None
@@ -446,8 +439,7 @@ class Worker:
 
     def _look(self, bound: Bound, arrays: list[Any], loaded: Loaded) -> None:
         """Products keep operands that were the same a few times, which then no plan writes over
-        again.
-        """
+        again."""
         for operand in bound.stays:
             array = arrays[operand.number]
             if not operand.is_due(array):

@@ -152,8 +152,7 @@ class PartStep(Step):
 
     def _part(self, sample: Sample, following: Step, encoded: Any) -> tuple[Any, Part] | None:
         """Decode only the part of an image that the next stage needs; None if it is decoded as
-        ever, also for errors to be where they belong.
-        """
+        ever, also for errors to be where they belong."""
         try:
             shape = self.stage.extents(encoded)
             if shape is None:
@@ -244,8 +243,7 @@ class BatchStep(Step):
 
 def undecoded(step: Step | None, values: Sequence[Any], error: Exception) -> tuple[str, str, str]:
     """Explain what a stage got, what it needed and what to do, if it was late, or failed for fields
-    that are no arrays; empty words if it failed for something else.
-    """
+    that are no arrays; empty words if it failed for something else."""
     if isinstance(error, LateError):
         return (
             f"{error} (a thread cannot be ended: it stays)",

@@ -144,8 +144,7 @@ class _Fingerprint:
 
     def _named(self, name: str, value: Any) -> Iterator[str]:
         """Fingerprint what a function reads under a name. Of a module of the user's, functions are
-        told where they are read.
-        """
+        told where they are read."""
         yield name
         try:
             yield from self.parts(value)

@@ -23,8 +23,7 @@ APART = ("source", "entries", "target", "cursor")  # fields of a pipe that are n
 
 def as_data(pipe: Pipe) -> Any:
     """Describe a pipe as data of which `from_data` makes the same one; `Undescribed` if that cannot
-    be said.
-    """
+    be said."""
     settings = {
         f.name: as_plain(getattr(pipe, f.name)) for f in fields(pipe) if f.name not in APART
     }

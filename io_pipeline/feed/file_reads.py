@@ -52,8 +52,7 @@ _memory = _Memory()
 
 def whole(path: str) -> tuple[bytes, int] | None:
     """Read a file, and its stamp; None if it has to be read with more care: it is empty, long, or
-    cannot be read.
-    """
+    cannot be read."""
     function = _function()
     if function is None:
         return None

@@ -143,8 +143,7 @@ class Files(Samples):
 
 def content(path: str) -> tuple[bytes, int]:
     """Read a file, and its stamp. A name that leads to no file is refused: opening a pipe, we would
-    wait.
-    """
+    wait."""
     found = whole(path)
     if found is not None:
         return found

@@ -92,8 +92,7 @@ class Portions:
 
     def _samples(self, lo: int, hi: int) -> list[int]:
         """Find the samples of these places. Those of a stretch are found together, since NumPy's
-        calls take longer than what they do for a few numbers.
-        """
+        calls take longer than what they do for a few numbers."""
         first = self._first
         if not first <= lo <= hi <= first + len(self._found):
             first = self._first = lo

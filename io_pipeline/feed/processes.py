@@ -67,8 +67,7 @@ class _Child:
 
     def ask(self, value: Any, seconds: float | None = None) -> tuple[int, Any]:
         """Ask the process what comes of a value; EOFError if the process is gone, TimeoutError if
-        it takes longer.
-        """
+        it takes longer."""
         try:
             send(self._write, self.into, 0, pack(value))
             if seconds is not None:
@@ -137,8 +136,7 @@ class InProcesses:
 
     def call_within(self, seconds: float | None, *given: Any) -> Any:
         """Call the function in another process. A process that takes longer is ended, and another
-        one takes its place; the time until it has found the function does not count.
-        """
+        one takes its place; the time until it has found the function does not count."""
         child, is_second = self._taken(), False
         while True:
             try:

@@ -44,8 +44,7 @@ class Samples:
 
     def as_data(self) -> Any:
         """Encode what another process needs to read the same samples; `Undescribed` if that cannot
-        be said.
-        """
+        be said."""
         raise Undescribed(f"what {type(self).__name__.lower()} gives is known to the program alone")
 
     @classmethod
@@ -66,8 +65,7 @@ class Samples:
 
     def identity(self) -> str:
         """Identify the samples: words that are the same for the same samples in the same order, in
-        every process.
-        """
+        every process."""
         raise NotImplementedError
 
     def name(self, index: int) -> str:
@@ -97,8 +95,7 @@ class Samples:
 
     def files(self, indices: Sequence[int]) -> InFiles | None:
         """Return the files of samples whose first leaf is what is in a file; None where there is
-        more to reading.
-        """
+        more to reading."""
         return None
 
     def has_read(self, indices: Sequence[int], files: InFiles) -> None:
@@ -273,8 +270,7 @@ def _row(x: Any, index: int) -> Any:
 
 def _kind_of(x: Any) -> str:
     """Guess the kind of an array without a name: images have channels behind, labels are whole
-    numbers.
-    """
+    numbers."""
     if len(x.shape) == 4 and x.shape[-1] in (1, 3, 4):
         return IMAGE
     return LABEL if len(x.shape) == 1 and x.dtype.kind in "iu" else DATA

@@ -162,8 +162,7 @@ _READ: dict[str, tuple[str, Callable[[bytes], Any]]] = {
 
 def _field(name: str) -> tuple[tuple[str, ...], str, Callable[[bytes], Any]]:
     """Parse a user's name of a field: endings to look for ("jpg;png"), its kind, and how it is
-    read. "mask.png" is a mask.
-    """
+    read. "mask.png" is a mask."""
     endings = tuple(name.lower().split(";"))
     kind, read = _READ.get(endings[0].rpartition(".")[2], (DATA, _itself))
     if kind == IMAGE and endings[0].startswith(("mask.", "seg.")):

@@ -94,20 +94,17 @@ class Stage:
 
     def shrunk(self, x: Any, window: Window, size: tuple[int, int]) -> Any:
         """Decode about what a window has, for a stage that decodes, in a smaller scale, but no
-        smaller than this; None if it is to be decoded as it is.
-        """
+        smaller than this; None if it is to be decoded as it is."""
         return None
 
     def extents(self, x: Any) -> Shape | None:
         """Return, for a stage that decodes, the shape of the image in a file, if `part` may decode
-        some of it.
-        """
+        some of it."""
         return None
 
     def part(self, x: Any, shape: Shape, window: Window) -> Any:
         """Decode what the image in a file, of this shape, has in a window, to the bit; None if all
-        has to be decoded.
-        """
+        has to be decoded."""
         return None
 
     def native(self, form: Form | None) -> Native | None:
@@ -125,8 +122,7 @@ class Stage:
 
     def slab(self, drawn: Any, shape: Shape, box: Box3) -> tuple[Box3, Any]:
         """Find of which part of a volume of this shape a part of the result is made, and what was
-        drawn as seen from there.
-        """
+        drawn as seen from there."""
         return box, drawn
 
     def together(self, fields: Fields, values: list[Any]) -> None:
@@ -142,8 +138,7 @@ class Stage:
 
     def rows(self, kind: str) -> Callable[..., Any] | None:
         """Return the method for fields of a kind of whole batches, in expressions of arrays of any
-        library.
-        """
+        library."""
         return getattr(self, f"{kind}_rows", None)
 
     def as_rows(self, drawn: list[Any]) -> Any:

@@ -296,8 +296,7 @@ class RandomAffine(Warp):
     @cached_property
     def _ranges(self) -> tuple[Pair, ...]:
         """Return the ranges of the angle, the moves to the right and down, the factor, and both
-        shears.
-        """
+        shears."""
         check_pair(self.name, "translate", self.translate, 0, 1)
         return (
             spread(self.name, "degrees", self.degrees, 0.0, -math.inf),

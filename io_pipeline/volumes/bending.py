@@ -21,8 +21,7 @@ MAX_CHANNELS = 8
 def bent(x: Volume, rows: Any, near: Any, weights: Any, is_mixed: bool) -> Volume | None:
     """Read what voxels look at, mixed or the nearest one. rows: 3 x depth x height x points, how
     far points move in each row of voxels; near and weights: of four points for each voxel of a row.
-    None where there is no machine code.
-    """
+    None where there is no machine code."""
     channels = x.shape[3] if x.ndim == 4 else 1
     kind = x.dtype if is_mixed else DTYPES.get(f"int{8 * x.itemsize}")
     is_known = (not is_mixed or kind in MIXED) and channels <= MAX_CHANNELS

@@ -29,12 +29,7 @@ def curve(count: int, points: int) -> tuple[Any, Any]:
     low = np.floor(at)
     t = at - low
     weights = 0.5 * np.stack(
-        (
-            t * (t * (2 - t) - 1),
-            t * t * (3 * t - 5) + 2,
-            t * (t * (4 - 3 * t) + 1),
-            t * t * (t - 1),
-        )
+        (t * (t * (2 - t) - 1), t * t * (3 * t - 5) + 2, t * (t * (4 - 3 * t) + 1), t * t * (t - 1))
     )
     near = low.astype(np.int64) + np.arange(-1, 3)[:, None]
     return np.clip(near, 0, points - 1), weights.astype(np.float32)

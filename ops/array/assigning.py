@@ -103,8 +103,7 @@ def cast_in_place(made: Array, dtype: DType, what: str) -> Array:
 @export
 def changed(x: Any, made: Array, what: str, frame: FrameType) -> Array:
     """Let x stand for the result of what NumPy does in place: in a statement, x itself is that from
-    now on.
-    """
+    now on."""
     if not (is_dropped(frame) or (isinstance(x, Array) and is_shown(frame))):
         return made
     if not isinstance(x, Array):

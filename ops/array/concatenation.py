@@ -22,13 +22,7 @@ from .elementwise import Out, put_out
 from .shape import MOVE, Pairs, axis_of, broadcast_to, expand_dims, listed, reshape, squeeze
 from .slicing import slice_axes
 
-__all__ = [
-    "concat",
-    "roll",
-    "stack",
-    "tile",
-    "unstack",
-]
+__all__ = ["concat", "roll", "stack", "tile", "unstack"]
 
 
 def _shifts(shift: Any) -> tuple[Any, ...]:

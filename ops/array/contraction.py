@@ -47,15 +47,7 @@ from .shape import (
     whole_number,
 )
 
-__all__ = [
-    "diagonal",
-    "einsum",
-    "matmul",
-    "outer",
-    "tensordot",
-    "trace",
-    "vecdot",
-]
+__all__ = ["diagonal", "einsum", "matmul", "outer", "tensordot", "trace", "vecdot"]
 
 
 # -- matmul --------------------------------------------------------------------------------
@@ -88,9 +80,7 @@ def _matmul_indices(ins: Specs, outs: Specs, p: Params) -> Indices:
         )
 
     return Indices(
-        ((*lead(a), *rows, k), (*lead(b), k, *columns)),
-        ((*batch, *rows, *columns),),
-        ((k, "sum"),),
+        ((*lead(a), *rows, k), (*lead(b), k, *columns)), ((*batch, *rows, *columns),), ((k, "sum"),)
     )
 
 
@@ -111,8 +101,7 @@ def _matmul_grad(g: Array, y: Array, a: Array, b: Array) -> Sequence[Array | Non
 
 def _slope(left: Array, right: Array, of: Array) -> Array:
     """Compute the slope of a matrix that multiplies a stack, summed at once: a product for each, to
-    be added up, would take as many times its memory.
-    """
+    be added up, would take as many times its memory."""
     batch = left.ndim - 2
     if of.ndim > 2 or not batch or left.shape[:-2] != right.shape[:-2]:
         return apply("matmul", left, right)
@@ -142,14 +131,7 @@ def _wide_scratch(
     return [Scratch(shape, float32) for shape in (*ins, *outs)]
 
 
-def _matmul_kernel(
-    xp: Any,
-    out: Any,
-    a: Any,
-    b: Any,
-    *,
-    scratch: Sequence[Any],
-) -> None:
+def _matmul_kernel(xp: Any, out: Any, a: Any, b: Any, *, scratch: Sequence[Any]) -> None:
     if scratch:
         left, right, product = scratch
         xp.copyto(left, a)
@@ -479,8 +461,7 @@ def einsum(text: Any, /, *operands: Any, out: Out = None, optimize: Any = True) 
 
 def _drop_repeated(text: str, xs: list[Array], labels: list[str]) -> None:
     """Diagonals of labels that an operand has twice; and away with axes of size 1 whose label has a
-    larger extent elsewhere: the operand is repeated there.
-    """
+    larger extent elsewhere: the operand is repeated there."""
     extents: dict[str, int] = {}
     for k, (x, own) in enumerate(zip(list(xs), list(labels), strict=True)):
         for c, n in zip(own, x.shape, strict=True):

@@ -634,8 +634,7 @@ def from_dlpack(x: Any, /, *, device: str | None = None, copy: bool | None = Non
 def one_hot(
     indices: Operandish, /, classes: int, *, axis: int = -1, dtype: DTypeLike | None = None
 ) -> Array:
-    """1 where the class is the index, else 0, along a new axis; rows of zeros for indices
-    outside.
+    """1 where the class is the index, else 0, along a new axis; rows of zeros for indices outside.
 
     >>> ost.one_hot([0, 2], 3)
     Array([[1., 0., 0.],

@@ -32,13 +32,7 @@ from .reduction import check_dtype, sum_dtype
 from .shape import accumulator, axis_of, broadcast_to, moveaxis, reshape, zero_of
 from .slicing import flip, slice_axes
 
-__all__ = [
-    "cumulative_max",
-    "cumulative_min",
-    "cumulative_prod",
-    "cumulative_sum",
-    "diff",
-]
+__all__ = ["cumulative_max", "cumulative_min", "cumulative_prod", "cumulative_sum", "diff"]
 
 
 def running(ins: Specs, outs: Specs, p: Params) -> Indices:
@@ -182,15 +176,13 @@ def _cumprod_grad(
     g: Array, y: Array, x: Array, *, axis: int, dtype: DType
 ) -> Sequence[Array | None]:
     """dx_j = (product before j) * s_j with s_j = g_j + x_{j+1} s_{j+1}: right where an element is 0
-    too.
-    """
+    too."""
     n = x.shape[axis]
     if n == 0:
         return (x,)
     before = slice_axes(cumulative_prod(x, axis=axis, include_initial=True), {axis: (0, n, 1)})
     follow = concat(
-        [slice_axes(x, {axis: (1, n - 1, 1)}), zero_of(slice_axes(x, {axis: (0, 1, 1)}))],
-        axis=axis,
+        [slice_axes(x, {axis: (1, n - 1, 1)}), zero_of(slice_axes(x, {axis: (0, 1, 1)}))], axis=axis
     )
 
     def step(s: Array, gx: tuple[Array, Array]) -> tuple[Array, Array]:

@@ -25,9 +25,7 @@ from ..core.spec import DType, Shape, Spec, bool_, float64, is_inexact, promote,
 from ..core.user_line import misfit
 from .casts import astype
 
-__all__ = [
-    "where",
-]
+__all__ = ["where"]
 
 Grad = Callable[..., Sequence[Array | None]]
 

@@ -35,12 +35,7 @@ from .shape import is_count, reshape, whole_number
 from .sorting import searchsorted
 from .transcendental import log2
 
-__all__ = [
-    "histogram",
-    "histogram2d",
-    "histogram_bin_edges",
-    "histogramdd",
-]
+__all__ = ["histogram", "histogram2d", "histogram_bin_edges", "histogramdd"]
 
 Bins = int | str | Operandish
 Range = tuple[Any, Any] | None

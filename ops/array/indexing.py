@@ -34,10 +34,7 @@ from .elementwise import Out, put_out, where
 from .shape import MOVE, axis_of, broadcast_to, moveaxis, reshape, zero_of
 from .slicing import COMBINES, MODES
 
-__all__ = [
-    "take",
-    "take_along_axis",
-]
+__all__ = ["take", "take_along_axis"]
 
 
 def check_bounds(indices: Any, size: int, extent: int = 0) -> None:
@@ -630,8 +627,7 @@ op(
 
 def flat_index(places: Sequence[Array], sizes: Shape) -> Array:
     """One index for several axes laid end to end; one that is outside its own axis is outside of
-    all.
-    """
+    all."""
     total: Array | None = None
     outside: Array | None = None
     for i, size in zip(unify(*places), sizes, strict=True):

@@ -33,11 +33,7 @@ from .reduction import (
 )
 from .shape import accumulator, axes_of, broadcast_to, widened
 
-__all__ = [
-    "mean",
-    "std",
-    "var",
-]
+__all__ = ["mean", "std", "var"]
 
 
 def _mean_kernel(xp: Any, out: Any, x: Any, *, axes: tuple[int, ...], count: int) -> None:
@@ -137,8 +133,7 @@ def _moments_kernel(
     xp: Any, out: Sequence[Any], x: Any, *, axes: tuple[int, ...], scratch: Sequence[Any]
 ) -> None:
     """Block after block of the first axis. Blocks are put together by Chan's formula if that axis
-    is reduced.
-    """
+    is reduced."""
     count, mean, square = out
     deviation, held, own_mean, own_square = scratch
     n = math.prod(x.shape[a] for a in axes)

@@ -99,8 +99,7 @@ def _no_widths(width: Any, ndim: int) -> Exception:
 
 def _sides(given: Any, ndim: int, what: str) -> list[tuple[Any, Any]]:
     """Expand what is said of both sides of each axis: one for all, a pair for all, or a pair for
-    each.
-    """
+    each."""
     if isinstance(given, Array):
         return [(given, given)] * ndim
     try:

@@ -38,8 +38,7 @@ MOST_COMPARED = 1000  # operations that two masks are made of
 
 class Picked(Array):
     """The elements of an array for which a mask is True; the mask's axes begin at `axis`, and become one.
-    Its size, a number that is not known yet, may be used in computations.
-    """
+    Its size, a number that is not known yet, may be used in computations."""
 
     __slots__ = ("along", "axis", "line", "mask", "what", "whole")
     along: int | None  # the axis of the mask whose places these are, as `nonzero` gives them
@@ -139,8 +138,7 @@ class Picked(Array):
 
     def running(self, function: Callable[[Array], Array], neutral: Any) -> Picked:
         """Apply a running function of a row, which gives of each element and all before it, one of
-        which changes nothing.
-        """
+        which changes nothing."""
         if self.ndim > 1:
             self.refuse()
         row = where(self.mask, self.whole, astype(neutral, self.dtype))

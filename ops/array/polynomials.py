@@ -21,15 +21,7 @@ from .numerical import convolve
 from .shape import reshape, whole_number
 from .slicing import slice_axes
 
-__all__ = [
-    "poly",
-    "polyadd",
-    "polyder",
-    "polyint",
-    "polymul",
-    "polysub",
-    "roots",
-]
+__all__ = ["poly", "polyadd", "polyder", "polyint", "polymul", "polysub", "roots"]
 
 
 def _row(p: Operandish, name: str) -> Array:

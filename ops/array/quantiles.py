@@ -37,14 +37,7 @@ from .shape import (
     stop_gradient,
 )
 
-__all__ = [
-    "median",
-    "nanmedian",
-    "nanpercentile",
-    "nanquantile",
-    "percentile",
-    "quantile",
-]
+__all__ = ["median", "nanmedian", "nanpercentile", "nanquantile", "percentile", "quantile"]
 
 _BETWEEN = {  # alpha and beta of Hyndman and Fan
     "interpolated_inverted_cdf": (0.0, 1.0),

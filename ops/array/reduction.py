@@ -75,8 +75,7 @@ def read_cost(flops_each: float) -> Callable[[Specs, Specs, Params], tuple[float
 
 def reduced(monoid: str) -> Callable[[Specs, Specs, Params], Indices]:
     """`... -> .`, the given axes combined with a monoid; each output of the shape that is left
-    carries it.
-    """
+    carries it."""
 
     def indices(ins: Specs, outs: Specs, p: Params) -> Indices:
         labels = tuple(LETTERS[: ins[0].ndim])

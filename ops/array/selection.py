@@ -223,8 +223,7 @@ def _least(count: int) -> DType:
 
 def weighted_select(row: Array, weights: Array, line: Array, lines: int, shares: Array) -> Array:
     """Find, for each line and each share, the first element in order up to which that share of its
-    weights goes. The lines' elements are in one row, with the number of their line.
-    """
+    weights goes. The lines' elements are in one row, with the number of their line."""
     keys, many = apply("sort_keys", row), shares.size
     total = expand_dims(segment_sum(weights, line, lines), axis=1)
     before = apply("full", shape=(lines, many), value=0.0, dtype=float64)

@@ -295,8 +295,7 @@ def _sized(x: Array, size: int, fill_value: Any) -> tuple[Array, Array, Array, A
 
 @export
 def unique_all(x: Operandish, /, *, size: int | None = None, fill_value: Any = None) -> UniqueAll:
-    """The values that occur, where first, which of them each element is, and how often they
-    occur.
+    """The values that occur, where first, which of them each element is, and how often they occur.
 
     >>> ost.unique_all([3, 1, 3]).indices
     Array([1, 0], dtype=int64)

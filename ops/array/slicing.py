@@ -21,9 +21,7 @@ from ..core.user_line import misfit
 from .casts import astype
 from .shape import MOVE, axes_of, zero_of
 
-__all__ = [
-    "flip",
-]
+__all__ = ["flip"]
 
 
 # -- slices --------------------------------------------------------------------------------

@@ -40,14 +40,7 @@ from .cumulative import running
 from .indexing import take, take_along_axis
 from .shape import axis_of, reshape, whole_number
 
-__all__ = [
-    "argsort",
-    "lexsort",
-    "searchsorted",
-    "sort",
-    "sort_complex",
-    "topk",
-]
+__all__ = ["argsort", "lexsort", "searchsorted", "sort", "sort_complex", "topk"]
 
 
 def lines_lie_apart(x: Spec, axes: Sequence[int]) -> bool:
@@ -213,8 +206,7 @@ def _asked(
     x: Operandish, axis: int | None, kind: str | None, stable: bool | None, name: str
 ) -> tuple[Array, int, bool]:
     """Check what is to be put in order: the elements in one row, for no axis. Which algorithm, is
-    not the user's to say; any of NumPy's kinds may be stable.
-    """
+    not the user's to say; any of NumPy's kinds may be stable."""
     if kind not in (None, "quicksort", "heapsort", "mergesort", "stable"):
         needed = "'quicksort', 'heapsort', 'mergesort', 'stable' or None"
         raise misfit(ArgumentError, name, got=f"kind={kind!r}", needed=needed)

@@ -70,11 +70,7 @@ __all__ = [
 
 # -- equal, or nearly so ---------------------------------------------------------------------------
 def isclose(
-    a: Operandish,
-    b: Operandish,
-    rtol: Any = 1e-5,
-    atol: Any = 1e-8,
-    equal_nan: bool = False,
+    a: Operandish, b: Operandish, rtol: Any = 1e-5, atol: Any = 1e-8, equal_nan: bool = False
 ) -> Array:
     """Whether elements differ by at most `atol + rtol * abs(b)`.
 
@@ -88,11 +84,7 @@ def isclose(
 
 
 def allclose(
-    a: Operandish,
-    b: Operandish,
-    rtol: Any = 1e-5,
-    atol: Any = 1e-8,
-    equal_nan: bool = False,
+    a: Operandish, b: Operandish, rtol: Any = 1e-5, atol: Any = 1e-8, equal_nan: bool = False
 ) -> Array:
     """Whether all elements do.
 

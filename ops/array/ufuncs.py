@@ -129,12 +129,7 @@ def reduce(
 
 
 def accumulate(
-    function: Binary,
-    a: Operandish,
-    /,
-    axis: int = 0,
-    dtype: Any = None,
-    out: Out = None,
+    function: Binary, a: Operandish, /, axis: int = 0, dtype: Any = None, out: Out = None
 ) -> Array:
     """The function of all elements so far along an axis: `add.accumulate` is a running sum.
 

@@ -156,8 +156,7 @@ op(
 
 def mark(x: Array, watch: Watch) -> Array:
     """Mark a value as a variable of its own, whose dependents keep their history while the watch is
-    active.
-    """
+    active."""
     made = apply("mark", x)
     term, _ = term_of(made)
     term.traces = term.traces | {watch}
@@ -167,8 +166,7 @@ def mark(x: Array, watch: Watch) -> Array:
 # -- the sweep -----------------------------------------------------------------------------
 def terms_between(roots: Sequence[Ref], variables: set[int]) -> list[Term]:
     """The Terms between variables and roots, each after what it needs; only those that depend on a
-    variable, by way of floating values (nothing flows through whole numbers).
-    """
+    variable, by way of floating values (nothing flows through whole numbers)."""
     depends: dict[int, bool] = {}
     order: list[Term] = []
     stack = [t for t, _ in roots]
@@ -241,8 +239,7 @@ def vjp(
     outputs: Sequence[Array], variables: Sequence[Array], cotangents: Sequence[Array | None]
 ) -> list[Array | None]:
     """Compute what each variable contributes to the outputs, weighted by their cotangents; None
-    where it contributes nothing.
-    """
+    where it contributes nothing."""
     refs = [term_of(v) for v in variables]
     roots = [term_of(y) for y in outputs]
     order = terms_between(roots, {id(t) for t, _ in refs})

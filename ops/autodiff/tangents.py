@@ -150,8 +150,7 @@ def pushed(
     graph: Graph, args: Sequence[Array], tangents: Tangents
 ) -> tuple[list[Array], list[Array | None]]:
     """Push tangents through a graph: what it makes of its inputs, and how that changes; what
-    happens in it does so elsewhere.
-    """
+    happens in it does so elsewhere."""
     own = [apply("mark", x) for x in args]
     return push(inline(quiet(graph), own), own, tangents)
 

@@ -24,12 +24,7 @@ class Task:
     __slots__ = ("begin", "done", "end", "kind", "look", "minor", "thread", "total", "what")
 
     def __init__(
-        self,
-        kind: str,
-        what: str,
-        total: float = 0,
-        look: Look | None = None,
-        minor: bool = False,
+        self, kind: str, what: str, total: float = 0, look: Look | None = None, minor: bool = False
     ) -> None:
         self.kind = kind
         self.what = what

@@ -227,8 +227,7 @@ def unmasked(x: Any, who: str) -> None:
 
 def weak_dtype(kind: type, beside: DType) -> DType:
     """The dtype that a Python number takes beside an array: its own kind only if that is the higher
-    one.
-    """
+    one."""
     if kind is bool:
         return beside if beside.kind != "b" else bool_
     if kind is int:
@@ -246,8 +245,7 @@ def weak_dtype(kind: type, beside: DType) -> DType:
 
 def unify(*xs: Any) -> list[Array]:
     """Operands of one operation as Arrays; Python numbers take the dtype of the arrays that they
-    meet.
-    """
+    meet."""
     strong = [x if isinstance(x, Array) else as_array(x) for x in xs if weak_kind(x) is None]
     if not strong:
         kinds = [weak_kind(x) for x in xs]

@@ -128,8 +128,7 @@ class Trace:
 
 class Watch(Trace):
     """A gradient in progress: results that depend on its variables keep their history, even when
-    they are read.
-    """
+    they are read."""
 
     __slots__ = ("active", "read")
     inner = False
@@ -204,8 +203,7 @@ class Term:
 
     def settle(self, k: int, operand: Operand) -> None:
         """Output k has become a value; its Array lets go of the history, unless a gradient still
-        needs it.
-        """
+        needs it."""
         if self.operands is None:
             self.operands = [operand]
         elif (known := self.operands[k]) is None:
@@ -864,8 +862,7 @@ DEFAULTS: dict[type, DType] = {bool: bool_, int: int64, float: float64, complex:
 
 def weak_kind(x: Any) -> type | None:
     """bool, int, float or complex for a Python number (or one lifted to an input), which does not
-    promote arrays.
-    """
+    promote arrays."""
     if isinstance(x, Array):
         return x.weak
     kind = type(x)

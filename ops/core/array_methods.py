@@ -124,8 +124,7 @@ class ArrayMethods(Generic[A]):
 
     def resplit(self, split: Split = None, *, mesh: tuple[int, ...] | None = None) -> A:
         """Lay the values out in another way: split along a dimension (or one per mesh axis), None
-        for replicas.
-        """
+        for replicas."""
         return call("resplit", self, split, mesh=mesh)
 
     def sum(

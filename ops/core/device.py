@@ -138,8 +138,7 @@ class Loop:
 
     def begin(self, inits: Sequence[Any], firsts: Sequence[Any], seconds: Sequence[Any]) -> Any:
         """Begin a loop: `inits` are what its first iteration reads, odd ones write `firsts`, even
-        ones `seconds`.
-        """
+        ones `seconds`."""
         raise NotImplementedError
 
     def ends(self, turn: int) -> bool:
@@ -289,8 +288,7 @@ class Device:
 
     def convolves(self, ops: Collection[str]) -> str:
         """Who makes the convolutions among these, of the user's function, where that is not who does it
-        best, and why.
-        """
+        best, and why."""
         return ""
 
     def has_scratch(self, node: Node) -> bool:
@@ -336,8 +334,7 @@ class Device:
 
     def dynamic_kernel(self, node: Node, specs: Specs, scratch: Sequence[Any]) -> Function | None:
         """Make a kernel for arrays that may lie in another way each time; None where the op's own
-        kernel is as good, which looks, too.
-        """
+        kernel is as good, which looks, too."""
         return None
 
     def note(self, word: Any, places: Any) -> None:
@@ -377,8 +374,7 @@ class Device:
 
     def to_host(self, value: Any, out: Any = None) -> Any:
         """Return an array of the device as NumPy's, when it is done; itself, if it is one. `out`:
-        what it is written to.
-        """
+        what it is written to."""
         raise NotImplementedError
 
     def away(self) -> Any:
@@ -409,13 +405,11 @@ class Device:
     # -- several of a kind -------------------------------------------------------------------
     def use(self, place: int | None = None) -> None:
         """Select the device of this thread: that of the worker in this place among those of its
-        machine; None: the one of this process.
-        """
+        machine; None: the one of this process."""
 
     def address(self) -> bytes:
         """Identify the device among all anywhere, in up to 127 bytes; none where devices send
-        nothing.
-        """
+        nothing."""
         return b""
 
     def invite(self) -> bytes:
@@ -433,8 +427,7 @@ class Device:
 
     def traits(self, multiplies: bool) -> Sequence[str]:
         """Name all that passes for it look at here; of libraries that only multiply nothing, where there
-        is nothing for them, as it takes long to load one.
-        """
+        is nothing for them, as it takes long to load one."""
         return self.environment()
 
     def model(self) -> str:
@@ -474,15 +467,13 @@ class Device:
     def folding(self, ufunc: str, addends: Sequence[Any], out: Any) -> Function | None:
         """Make a function that combines arrays that lie as these do, element by element and one
         after the other, into another one; of halves in float32. None where that is not done better
-        than in steps.
-        """
+        than in steps."""
         return None
 
     def thin_qr(self, x: Any, q: Any, near: float) -> tuple[Any, Any] | None:
         """Write an orthonormal q, up to a small w, and return w and R of x = q w R; `q` may be None.
         None where that is not done better by ops/linalg/tall_qr.py. `near`: how far the Gram matrix of q
-        may be from 1.
-        """
+        may be from 1."""
         return None
 
     def times(self, q: Any, w: Any) -> bool:
@@ -491,8 +482,7 @@ class Device:
 
     def ordered_product(self, a: Any, b: Any, out: Any) -> Function | None:
         """Make a function that multiplies arrays that lie as these do, each sum term by term: the
-        bits of an element depend on its row and its column only.
-        """
+        bits of an element depend on its row and its column only."""
         return None
 
 

@@ -189,8 +189,7 @@ class Cache:
     # -- all of them -----------------------------------------------------------------------
     def files(self, *kinds: str) -> Iterator[CacheFile]:
         """Iterate over the cache's files, of all kinds or of some (`plans`, `plans/VERSION`,
-        `kernels`, ...).
-        """
+        `kernels`, ...)."""
         for folder, name in self._listed(kinds):
             if name[0] != ".":
                 with contextlib.suppress(OSError):

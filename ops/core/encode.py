@@ -217,8 +217,7 @@ def digest(graph: Graph) -> str:
 
 def decode_graph(value: Any, depth: int = 0, now: Lines = _AS_WRITTEN) -> Graph:
     """The graph, or `Malformed`. Values are only ever read after they were made, so there can be no
-    cycle. `now`: what has become of the lines that were written.
-    """
+    cycle. `now`: what has become of the lines that were written."""
     need(depth < DEEPEST, "graphs inside graphs without end")
     inputs, nodes, outputs, table = fields(value, "inputs", "nodes", "outputs", "specs")
     lines = value.get("lines", [""])

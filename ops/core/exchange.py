@@ -20,17 +20,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from .layout import (
-    Box,
-    Layout,
-    Mesh,
-    Shape,
-    balanced,
-    grid_bounds,
-    intersect,
-    part_at,
-    volume,
-)
+from .layout import Box, Layout, Mesh, Shape, balanced, grid_bounds, intersect, part_at, volume
 
 LOOKED_AT = 8  # workers, of whose messages the largest is found
 CHUNK = 32 << 20  # bytes of a chunk of a file, about,
@@ -49,8 +39,7 @@ class Transfer:
 # -- the messages of one worker ----------------------------------------------------------------
 def pieces_to(has: Layout, needs: Layout, shape: Shape, rank: int) -> tuple[Transfer, ...]:
     """List the pieces a worker gets, and from whom; what is there already comes from itself. By the
-    ranks of the first who has each.
-    """
+    ranks of the first who has each."""
     _check(has, needs)
     wanted = needs.box(shape, rank)
     if not volume(wanted):
@@ -196,8 +185,7 @@ def written(
 ) -> tuple[tuple[Box, ...], ...]:
     """Which boxes each rank writes, so that all is written, by one writer each: its part, if no rank
     before has the same one; or whole chunks, of which it has some and no rank before has any. Halos
-    are their neighbours'.
-    """
+    are their neighbours'."""
     layout, shares = layout.without_halos, []
     taken: set[Box] = set()
     for rank in range(layout.workers):

@@ -143,8 +143,7 @@ Rule = Callable[[Specs, Specs, Mapping[str, Any]], Indices]
 
 def pointwise(ins: Sequence[Spec], outs: Sequence[Spec]) -> Indices:
     """`... -> ...` with broadcasting: an operand that is repeated along an index does not carry
-    it.
-    """
+    it."""
     shape = outs[0].shape
     labels = tuple(LETTERS[: len(shape)])
     operands = []
@@ -178,8 +177,7 @@ def product_labels(text: str) -> tuple[str, str, str, str]:
 
 def einsum_indices(text: str, ins: Sequence[Spec]) -> Indices:
     """Read off an einsum text; a dimension of size 1 that stands beside a larger one is
-    repeated.
-    """
+    repeated."""
     operands, out = subscripts(text)
     extents: dict[str, int] = {}
     for labels, spec in zip(operands, ins, strict=True):
@@ -260,8 +258,7 @@ def along(axes: Sequence[int], spec: Spec) -> tuple[str | None, ...]:
 
 def reshape_labels(old: Shape, new: Shape) -> Indices:
     """Dimensions that a reshape keeps are plain labels; of a group that it folds, the leading ones
-    are chunked.
-    """
+    are chunked."""
     ins: list[str | None] = [None] * len(old)
     outs: list[str | None] = [None] * len(new)
     chunked = set()

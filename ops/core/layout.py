@@ -62,8 +62,7 @@ class Overlap:
     """The parts of `count` outputs, seen from their input: `[a, b)` needs `[offset + stride*a, ...
     + reach)`, of which every so many are an element. What the windows of an operation's index
     (`index.Window`) make of a layout. Of each part of outputs a `piece` may be looked at: so many at
-    its ends, or what is left without these.
-    """
+    its ends, or what is left without these."""
 
     count: int
     offset: int

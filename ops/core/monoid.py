@@ -70,8 +70,7 @@ def _by(ufunc: str) -> Callable[[Any, State, State, State], None]:
 def _position(better: str) -> Callable[[Any, State, State, State], None]:
     def combine(xp: Any, out: State, a: State, b: State) -> None:
         """The better value; of equal ones the earlier; NaN beats all, as in NumPy. A position below
-        0 holds nothing.
-        """
+        0 holds nothing."""
         (av, ai), (bv, bi) = a, b
         wins = getattr(xp, better)(bv, av)
         if av.dtype.kind not in "biu":

@@ -17,8 +17,7 @@ class Operand:
     """A value that exists. Engines subclass it; `Host` is one in the caller's own memory.
 
     `shared`: more than one Array, a compiled function, or a NumPy view refers to it, so that no one may
-    give it away. `spoiled`: it was given to a run that failed, which may have written over it.
-    """
+    give it away. `spoiled`: it was given to a run that failed, which may have written over it."""
 
     __slots__ = ("__weakref__", "engine", "shared", "spec", "spoiled")
     spec: Spec

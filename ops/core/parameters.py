@@ -172,8 +172,7 @@ MONOID = one_of(*MONOIDS)
 
 def complete(name: str, rule: Callable[..., Any], takes: Mapping[str, Kind]) -> Callable[..., Any]:
     """The rule behind a look at the number of operands and at each parameter; one that takes any
-    further parameters looks at those itself.
-    """
+    further parameters looks at those itself."""
     given = inspect.signature(rule).parameters.values()
     named = {p.name for p in given if p.kind is p.KEYWORD_ONLY}
     assert named == takes.keys(), f"{name} takes {sorted(named)} but says of {sorted(takes)}"

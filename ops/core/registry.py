@@ -233,8 +233,7 @@ class Op:
     @property
     def work(self) -> tuple[float, float]:
         """Count the work of its scalar expression per element: simple operations, and functions
-        such as exp.
-        """
+        such as exp."""
         return (
             _work(self.scalar)
             if self.scalar and not self.element.draws

@@ -163,11 +163,7 @@ class _Reader:
             return DTYPES[self.next("name")]
         if text == "complex":
             return complex(*self.param())
-        return {
-            "True": True,
-            "False": False,
-            "None": None,
-        }[text]
+        return {"True": True, "False": False, "None": None}[text]
 
     def values(self) -> list[int]:
         found = []
@@ -219,8 +215,7 @@ def parse(text: str) -> Graph:
 
 def parse_layout(text: str) -> Layout:
     """The layout that its repr wrote: `split 0 on axis 0, partial sum on axis 1 of 3x2 in
-    blocks`.
-    """
+    blocks`."""
     text, stored = text.removesuffix(" on disk"), text.endswith(" on disk")
     text, blocks = text.removesuffix(" in blocks"), text.endswith(" in blocks")
     words, _, mesh_text = text.rpartition(" of ")

@@ -23,8 +23,7 @@ T = TypeVar("T")
 
 def aside(work: Callable[[], T]) -> T:
     """Call this in a thread that is not the main one. Who is interrupted while waiting for it
-    leaves, and it is done to its end.
-    """
+    leaves, and it is done to its end."""
     if threading.current_thread() is not threading.main_thread():
         return work()
     made = Future[T]()

@@ -207,8 +207,7 @@ def left(free: int | None) -> str:
 
 def empty_aligned(shape: Sequence[int], dtype: DType) -> Any:
     """Memory of our own for an array that begins on a line of the cache, which whole vectors then
-    never cross; little ones lie where they come.
-    """
+    never cross; little ones lie where they come."""
     size = math.prod(shape) * dtype.itemsize
     if size < 4096:
         return np.ndarray(tuple(shape), dtype, Own(size, np.uint8))
@@ -231,8 +230,7 @@ def owned(fresh: np.ndarray[Any, Any]) -> Any:
 
 def lent(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Make the read-only view of an array that users are given: the same memory, which NumPy lets
-    nobody make writeable again, as what stands behind it is no array.
-    """
+    nobody make writeable again, as what stands behind it is no array."""
     if array.dtype == bfloat16:  # of which Python's buffers know nothing
         return lent(array.view(np.uint16)).view(bfloat16)
     return np.asarray(memoryview(array).toreadonly())  # type: ignore[arg-type]

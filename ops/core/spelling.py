@@ -37,8 +37,7 @@ def other_names() -> dict[str, Any]:
 
 def hint(name: str, room: str = "") -> str:
     """Suggest what to write instead of a name of `ostinato`, or of a module in it, as the end of a
-    sentence.
-    """
+    sentence."""
     if name.startswith("_"):
         return ""
     names = other_names()

@@ -60,8 +60,7 @@ class Collected:
     @cached_property
     def form(self) -> tuple[Any, ...]:
         """Make a key that is equal if graphs are but for their numbers, and the lines of their
-        nodes: found sooner than these.
-        """
+        nodes: found sooner than these."""
         first, count, places = dict[int, int](), len(self.specs), self.places
         found: list[Any] = [*self.specs]
         for term in self.terms:
@@ -245,8 +244,7 @@ def subgraph(
     function: Callable[..., Sequence[Array]], specs: Sequence[Spec], name: str, hoist: bool = True
 ) -> tuple[Graph, list[Array]]:
     """The graph of a function of Arrays, and the outer Arrays that it uses; those are its last
-    inputs. `hoist`: what does not depend on the arguments is made outside.
-    """
+    inputs. `hoist`: what does not depend on the arguments is made outside."""
     trace = Trace(name)
     args = [placeholder(s.bare, k, trace) for k, s in enumerate(specs)]
     with trace:

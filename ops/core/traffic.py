@@ -50,8 +50,7 @@ Array = np.ndarray[Any, Any]
 @lru_cache(65536)
 def moved(has: Layout, needs: Layout, shape: Shape) -> int:
     """How many elements cross between workers when one layout is turned into another, reductions
-    included.
-    """
+    included."""
     if has is needs:
         return 0
     total = 0
@@ -226,8 +225,7 @@ def _by_sizes(
 
 def _cut(cases: Cases, k: int | None, m: int | None, n: int) -> Cases:
     """Cut the cases along a mesh axis that cuts dimension k of what there is and dimension m of
-    what is needed.
-    """
+    what is needed."""
     after: Cases = {}
     for case, workers in cases.items():
         ends = {n}  # of runs of coordinates with the same extents
@@ -309,8 +307,7 @@ def _in_windows(mesh: Sequence[int], size: int, window: Overlap) -> int:
 
 def _common(extent: int, length: int, begin: int, shift: int, times: int) -> int:
     """Count what `[0, extent)` has in common with intervals of one length that begin at `begin`,
-    `begin + shift`, ..., all together.
-    """
+    `begin + shift`, ..., all together."""
 
     def positive(first: int) -> int:
         """The sum of those of `first, first + shift, ...` that are more than 0."""
@@ -334,8 +331,7 @@ def _overlaps(
     """Count the elements that workers have of those they need, all together, in any group of
     dimensions: in arrays over the mesh axes, of which those are left out that tell nothing. Of a
     dimension that other axes cut than before, the pairs of parts are listed that have something in
-    common.
-    """
+    common."""
     cut: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
     free = [*axes]
     pairs: tuple[int, Array] | None = None
@@ -411,8 +407,7 @@ def _pairs(has: Layout, needs: Layout, size: int, dim: int) -> tuple[Array, Arra
 
 def _on_two_meshes(has: Layout, needs: Layout, shape: Shape) -> int:
     """Count the elements that workers have of those they need, all together, in arrays over the
-    workers.
-    """
+    workers."""
     ranks = np.arange(has.workers)
     mine, theirs = coords_of_many(has.mesh, ranks), coords_of_many(needs.mesh, ranks)
     own: Any = np.ones(has.workers, np.int64)

@@ -58,8 +58,7 @@ def _cost(ins: Specs, outs: Specs, p: Params) -> tuple[float, float]:
 
 def _bytes_read(body: Graph, k: int) -> int:
     """Count the bytes read of an operand: no more than what is gathered from it, where that is all
-    that is read of it.
-    """
+    that is read of it."""
     whole = body.specs[k].nbytes
     readers = [body.nodes[n] for n in body.uses[k]]
     if k in body.outputs or not all(OPS[n.op].moves.places and n.inputs[0] == k for n in readers):
@@ -71,8 +70,7 @@ def stages_scratch(
     ins: Sequence[Shape], outs: Sequence[Shape], specs: Sequence[Spec], **labelled: Any
 ) -> Sequence[Scratch]:
     """Size the workspace of a kernel in stages: what it keeps in cache, and what waits for its end,
-    for operands in order.
-    """
+    for operands in order."""
     found = _in_order(tuple(map(tuple, (*ins, *outs))), most_threads(), **labelled)
     return [Scratch((found[0],), int8)] if found is not None else ()
 
@@ -123,13 +121,7 @@ def _told(
     return nest_told(nest, threads) if nest is not None else None
 
 
-def _kernel(
-    xp: Any,
-    out: Any,
-    *xs: Any,
-    body: Graph,
-    **labelled: Any,
-) -> None:
+def _kernel(xp: Any, out: Any, *xs: Any, body: Graph, **labelled: Any) -> None:
     """Node by node."""
     outs: Sequence[Any] = out if isinstance(out, tuple) else (out,)
     values, shapes = list(xs), _shapes(body, [x.shape for x in (*xs, *outs)], labelled)
@@ -274,14 +266,7 @@ for _name, _overwrite in (
     ("fused_matmul_rows", ()),  # with reductions of its rows
     ("fused_operands", ()),  # of what is made as it is read
 ):
-    op(
-        _name,
-        **_FACTS,
-        kernel=_kernel,
-        overwrite=_overwrite,
-        cost=_cost,
-        dense=True,
-    )
+    op(_name, **_FACTS, kernel=_kernel, overwrite=_overwrite, cost=_cost, dense=True)
 # in stages
 op("fused_nest", **_FACTS, kernel=_kernel, cost=_cost)
 op(FOREACH, **_FACTS, kernel=_foreach_kernel, cost=_cost, writes_parts=True)

@@ -31,8 +31,7 @@ ASKED = os.environ.get("OMP_NUM_THREADS", "")
 # -- cores ---------------------------------------------------------------------------------
 def most_threads() -> int:
     """As many as this process has cores, or OMP_NUM_THREADS; 1 where there are no helpers, as in a
-    forked child.
-    """
+    forked child."""
     return 1 if _is_child or not has_pool() else _asked(cores())
 
 

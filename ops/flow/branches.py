@@ -145,8 +145,7 @@ def cond(
 def cond(
     condition: Operandish, then: Callable[..., Any], otherwise: Callable[..., Any], *operands: Any
 ) -> Any:
-    """`then(*operands)` if the condition holds, else `otherwise(*operands)`; only one of them
-    runs.
+    """`then(*operands)` if the condition holds, else `otherwise(*operands)`; only one of them runs.
 
     >>> ost.cond(True, lambda x: x + 1, lambda x: x - 1, 10)
     Array(11, dtype=int64)

@@ -118,12 +118,7 @@ def _whole(ins: Specs, outs: Specs, p: Params) -> Indices:
 
 
 def _kernel(
-    xp: Any,
-    out: Any,
-    *xs: Any,
-    calls: str,
-    shapes: tuple[Shape, ...],
-    dtypes: tuple[DType, ...],
+    xp: Any, out: Any, *xs: Any, calls: str, shapes: tuple[Shape, ...], dtypes: tuple[DType, ...]
 ) -> None:
     outs = [out] if len(shapes) == 1 else list(out)
     given = []

@@ -75,8 +75,7 @@ def _loop_grad(
     g: Any, y: Any, *xs: Array, body: Graph, trips: int, counts: tuple[int, int, int], reverse: bool
 ) -> Sequence[Array | None]:
     """A loop the other way round. It reads the states that a first loop stacked, and computes each
-    turn again.
-    """
+    turn again."""
     nc, ns, nx = counts
     body = quiet(body)
     gs = [g] if isinstance(g, Array) else list(g)
@@ -201,13 +200,7 @@ LOOP: dict[str, Any] = {
     "indices": opaque,
     "cost": _loop_cost,
 }
-op(
-    "loop",
-    **LOOP,
-    batched=_loop_batched,
-    forward=_loop_forward,
-    grad=_loop_grad,
-)
+op("loop", **LOOP, batched=_loop_batched, forward=_loop_forward, grad=_loop_grad)
 op(ONE_KERNEL["loop"], **LOOP, made_by="machine")
 
 

@@ -129,13 +129,7 @@ WHILE: dict[str, Any] = {
     "indices": opaque,
     "cost": lambda ins, outs, p: graph_cost(p["body"]),
 }
-op(
-    "while",
-    **WHILE,
-    batched=_while_batched,
-    forward=_while_forward,
-    grad=_while_grad,
-)
+op("while", **WHILE, batched=_while_batched, forward=_while_forward, grad=_while_grad)
 op(ONE_KERNEL["while"], **WHILE, made_by="machine")
 
 

@@ -55,8 +55,7 @@ def element(
     body: Graph, lines: Lines, loads: Sequence[Value], known: Mapping[Part, str]
 ) -> tuple[list[tuple[int, Value]], list[Combination]]:
     """Emit one element of a kernel's body: results by their places behind the operands, and what
-    reductions take. `known`: the registers of numbers that are data.
-    """
+    reductions take. `known`: the registers of numbers that are data."""
 
     def told(v: int, part: int) -> Value | None:
         name = known.get((v, part))
@@ -141,8 +140,7 @@ def whole_of(dtype: DType) -> DType:
 
 def first_of(kind: str, dtype: DType) -> int:
     """Return the whole number that a search for the best begins with; the other end is the best of
-    all.
-    """
+    all."""
     most = 2 ** (8 * dtype.itemsize - 1)
     return -most if kind == "max" else most - 1
 

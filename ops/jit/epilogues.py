@@ -14,8 +14,7 @@ def begin_of(body: Graph) -> int:
 
 def rest_of(body: Graph) -> tuple[Graph, list[int]]:
     """Split off what follows the product, which is its first operand, and the other operands that
-    it reads.
-    """
+    it reads."""
     which = begin_of(body)
     ahead = {which, body.producers[body.nodes[which].inputs[1]]}  # a matrix may be rounded first
     rest = [n for k, n in enumerate(body.nodes) if k not in ahead]

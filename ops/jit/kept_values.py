@@ -162,8 +162,7 @@ def is_cheap(body: Graph, v: int, depth: int = 2) -> bool:
 # -- sums of what each row belongs to --------------------------------------------------------
 def chosen(stages: Stages, v: int, known: Collection[int]) -> tuple[int, int] | None:
     """Find the label of a one-hot value, and the position that it is made of, which is an operand
-    or `known`.
-    """
+    or `known`."""
     body = stages.body
     v = stages.source_of(v, converted=True)
     k = body.producers[v]
@@ -186,8 +185,7 @@ def grouped(
     stages: Stages, first: int, known: Collection[int], few: int
 ) -> tuple[int, int, int] | None:
     """Analyse a sum of rows by groups: the label of the groups, more than a few; each row's group;
-    and what is summed; -1 for ones.
-    """
+    and what is summed; -1 for ones."""
     r, dtype = stages.reductions[first], stages.body.specs[first].dtype
     plain = OPS[r.node.op].reduce in (Reduce(), Reduce("{0} * {1}"))
     if r.kind != "sum" or not plain or not r.over <= {*stages.rows} or not r.over:

@@ -47,8 +47,7 @@ class Labels:
     ) -> Fit | None:
         """A node among these values; None if an index would have to be two, or is whole. Labels
         that are not fixed may turn out to be others. `turns`: extents of the rule's own labels, if it reads
-        windows; what these cross is then no index of the node.
-        """
+        windows; what these cross is then no index of the node."""
         letters: dict[str, int] = {}
         fresh: dict[int, Dims] = {}
         extents: list[int] = []

@@ -30,8 +30,7 @@ class Loops:
 
 def loops_over(shape: Shape, strides: Sequence[Sequence[int]], apart: int = -1) -> Loops:
     """The fewest loops that visit all elements, in the order of the result; the axis `apart` begins
-    a loop of its own.
-    """
+    a loop of its own."""
     extents: list[int] = []
     steps: list[list[int]] = [[] for _ in strides]
     for d, n in enumerate(shape):
@@ -58,8 +57,7 @@ def loops_over(shape: Shape, strides: Sequence[Sequence[int]], apart: int = -1) 
 
 def loops_of(shape: Shape, strides: Sequence[Sequence[int]], axes: int) -> Loops | None:
     """Merge axes into loops where the last `axes` are reduced, which have to be one loop; a single
-    row is no loop.
-    """
+    row is no loop."""
     apart = len(shape) - axes if axes else -1
     loops = loops_over(shape, strides, apart)
     if axes and math.prod(shape[apart:]) != loops.extents[-1]:
@@ -82,8 +80,7 @@ def strides_over(
     body: Graph, shape: Shape, arrays: Sequence[Any], axes: int
 ) -> list[tuple[int, ...]]:
     """List the strides of operands and results along each axis of the elements, of which the last
-    `axes` are reduced.
-    """
+    `axes` are reduced."""
     found = []
     for array, v in zip(arrays, (*range(len(body.inputs)), *body.outputs), strict=True):
         k = body.producers[v]

@@ -230,8 +230,7 @@ _COS_TURN = [-2.483701286426552e-05, 0.0009191537321014645, -0.02086346641422371
 
 def _bits_of_two_over_pi(dropped: int, count: int, scale: int = 0) -> list[float]:
     """2 / pi as numbers of 53 bits that follow one another, without its first bits; times a power
-    of two.
-    """
+    of two."""
     rest, found = _TWO_OVER_PI % (1 << (1280 - dropped)), list[float]()
     for _ in range(count):
         low = rest.bit_length() - 53
@@ -251,8 +250,7 @@ _BLOCKS = [
 
 def _quarter_turns(x: Value) -> tuple[Value, Value, Value]:
     """The number of quarter turns nearest to a double, as an integer, and the rest in radians as
-    the sum of two numbers (Payne and Hanek).
-    """
+    the sum of two numbers (Payne and Hanek)."""
     a = abs(x)
     exponent = shift(bits(a), "lshr", 52) - (1023 + 54)
     block = shift(where(exponent > 0, exponent, exponent.like(0)), "lshr", 5)

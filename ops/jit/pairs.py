@@ -195,8 +195,7 @@ def _log_of_size(x: Value, y: Value) -> Value:
 
 def log1p(z: Pair) -> Pair:
     """Compute log(1 + z) by way of |1 + z| squared, less 1, where that is small: 2x + x*x + y*y as
-    a sum of two numbers.
-    """
+    a sum of two numbers."""
     x, y = z.real, z.imag
     far = log(Pair(x + 1.0, y))
     a, b = cast(x, float64), cast(y, float64)
@@ -272,8 +271,7 @@ def sinh(z: Pair) -> Pair:
     sh, ch = _hyperbolic(below)
     odd = ~_finite(y) & ((x == 0) | (abs(x) == math.inf))
     return Pair(
-        where(odd, x, copysign(sh, x) * cosine * scale),
-        where(y == 0, y, ch * sine * scale),
+        where(odd, x, copysign(sh, x) * cosine * scale), where(y == 0, y, ch * sine * scale)
     )
 
 

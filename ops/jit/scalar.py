@@ -167,8 +167,7 @@ def _rounds_pairs(name: str) -> bool:
 
 def differs(name: str, dtypes: Sequence[DType]) -> bool:
     """Tell whether its bits differ from NumPy's for operands of these dtypes. Of complex numbers,
-    NumPy rounds products once or twice, as the processor can, and its roots are the C library's.
-    """
+    NumPy rounds products once or twice, as the processor can, and its roots are the C library's."""
     pairs = any(d.kind == "c" for d in dtypes)
     return has_own_bits(name) or (pairs and _rounds_pairs(name))
 

@@ -18,18 +18,7 @@ from ostinato.ops.array import transcendental
 from . import special_floats as floats
 from . import special_tables as tables
 from .math_functions import INEXACT, evaluate_through, through_double
-from .values import (
-    Function,
-    Value,
-    bits,
-    copysign,
-    floating,
-    fma,
-    horner,
-    intrinsic,
-    unbits,
-    where,
-)
+from .values import Function, Value, bits, copysign, floating, fma, horner, intrinsic, unbits, where
 
 _sqrt, _rint, _floor = intrinsic("sqrt"), intrinsic("rint"), intrinsic("floor")
 _EPS = 2.0**-53

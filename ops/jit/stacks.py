@@ -12,8 +12,7 @@ from ostinato.ops.core.spec import DType
 
 class Stack(NamedTuple):
     """How matrices lie: extents and strides (in elements) of batches, rows, columns. What is
-    repeated along a batch has a stride of 0 there.
-    """
+    repeated along a batch has a stride of 0 there."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]

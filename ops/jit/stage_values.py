@@ -17,16 +17,7 @@ from ostinato.ops.core.monoid import MONOIDS
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Shape, strided_like
 
-from .labels import (
-    Dims,
-    Fit,
-    Labels,
-    combines,
-    gives_places,
-    indices_of,
-    reads_elsewhere,
-    turns_of,
-)
+from .labels import Dims, Fit, Labels, combines, gives_places, indices_of, reads_elsewhere, turns_of
 from .random_bits import numbers_in
 
 
@@ -150,8 +141,7 @@ def strides_in_order(
     body: Graph, shapes: Sequence[Shape], steps: Sequence[Sequence[int]] = ()
 ) -> list[Sequence[int]]:
     """List the strides of operands and results whose elements lie one behind the other; `steps`: of
-    operands that are windows, how many elements it is to the next one along each axis.
-    """
+    operands that are windows, how many elements it is to the next one along each axis."""
     specs = (*body.inputs, *body.out_specs)
     found = [strided_like(shape, s.dtype).strides for shape, s in zip(shapes, specs, strict=True)]
     for k, own in enumerate(steps):
@@ -167,8 +157,7 @@ def label(
     strides: Sequence[Sequence[int]],
 ) -> Stages | None:
     """A body with labels: `dims` are its operands' (-1 for none), `shapes` and `strides` those of
-    operands and results on this worker.
-    """
+    operands and results on this worker."""
     labels = Labels([0] * (1 + max((x for own in dims for x in own), default=-1)))
     for k, own in enumerate(dims):
         labels.dims[k] = tuple(None if x < 0 else x for x in own)

@@ -348,8 +348,7 @@ def _halved(x: Value, dtype: DType) -> Value:
 
 def _whole(x: Value, dtype: DType) -> Value:
     """A float's integer part. What does not fit has no meaning in NumPy either; it gives what
-    conversions of x86 give.
-    """
+    conversions of x86 give."""
     wide = dtype.itemsize == 8 or dtype.name == "uint32"
     via = np.dtype("int64") if wide else np.dtype("int32")
     if dtype.name == "uint64":
@@ -415,8 +414,7 @@ def horner(x: Value, coefficients: Sequence[float]) -> Value:
 
 def paired_horner(x: Value, square: Value, coefficients: Sequence[float]) -> Value:
     """Evaluate a polynomial, given the square of x, as two polynomials that do not wait for each
-    other.
-    """
+    other."""
     odd, even = coefficients[-2::-2][::-1], coefficients[::-2][::-1]
     return fma(horner(square, odd), x, horner(square, even))
 

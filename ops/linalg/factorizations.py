@@ -250,11 +250,7 @@ op(
 def _lu_rule(x: Spec) -> Specs:
     *batch, m, n = matrix("lu", x).shape
     k = min(m, n)
-    return (
-        Spec((*batch, m), int64),
-        Spec((*batch, m, k), x.dtype),
-        Spec((*batch, k, n), x.dtype),
-    )
+    return (Spec((*batch, m), int64), Spec((*batch, m, k), x.dtype), Spec((*batch, k, n), x.dtype))
 
 
 def _lu_kernel(xp: Any, out: Any, x: Any, *, scratch: Sequence[Any]) -> None:

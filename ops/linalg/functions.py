@@ -178,11 +178,7 @@ def svd(
     hermitian: bool = False,
 ) -> Array: ...
 def svd(
-    x: Operandish,
-    /,
-    full_matrices: bool = True,
-    compute_uv: bool = True,
-    hermitian: bool = False,
+    x: Operandish, /, full_matrices: bool = True, compute_uv: bool = True, hermitian: bool = False
 ) -> SVDResult | Array:
     """x = U diag(S) Vh, singular values from the largest to the smallest; S alone, without
     `compute_uv`. A matrix that is said to be `hermitian` is taken as any other.
@@ -577,10 +573,7 @@ def matrix_norm(x: Operandish, /, *, keepdims: bool = False, ord: Any = "fro") -
 
 
 def norm(
-    x: Operandish,
-    ord: Any = None,
-    axis: int | Sequence[int] | None = None,
-    keepdims: bool = False,
+    x: Operandish, ord: Any = None, axis: int | Sequence[int] | None = None, keepdims: bool = False
 ) -> Array:
     """NumPy's: of all elements the root of the sum of squares, if `ord` is not given; of one axis, or
     of an array with one, `vector_norm`; of two `matrix_norm`. Whole numbers become float64.

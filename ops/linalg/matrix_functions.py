@@ -148,8 +148,7 @@ def _is_hermitian(a: Any) -> bool:
 
 def _of_hermitian(xp: Any, a: Any, name: str) -> Any:
     """Apply a function to eigenvalues, which rounding may have made a little less than 0, or other
-    than 0.
-    """
+    than 0."""
     values, vectors = xp.linalg.eigh(a)
     least = len(a) * EPS * float(abs(values).max())
     zeros = (values >= -least) & (values <= (least if name == "sign" else 0))

@@ -66,8 +66,7 @@ def _svd_kernel(xp: Any, out: Any, x: Any, *, full: bool) -> None:
 
 def svd_of_one(xp: Any, x: Any, u: Any, s: Any, vh: Any, full: bool = False) -> None:
     """One matrix; a tall one by way of its R, for which u may be worked in. Each result is the same
-    whichever of the others are wanted: they may be asked for one by one.
-    """
+    whichever of the others are wanted: they may be asked for one by one."""
     m, n = x.shape
     only = u is None and vh is None
     if not x.size:
@@ -111,8 +110,7 @@ def _svd_grad(
     g: Sequence[Array | None], y: Sequence[Array], x: Array, *, full: bool
 ) -> Sequence[Array | None]:
     """Differentiate thin factors with distinct singular values; where they meet, only that of the
-    values is defined.
-    """
+    values is defined."""
     u, s, vh = y
     gu, gs, gvh = (bar_of(part) for part in g)
     m, n = x.shape[-2:]
@@ -231,8 +229,7 @@ def _eig_kernel(xp: Any, out: Any, x: Any) -> None:
 
 def _eig_grad(g: Sequence[Array | None], y: Sequence[Array], x: Array) -> Sequence[Array | None]:
     """Differentiate distinct eigenvalues, and vectors of length 1, whatever the phase that each
-    has.
-    """
+    has."""
     w, v = y
     gw, gv = (bar_of(part) for part in g)
     inner = None if gw is None else as_diagonal(gw)

@@ -12,12 +12,7 @@ from ostinato.ops.array.creation import ANYWHERE, one_hot
 from ostinato.ops.array.elementwise import floating, where
 from ostinato.ops.array.indexing import take
 from ostinato.ops.array.reduction import max, sum
-from ostinato.ops.array.shape import (
-    axes_of,
-    axis_of,
-    listed,
-    stop_gradient,
-)
+from ostinato.ops.array.shape import axes_of, axis_of, listed, stop_gradient
 from ostinato.ops.array.slicing import slice_axes
 from ostinato.ops.array.transcendental import erf, exp, expm1, log, sigmoid, softplus, tanh
 from ostinato.ops.core.spec import float32, is_inexact, is_integer
@@ -260,12 +255,7 @@ def dropout(
 
 
 def spatial_dropout(
-    x: Operandish,
-    rate: Operandish = 0.5,
-    /,
-    *,
-    seed: object = None,
-    layout: str | None = None,
+    x: Operandish, rate: Operandish = 0.5, /, *, seed: object = None, layout: str | None = None
 ) -> Array:
     """Dropout of whole channels of each sample. `layout` as in `conv`.
 

@@ -88,14 +88,7 @@ def _wire_cost(ins: Specs, outs: Specs, p: Params) -> tuple[float, float]:
 for _name in ("relayout", *MOVING):
     op(_name, infer=_alike, indices=_nowhere, cost=_wire_cost, made_by="passes")
 for _name in REDUCING:
-    op(
-        _name,
-        infer=_reducing,
-        takes=_COMBINES,
-        indices=_nowhere,
-        cost=_wire_cost,
-        made_by="passes",
-    )
+    op(_name, infer=_reducing, takes=_COMBINES, indices=_nowhere, cost=_wire_cost, made_by="passes")
 
 
 def _narrow_view(xp: Any, x: Any, at: Place) -> Any:

@@ -221,8 +221,7 @@ def _fixed_matmul_kernel(
     xp: Any, out: Any, a: Any, b: Any, *, at: Place, scratch: Sequence[Any]
 ) -> None:
     """The tree without keeping all blocks: a stack of partial results, of which equal ones merge at
-    once.
-    """
+    once."""
     stack: list[tuple[int, Any]] = []
     rows = scratch[0]
     for lo, hi in _inner_blocks(at):

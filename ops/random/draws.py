@@ -93,8 +93,7 @@ def philox(
     xp: Any, index: Any, stream: int, key: int, work: Sequence[Any]
 ) -> tuple[Any, Any, Any, Any]:
     """The four words of some counters, as uint64 arrays with the high half empty. `work`: six
-    arrays like `index`.
-    """
+    arrays like `index`."""
     c0, c1, c2, c3, p, q = work
     xp.bitwise_and(index, LOW, c0)
     xp.right_shift(index, 32, c1)
@@ -119,8 +118,7 @@ def philox(
 
 def _runs(at: Place) -> tuple[int, int, list[int]]:
     """A worker's box as runs of consecutive global indices: length of a run, stride in the box, and
-    where they start.
-    """
+    where they start."""
     shape, box = at.out_shapes[0], at.outs[0]
     inner = len(shape)
     while inner > 0 and box[inner - 1] == (0, shape[inner - 1]):
@@ -630,8 +628,7 @@ def _place_of(numbers: Any) -> tuple[Shape, Place]:
 
 def _drawn(kernel: Callable[..., None], dtype: DType) -> Callable[..., None]:
     """Make a kernel that draws what generated ones do (ops/jit/random_bits.py), by NumPy, where
-    these numbers are.
-    """
+    these numbers are."""
     wide = dtype.itemsize == 8
 
     def draw(xp: Any, out: Any, seed: Any, numbers: Any, stream: Any = NORMAL) -> None:

@@ -195,8 +195,7 @@ def solution(
     most: int = 0,
 ) -> list[Array]:
     """Give what a solver found the gradient of what it is a solution of. The law takes Arrays of
-    these specs; what it uses from around it is what the solution depends on, and so is `given`.
-    """
+    these specs; what it uses from around it is what the solution depends on, and so is `given`."""
     graph, outer = subgraph(law, specs, "a solution")
     made = apply_all(
         "solution",

@@ -149,8 +149,7 @@ def gammaln(x: Operandish) -> Array:
 
 @_one(lambda y, x: y * digamma(x), 100)
 def gamma(z: Operandish) -> Array:
-    """The gamma function, (z - 1)! for whole z: infinite at 0, NaN at -1, -2, ... Within 16
-    ulp.
+    """The gamma function, (z - 1)! for whole z: infinite at 0, NaN at -1, -2, ... Within 16 ulp.
 
     >>> ost.special.gamma(5.0)
     Array(24., dtype=float64)
@@ -274,9 +273,8 @@ def _gammaincc_grad(g: Array, y: Array, a: Array, x: Array) -> Sequence[Array | 
 
 @_many(_gammainc_grad, 800)
 def gammainc(a: Operandish, x: Operandish) -> Array:
-    """The lower incomplete gamma function over gamma(a): the share of a gamma distribution of
-    shape a below x. To 1e-12 of a result down to 1e-200; its slope by a, which has no formula,
-    to 1e-9.
+    """The lower incomplete gamma function over gamma(a): the share of a gamma distribution of shape
+    a below x. To 1e-12 of a result down to 1e-200; its slope by a, which has no formula, to 1e-9.
 
     >>> ost.special.gammainc(2.0, 1.0)
     Array(0.2642, dtype=float64)

@@ -11,17 +11,7 @@ import numpy as np
 import ostinato as ost
 from ostinato import nn
 
-from .operators import (
-    NodeCall,
-    Value,
-    axes_of,
-    bounded,
-    cast,
-    known,
-    operator,
-    ours,
-    whole_numbers,
-)
+from .operators import NodeCall, Value, axes_of, bounded, cast, known, operator, ours, whole_numbers
 from .reduction_nodes import centred, quantized
 
 Pairs = list[tuple[int, int]]

@@ -11,15 +11,7 @@ from ostinato.ops.core.spelling import missing
 
 from .loss_scale import LossScale
 from .optimizers import LAMB, LARS, SGD, Adagrad, Adam, AdamW, Lion, Optimizer, RMSprop
-from .schedules import (
-    Cosine,
-    Exponential,
-    OneCycle,
-    Piecewise,
-    Polynomial,
-    StepDecay,
-    Warmup,
-)
+from .schedules import Cosine, Exponential, OneCycle, Piecewise, Polynomial, StepDecay, Warmup
 from .transforms import EMA, Accumulate, clip_by_norm, clip_by_value, global_norm
 
 __all__ = [

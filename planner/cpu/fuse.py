@@ -64,13 +64,7 @@ from ostinato.planner.fusion.window_kernels import (
 )
 from ostinato.planner.layouts.costs import UNKNOWN
 from ostinato.planner.plan import Target
-from ostinato.planner.rewrite import (
-    is_kernel,
-    looked_at,
-    map_bodies,
-    replace,
-    with_nodes,
-)
+from ostinato.planner.rewrite import is_kernel, looked_at, map_bodies, replace, with_nodes
 
 from .symmetric import squared_by
 
@@ -87,8 +81,7 @@ DEEPEST = 1024  # terms of its sums; beyond, passing over the product once more 
 
 def fuse(graph: Graph, target: Target, larger: bool = True, turns: int = 1) -> Graph:
     """The pass; nothing changes where kernels cannot be generated. Without the `larger` ones none has
-    stages or a product. `turns`: how often all of it is done.
-    """
+    stages or a product. `turns`: how often all of it is done."""
     if not why_not():
         graph = draw_in_kernels(graph, target, turns)
         graph = count_in_kernels(graph, can_lower, turns, differs_by_part)
@@ -178,8 +171,7 @@ def _reads_product(graph: Graph, node: Node, target: Target) -> bool:
 
 def _behind_products(graph: Graph, target: Target, nested: Sequence[Nested]) -> set[int]:
     """Operations of nests that are better done where their product is made, since their values go
-    to memory anyway.
-    """
+    to memory anyway."""
     inside = {k for g in nested for k in g.members}
     products = {k for k, n in enumerate(graph.nodes) if _is_product(graph, n, target)} - inside
     found: set[int] = set()
@@ -204,8 +196,7 @@ def _ways_to_memory(
     graph: Graph, group: Nested, products: Container[int], inside: Container[int]
 ) -> set[int]:
     """Find the nodes of a nest that lead from a product to a value that goes to memory, by elements
-    of the product and of what is outside.
-    """
+    of the product and of what is outside."""
     chain: dict[int, bool] = {}  # whether a value of those behind goes there
     late: set[int] = set()  # what is behind and does something else
     for k in group.members:
@@ -245,8 +236,7 @@ def _is_product(graph: Graph, node: Node, target: Target) -> bool:
 
 def _round_late(graph: Graph, target: Target) -> Graph:
     """Products that round operands of the plan as they read them: each has a cast of its own, which
-    will be a part of it. What is computed on the way is rounded where it is made.
-    """
+    will be a part of it. What is computed on the way is rounded where it is made."""
     rounds = {
         k: found
         for k, node in enumerate(graph.nodes)
@@ -337,8 +327,7 @@ def _worthy_groups(
 def _often(graph: Graph, target: Target, groups: Sequence[Group]) -> set[Group]:
     """Find the groups of which there are many of one form, as in a loop of Python's, each of whose
     iterations was recorded: machine code is made once for all of them, and does them one after the
-    other.
-    """
+    other."""
     if target.numerics == "any-workers":
         return set()
     forms = {g: _form(graph, g) for g in groups if g.work and not g.product}

@@ -22,11 +22,7 @@ def long_labels(labels: Labels, overs: Iterable[Over]) -> Over:
     return over, kept
 
 
-def is_one_reduction(
-    labels: Labels,
-    overs: Collection[Over],
-    common: frozenset[int],
-) -> bool:
+def is_one_reduction(labels: Labels, overs: Collection[Over], common: frozenset[int]) -> bool:
     """Whether all reductions are over the same labels, which all members have, and leave the same."""
     found = {long_labels(labels, [own]) for own in overs}
     return len(found) == 1 and all(own and own <= common for own in next(iter(found)))

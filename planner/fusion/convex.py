@@ -76,8 +76,7 @@ class Units:
     # -- questions -------------------------------------------------------------------------
     def joins(self, unit: Unit, values: Iterable[int]) -> int:
         """Whether a unit may read these values, too: NEVER, NOW as they are there where it stands, or
-        LATER if it has to wait for them.
-        """
+        LATER if it has to wait for them."""
         makers = self._makers(values)
         if not (unit.members or unit.bits):
             return NOW

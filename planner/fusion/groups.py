@@ -140,12 +140,7 @@ def _joined(
 
 
 def _absorbs(
-    graph: Graph,
-    target: Target,
-    group: Group,
-    other: Group,
-    home: dict[int, Group],
-    units: Units,
+    graph: Graph, target: Target, group: Group, other: Group, home: dict[int, Group], units: Units
 ) -> bool:
     """Whether a group takes in another one that it reads."""
     if other is group or other.product or group.space != other.space:

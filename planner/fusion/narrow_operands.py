@@ -38,8 +38,7 @@ def narrow(graph: Graph, target: Target) -> Graph:
 
 def _sources(graph: Graph, node: Node, device: Device) -> list[tuple[int, list[Node]]]:
     """Find what a product's operands are cast from, and the views of the casts; nothing where one is
-    no cast, or gains nothing.
-    """
+    no cast, or gains nothing."""
     product = OPS[node.op].product
     if product is None or not product.wide:
         return []

@@ -67,11 +67,7 @@ def part_stacks(graph: Graph, target: Target) -> Graph:
 
 
 def _planes(
-    builder: Builder,
-    node: Node,
-    axis: int,
-    planes: dict[int, list[int]],
-    values: Sequence[int],
+    builder: Builder, node: Node, axis: int, planes: dict[int, list[int]], values: Sequence[int]
 ) -> list[int]:
     (spec,) = node.specs
     if OPS[node.op].moves.concatenates:

@@ -221,8 +221,7 @@ def _possible(graph: Graph, device: Device, unwelcome: set[int]) -> _Turned:
 
 def _lying(found: _Turned, node: Node) -> Spec | None:
     """Return the spec of an elementwise operation that is made as its operands lie, if all large
-    ones lie alike.
-    """
+    ones lie alike."""
     op, specs = OPS[node.op], [found.graph.specs[u] for u in node.inputs]
     turned = [u for u in node.inputs if u in found.turns]
     if not (turned and op.scalar and op.aligns and len(node.specs) == 1):

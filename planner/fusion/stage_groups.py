@@ -248,8 +248,7 @@ def has_stages(graph: Graph, turns: int = 1) -> bool:
 
 def _region(graph: Graph, lowers: Lowers, alone: Collection[int]) -> set[int]:
     """The operations that are connected with a reduction, or a gather, by others that kernels can
-    do.
-    """
+    do."""
     able = [k not in alone and _is_able(graph, node, lowers) for k, node in enumerate(graph.nodes)]
     if not any(a and _is_staged(n) for a, n in zip(able, graph.nodes, strict=True)):
         return set()
@@ -378,11 +377,7 @@ def nest_of(graph: Graph, group: Nested, read: Container[int]) -> Made:
 
 
 def _in_body(
-    graph: Graph,
-    group: Nested,
-    read: Container[int],
-    checks: Sequence[Node],
-    facts: dict[str, Any],
+    graph: Graph, group: Nested, read: Container[int], checks: Sequence[Node], facts: dict[str, Any]
 ) -> tuple[int, ...]:
     """The rows as the kernel will number them."""
     marked = [Node(n.op, n.inputs, n.params, n.specs, str(k), n.key)
@@ -464,11 +459,7 @@ def _is_plain(spec: Spec) -> bool:
 
 # -- joining -------------------------------------------------------------------------------
 def _join(
-    graph: Graph,
-    k: int,
-    home: dict[int, Nested],
-    readers: dict[int, Nested],
-    units: Units,
+    graph: Graph, k: int, home: dict[int, Nested], readers: dict[int, Nested], units: Units
 ) -> Nested | None:
     """The group that a node joined."""
     sources = [v for u in graph.nodes[k].inputs for v in (u, *_behind(graph, u))]
@@ -533,8 +524,7 @@ def _behind(graph: Graph, v: int) -> Iterator[int]:
 
 def _try(graph: Graph, k: int, group: Nested, units: Units, wait: bool = False) -> int:
     """Whether a node fits into a group: NOW, and then it is a member, with the views that it reads; LATER,
-    if the group may `wait` for what it reads; or NEVER.
-    """
+    if the group may `wait` for what it reads; or NEVER."""
     node = graph.nodes[k]
     if len(group.members) >= NODES:
         return NEVER
@@ -757,8 +747,7 @@ def _is_inside(graph: Graph, node: Node, group: Nested) -> bool:
 
 def checks_of(graph: Graph, group: Nested) -> list[Node]:
     """List the checks before a kernel begins: whether the operands that say where something
-    is gathered are places in it.
-    """
+    is gathered are places in it."""
     found: dict[tuple[int, int], Node] = {}
     for k in group.members:
         node = graph.nodes[k]
@@ -810,8 +799,7 @@ def _is_split(iota: Node) -> bool:
 
 def _outer(labels: Labels, some: frozenset[int], inner: frozenset[int], least: int) -> set[int]:
     """Which of some indices are long, and outside of others, of which there are few: to cut those
-    instead would make rows that lie across all of memory, and long sums in one go.
-    """
+    instead would make rows that lie across all of memory, and long sums in one go."""
     extents, found = labels.extents, set[int]()
     rows = math.prod(extents[x] for x in inner)
     for dims in labels.dims.values() if some and rows < MIN_CUT_ROWS else ():

@@ -37,9 +37,7 @@ MAX_COPIED_BYTES = {"cpu": 1 << 28, "gpu": 1 << 32}
 
 
 def with_windows(
-    graph: Graph,
-    target: Target,
-    nested: Callable[[Graph], list[Nested]],
+    graph: Graph, target: Target, nested: Callable[[Graph], list[Nested]]
 ) -> tuple[Graph, list[Nested]]:
     """The graph with those spelled that became parts of kernels, and all kernels in stages."""
     chosen = _chosen(graph, target)

@@ -167,13 +167,7 @@ def _lower(
 
 
 def _all_reduce(
-    b: Builder,
-    value: int,
-    end: Spec,
-    axes: Sequence[int],
-    monoid: str,
-    line: str,
-    machine: Machine,
+    b: Builder, value: int, end: Spec, axes: Sequence[int], monoid: str, line: str, machine: Machine
 ) -> int:
     """A sum along several axes at once, or first within the last one, if that is sooner done."""
     spec, mesh = b.specs[value], _layout(end).mesh

@@ -60,8 +60,7 @@ def _made_of_files(graph: Graph) -> set[int]:
 
 def _algorithm(graph: Graph, node: Node, made: Collection[int], target: Target) -> Graph | None:
     """Find a graph that does the same as a node, on blocks of rows of its operands; None if nothing
-    does, or if nothing is so large.
-    """
+    does, or if nothing is so large."""
     algorithms = OPS[node.op].parallel.algorithms
     if algorithms is None or node.op in FIXED.values():
         return None

@@ -95,12 +95,7 @@ def _is_of_files(graph: Graph, v: int, files: Collection[int]) -> bool:
 
 
 def _row(
-    graph: Graph,
-    v: int,
-    axes: int,
-    files: Collection[int],
-    builder: Builder,
-    values: Sequence[int],
+    graph: Graph, v: int, axes: int, files: Collection[int], builder: Builder, values: Sequence[int]
 ) -> int:
     """A value with its first axes counted in one row."""
     spec = graph.specs[v]

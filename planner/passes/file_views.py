@@ -383,8 +383,7 @@ def _in_order(index: Index, shape: Shape) -> tuple[int, ...] | None:
 
 def _outermost(index: Index, extents: Sequence[int], shape: Shape) -> Part | None:
     """Restrict an index to what it has of the first of its axes, if that is in equal steps, and of
-    the others all.
-    """
+    the others all."""
     dims = _in_order(index, shape)
     if dims is None:
         return None

@@ -28,14 +28,7 @@ import numpy as np
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.index import Window
-from ostinato.ops.core.layout import (
-    Layout,
-    Overlap,
-    Region,
-    all_coords,
-    bounds_of_many,
-    extents,
-)
+from ostinato.ops.core.layout import Layout, Overlap, Region, all_coords, bounds_of_many, extents
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Spec
 from ostinato.ops.planned.collective import PIECES, collective_of

@@ -91,8 +91,7 @@ MOVE = 1e-13  # seconds by which leaving a value where it is is preferred, of tw
 
 def choose_layouts(graph: Graph, target: Target, told: dict[str, float] | None = None) -> Graph:
     """The pass. It is idempotent only up to `relayout` nodes: a graph that has layouts is not
-    planned again. `told` is told the answer's gap.
-    """
+    planned again. `told` is told the answer's gap."""
     inputs = given(graph, target)
     best = lay_out(graph, inputs, target, told=told)
     if target.workers == 1 or not graph.nodes:
@@ -139,8 +138,7 @@ def lay_out(
     share: float = 1.0,
 ) -> Graph:
     """The graph over inputs in these layouts; its outputs where they are cheapest, or in the layouts
-    that are wanted. Of what relayouts take, a share counts.
-    """
+    that are wanted. Of what relayouts take, a share counts."""
     if target.workers == 1:
         return _alone(graph, inputs, target)
     search = _Search(target, target.machine, share)
@@ -723,8 +721,7 @@ def _readers(graph: Graph, outermost: bool) -> list[int]:
 def _sums(body: Graph, first: int, count: int) -> list[int]:
     """Find the states of a loop that may be addends from iteration to iteration: what nobody reads
     but the node that adds to it, and what each turn makes as a sum. `first`: the input that is the
-    first of the state.
-    """
+    first of the state."""
     found = []
     for k, v in enumerate(body.outputs[:count]):
         made, users = body.producers[v], set(body.uses[first + k])

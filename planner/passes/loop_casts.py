@@ -68,12 +68,7 @@ def _given(
     new = [Spec(specs[k].shape, dtype) for k, dtype in casts]
     behind = first + len(kept) + len(casts)
     builder = Builder(
-        (
-            *graph.inputs[:first],
-            *(specs[k] for k in kept),
-            *new,
-            *graph.inputs[first + count :],
-        )
+        (*graph.inputs[:first], *(specs[k] for k in kept), *new, *graph.inputs[first + count :])
     )
     values = list(range(first)) + [-1] * count
     for n, k in enumerate(kept):

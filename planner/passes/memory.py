@@ -59,8 +59,7 @@ def assign_memory(
 
 def own_outputs(graph: Graph, given: Sequence[bool] | None = None) -> Graph:
     """Each output a value of its own that a node makes: views, inputs, numbers and repeated outputs
-    are copied.
-    """
+    are copied."""
     seen: set[int] = set()
     extra: list[Node] = []
     outputs = []
@@ -143,8 +142,7 @@ def _leads(graph: Graph, node: Node) -> bool:
 
 def joined(graph: Graph) -> dict[int, int]:
     """Find the values that kernels make for a `concat` that joins nothing else, to replace most of an
-    array, or for a result that only has another shape: for each value the joined one.
-    """
+    array, or for a result that only has another shape: for each value the joined one."""
     found: dict[int, int] = {}
     for k, node in enumerate(graph.nodes):
         if replaced(graph, k) is not None:
@@ -464,8 +462,7 @@ class _Assigner:
     def _over_donated(self, k: int, node: Node, v: int) -> None:
         """Write a result over an operand that was given away and is not read any more.
 
-        Decided where the result's memory is first written; later would be too late.
-        """
+        Decided where the result's memory is first written; later would be too late."""
         if self.result[v] in self.begun:
             return
         self.begun.add(self.result[v])
@@ -600,8 +597,7 @@ class _Assigner:
 
 def carried_in_place(node: Node, bodies: Sequence[Program]) -> dict[int, int]:
     """Find what a loop carries, or a branch takes, and updates where it lies: the results, and
-    which operands they begin as.
-    """
+    which operands they begin as."""
     before = {**LOOPS, "branch": -1}.get(node.op)
     return {} if before is None else {j: v - before for j, v in bodies[0].reuse}
 

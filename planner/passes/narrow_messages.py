@@ -66,8 +66,7 @@ def _moves(graph: Graph, node: Node) -> bool:
 
 def _rounded_by_all(graph: Graph) -> dict[tuple[int, Layout | None], DType]:
     """Find relayouts whose readers all round to one narrower dtype, and this dtype, by what moves
-    where.
-    """
+    where."""
     found: dict[tuple[int, Layout | None], DType] = {}
     for k, node in enumerate(graph.nodes):
         v = graph.starts[k]

@@ -105,8 +105,7 @@ class Sum:
 
     def seconds(self, dtype: DType) -> float:
         """Estimate the seconds, all times together, if it is sent in a dtype; with what rounds and
-        widens.
-        """
+        widens."""
         machine = self.machine
         here, there = self.has.layout, self.end.layout
         assert here is not None
@@ -120,8 +119,7 @@ class Sum:
     @property
     def letters(self) -> str:
         """List the formats with which it is predicted to be faster, the narrowest first. Not
-        float16: sums of other operands might be too large for it.
-        """
+        float16: sums of other operands might be too large for it."""
         return "".join(letter for letter in "bs" if self.gain(letter) > 0) + "-"
 
     def gain(self, letter: str) -> float:

@@ -121,8 +121,7 @@ def schedule(
 ) -> list[int]:
     """The nodes in running order. `ends`: of each node the one that makes the only result to which it
     leads; `waits`: nodes and ends that wait for them; `memory`: knows who gives some back. The graph's
-    own order may be any.
-    """
+    own order may be any."""
     nodes, producers = graph.nodes, graph.producers
     left = [0] * len(nodes)
     readers: list[list[int]] = [[] for _ in nodes]
@@ -183,8 +182,7 @@ def schedule(
 
 def _ends(graph: Graph, starts: Collection[int]) -> list[int]:
     """For each node the one that makes the only result to which it leads, or that starts the only
-    collective.
-    """
+    collective."""
     ends = [ALONE] * len(graph.nodes)
     outputs = {*graph.outputs}
     for k in reversed(range(len(graph.nodes))):
@@ -201,8 +199,7 @@ def _ends(graph: Graph, starts: Collection[int]) -> list[int]:
 
 def _waits(graph: Graph, ends: Sequence[int], donated: Collection[int]) -> set[tuple[int, int]]:
     """Find what has to run before all that leads to an end can, and who else reads what was given
-    away and is read there.
-    """
+    away and is read there."""
     readers, found = _readers(graph, donated), set[tuple[int, int]]()
     for k, node in enumerate(graph.nodes):
         end = ends[k]

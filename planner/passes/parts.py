@@ -83,8 +83,7 @@ def _wishes(
 ) -> tuple[Wanted, dict[int, Sharding], dict[int, dict[int, Layout]]]:
     """In which layouts each value is wanted; the nodes to run in another way; the operands of loops
     and branches to take in another layout. From the last node to the first, each says what it wants;
-    one whose result is wanted in one layout only is run to give that.
-    """
+    one whose result is wanted in one layout only is run to give that."""
     wanted: Wanted = [set() for _ in graph.specs]
     for v in graph.outputs:
         wanted[v].add(graph.specs[v].layout)

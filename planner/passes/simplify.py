@@ -224,8 +224,7 @@ def _twice(s: _State, node: Node) -> Sequence[int] | None:
 @on("multiply", "divide", "subtract", "add")
 def _neutral(s: _State, node: Node) -> Sequence[int] | None:
     """x*1, 1*x, x/1, x-0 and, for integers, x+0. A float's x+0 is left alone: it turns -0.0 into
-    0.0; so do parts of complex numbers in all of these.
-    """
+    0.0; so do parts of complex numbers in all of these."""
     (spec,), (x, y) = node.specs, node.inputs
     neutral = 1 if node.op in ("multiply", "divide") else 0
     if spec.dtype.kind == "c" or (node.op == "add" and is_float(spec.dtype)):
@@ -249,8 +248,7 @@ def _where(s: _State, node: Node) -> Sequence[int] | None:
 
 def _pointwise(s: _State, node: Node) -> Sequence[int] | None:
     """Numbers among themselves are computed now; an array that is one number everywhere becomes
-    that number.
-    """
+    that number."""
     op, (spec,) = OPS[node.op], node.specs
     numbers = [s.number(v) for v in node.inputs]
     if all(n is not None for n in numbers):

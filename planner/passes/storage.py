@@ -22,14 +22,7 @@ from ostinato.ops.array.expressions import Expression
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.registry import OPS
-from ostinato.ops.core.spec import (
-    DType,
-    Spec,
-    complex64,
-    complex128,
-    is_inexact,
-    promote,
-)
+from ostinato.ops.core.spec import DType, Spec, complex64, complex128, is_inexact, promote
 from ostinato.planner.rewrite import Values, map_bodies
 
 from ostinato.errors import OstinatoError

@@ -113,8 +113,7 @@ def _fills(plan: Plan, lies: dict[str, str]) -> dict[str, str]:
 
 def _samples(fills: dict[str, str], kinds: set[str]) -> list[tuple[str, str, str]]:
     """List what the legend explains: boxes are filled by layout, if there are several workers, and
-    outlined by what they are.
-    """
+    outlined by what they are."""
     found = [(layout, fill, "#5b6b7b") for layout, fill in fills.items()]
     for kind, said in KINDS.items():
         if kind in kinds:

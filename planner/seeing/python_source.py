@@ -34,8 +34,7 @@ ALL_TURNS = (*ONE_KERNEL.values(), WHOLE)
 @export
 def source(plan: Plan, llvm: bool, assembly: bool) -> str:
     """All kernels of a plan, as the worker with the largest parts runs them where operands lie
-    contiguously.
-    """
+    contiguously."""
     kernels = list(_kernels(plan.program.graph))
     found = []
     for k, (graph, node) in enumerate(kernels, 1):
@@ -165,8 +164,7 @@ def _reductions(body: Graph) -> list[Node]:
 
 def _behind(node: Node) -> Node:
     """Return the kernel without the product that it begins with, whose first operand is the
-    product.
-    """
+    product."""
     if node.op not in WITH_PRODUCT:
         return node
     return Node("fused", (), (("body", rest_of(node.kw["body"])[0]),), node.specs, node.line)

@@ -65,13 +65,7 @@ def _named(site: Site, ways: Sequence[str], graphs: Sequence[Graph]) -> Site:
 
 
 def _divided(
-    site: Site,
-    graph: Graph,
-    k: int,
-    target: Target,
-    room: float,
-    threads: int,
-    measure: Measure,
+    site: Site, graph: Graph, k: int, target: Target, room: float, threads: int, measure: Measure
 ) -> Site:
     """The site with its fastest division, if some way needs more than there is."""
     device, node = DEVICES[target.device], graph.nodes[k]

@@ -102,9 +102,7 @@ class _Chosen(NamedTuple):
 
 
 def share_memory(
-    fronts: Sequence[Sequence[Point]],
-    alive: Sequence[tuple[int, int]],
-    room: Sequence[float],
+    fronts: Sequence[Sequence[Point]], alive: Sequence[tuple[int, int]], room: Sequence[float]
 ) -> list[int] | None:
     """One point of each front, so that all take least time together and, at each moment, those that are alive
     (from a first moment to a last one) need no more than the `room` then; None if there is no such choice."""

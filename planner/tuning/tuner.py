@@ -45,8 +45,7 @@ Stopwatch = Callable[[Sequence[Program], float], Sequence[Sequence[float]]]
 
 def decide(site: Site, rounds: Sequence[Sequence[float]]) -> Choice:
     """The way that a few rounds speak for; `rounds` have the seconds of each way, infinite where it
-    was given up.
-    """
+    was given up."""
     if len(rounds) < ROUNDS:
         return Choice(site.what, site.line)
     times = {}

@@ -78,8 +78,7 @@ class Wire:
     def expect(self, within: float, always: bool) -> None:
         """Something has to arrive all the time, or, if not always, until a message that has begun is there.
         Waited for in turns: where all processes were stopped for a while, one turn is over, and nobody is
-        lost.
-        """
+        lost."""
         self.sock.settimeout(None)
         turn = divmod(int(1e6 * within / TURNS), 1_000_000)
         self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", *turn))
@@ -159,8 +158,7 @@ class Wire:
 
     def array(self, shape: Sequence[int], dtype: Any) -> Any:
         """An array whose bytes come next. Where there is no memory for it they pass all the same, as more is
-        said behind them, and this is the error.
-        """
+        said behind them, and this is the error."""
         size = math.prod(shape) * dtype.itemsize
         found: Any
         try:

@@ -352,8 +352,7 @@ class Lead(Crew):
     # -- orders ----------------------------------------------------------------------------
     def run(self, plan: bytes, operands: Sequence[int], first: int, freed: Sequence[int]) -> int:
         """A plan, once; the order's number. The lead does its own share of a short one when it has given
-        the next order, which the others find when they are done.
-        """
+        the next order, which the others find when they are done."""
         if self.failed is not None or self.fatal is not None or self.broken:
             self.check()
         try:
@@ -421,8 +420,7 @@ class Lead(Crew):
 
     def order(self, kind: str, value: Any = None, **what: Any) -> Any:
         """Anything else, with what an Order has; what the lead answers. For a plan, the value is the
-        plan itself.
-        """
+        plan itself."""
         self.check()
         try:
             self.number += 1
@@ -557,12 +555,7 @@ class Hand(Crew):
         host, port, token = json.loads(said.tobytes())
         self.line = socket.create_connection((host, port), timeout=JOIN)
         self.line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        hello = {
-            "token": token,
-            "rank": self.rank,
-            "pid": os.getpid(),
-            "host": platform.node(),
-        }
+        hello = {"token": token, "rank": self.rank, "pid": os.getpid(), "host": platform.node()}
         _tell(self.line, b"h", json.dumps(hello).encode())
         self.bell = threading.Event()
         self.failed = False
@@ -596,8 +589,7 @@ class Hand(Crew):
 
     def _look(self) -> None:
         """Wait for nobody any more in the order in which somebody failed, or later ones. All do those
-        before it to their end.
-        """
+        before it to their end."""
         epoch, number = self.stopped
         if epoch == self.epoch and self.number >= number:
             self.communicator.abort(CommunicatorError("another worker failed."))

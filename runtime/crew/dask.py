@@ -165,8 +165,7 @@ openers["chunk"] = chunk
 # -- in the program ------------------------------------------------------------------------
 def as_client(cluster: Any) -> AbstractContextManager[Any]:
     """A client of Dask: the one given, or, for an address or an asynchronous client, which could not be
-    waited for in its own loop, one of our own for this long.
-    """
+    waited for in its own loop, one of our own for this long."""
     security = None
     if not isinstance(cluster, str):
         if not cluster._asynchronous:

@@ -179,8 +179,7 @@ class Member:
 
     def _write(self, order: Order, value: Any) -> None:
         """Each box goes into the file by one who has it, or some of it, from a thread of its own, so that
-        orders go on. What the sink gives for each is there to be asked for.
-        """
+        orders go on. What the sink gives for each is there to be asked for."""
         said, about = listing(order.text, longest=2)
         spec, sink = decode_spec(about), openers["sink"](said)
         layout, chunks, part = spec.layout, sink.chunks, self.parts[order.operands[0]]

@@ -331,8 +331,7 @@ def operations(ledger: Ledger, plan: str) -> str:
 def timeline(ledger: Ledger, plan: str) -> str:
     """One run of a plan on each worker: its operations one after the other, of each first what it spent in
     communication, as the worker's clock has it (a loop is one operation), and beside them the messages that
-    are under way meanwhile.
-    """
+    are under way meanwhile."""
     known, timed = ledger.plans.get(plan), ledger.steps.get(plan, {})
     ran = [(w.name, timed[a]) for a, w in ledger.places if a in timed]
     if known is None or not ran:

@@ -112,8 +112,7 @@ class Communicator(Protocol):
 
 class ThreadWorld:
     """What the threads share: a board to which messages are pinned, and one condition to wait
-    on.
-    """
+    on."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -152,8 +151,7 @@ class ThreadWorld:
 
 class _Later:
     """A request whose work is done when it is awaited; its operands were pinned to the board when
-    it started.
-    """
+    it started."""
 
     __slots__ = ("_finish",)
 

@@ -115,8 +115,7 @@ class Flow:
 
 def _says_so() -> bool:
     """Ask the library whether it sends memory of GPUs: Open MPI, and MPICH from 4 on, by a
-    function; Cray's by a setting.
-    """
+    function; Cray's by a setting."""
     import mpi4py.MPI as mpi
 
     for place in (mpi.__file__, None):  # what mpi4py was linked with, or has loaded

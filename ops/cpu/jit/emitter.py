@@ -104,8 +104,7 @@ class Code:
         """A loop while the index is below the end. `lanes` promises that turns are independent, of
         elements of so many bytes, or FREE; `vectors` is how many of them are one turn, 1 or 2, where
         LLVM would take more than there are; `kept`: of so few turns that LLVM would rather write them
-        out than make vectors of them.
-        """
+        out than make vectors of them."""
         n = self.names = self.names + 1
         cell, i = self.cell(int64), f"%i_{n}"
         self.add(f"store i64 {begin}, ptr {cell}")

@@ -51,8 +51,7 @@ _FASTCALL, _KEYWORDS = 0x80, 0x02
 
 class _Code:
     """A module's entry point, as Python calls it. Until its machine code is there, it is Python's own for
-    the call of an object: a function's facts, which wait for the machine code.
-    """
+    the call of an object: a function's facts, which wait for the machine code."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -277,8 +276,7 @@ def _optimised(text: str, machine: Any) -> Any:
 
 def _free(name: str) -> Any:
     """A function of LLVM's that takes long, without llvmlite's lock around all of LLVM: our modules
-    have a context and a machine of their own.
-    """
+    have a context and a machine of their own."""
     locked = getattr(_tools()[0].ffi.lib, f"LLVMPY_{name}")
     return getattr(locked, "_cfn", locked)
 
@@ -299,8 +297,7 @@ on_threads: list[Callable[[int], None]] = []  # are told how many helpers a kern
 
 def function_of(text: str, about: Any, held: Any = None) -> Callable[..., None]:
     """A module's `run` as a Python function that knows these facts: turns, threads, and its own;
-    `held` is memory that they point to.
-    """
+    `held` is memory that they point to."""
     code = _compiled(text)
     about = about.view(_Facts)
     about.held = held, code  # a function lets go of its facts last

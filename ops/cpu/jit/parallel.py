@@ -181,10 +181,7 @@ def _helper() -> str:
                         c.add(f"store i64 0, ptr {begin}")
         offer = c.state("%box")
         end(c.test(offer, "eq", END))
-        with (
-            c.when(c.test(offer, "ugt", END)),
-            c.when(c.swap("%box", offer, TAKEN)),
-        ):
+        with c.when(c.test(offer, "ugt", END)), c.when(c.swap("%box", offer, TAKEN)):
             c.add(f"call void @take_slices(ptr {c.let(f'inttoptr i64 {offer} to ptr')})")
             before = c.let(f"atomicrmw xchg ptr %box, i64 {DONE} seq_cst")
             with c.when(c.test(before, "eq", AWAITED)):
@@ -373,8 +370,7 @@ declare i32 @pthread_sigmask(i32, ptr, ptr)
 
 def around(many: int, name: str = "run", held: bool = False) -> str:
     """Write the function that Python calls: it takes so many arrays' addresses and shares the turns
-    of `body`. `held`: no handler of a signal may run meanwhile.
-    """
+    of `body`. `held`: no handler of a signal may run meanwhile."""
     caller = _caller(_ready() and held)
     text = _STUB.replace("MANY", str(many)).replace("CALLER", caller)
     return text.replace("@run(", f"@{name}(")

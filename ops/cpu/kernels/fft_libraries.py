@@ -28,8 +28,7 @@ def transforming(
     arrays: Sequence[Any], axis: int, threads: int, name: str, norm: str, n: int = 0
 ) -> Callable[..., None]:
     """Make a function that transforms lines of arrays that lie as these do, by a function that both
-    libraries have.
-    """
+    libraries have."""
     theirs = scipy_fft.function(name)
     if theirs is None:
         function, size = getattr(np.fft, name), {"n": n} if name == "irfft" else {}

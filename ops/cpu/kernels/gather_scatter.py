@@ -76,8 +76,7 @@ class _GatherKey(NamedTuple):
 # -- operations ----------------------------------------------------------------------------
 def inside(arrays: Sequence[Any], threads: int, *, size: int, **_: Any) -> Kernel | None:
     """Make a kernel of places and a bool, which checks the places: the bool becomes true, or it is
-    an error.
-    """
+    an error."""
     i, _out = arrays
     known = i.size and is_integer(i.dtype) and not why_not()
     return _checking(i, size, threads, True) if known else None

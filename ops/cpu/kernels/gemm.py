@@ -50,8 +50,7 @@ Maker = Callable[[], Product | Prepackable | None]
 
 def product(a: Any, b: Any, out: Any, threads: int, way: str = "") -> Product | None:
     """The function for arrays that lie as these do, made in this way if that can be; None if NumPy
-    does as well.
-    """
+    does as well."""
     found = any_product(a, b, out, threads, way, stays=False)
     return found.function if isinstance(found, Prepackable) else found
 
@@ -60,8 +59,7 @@ def any_product(
     a: Any, b: Any, out: Any, threads: int, way: str, stays: bool
 ) -> Product | Prepackable | None:
     """Make the function, or a product that can be prepacked; `stays`: the right matrix may be the
-    same in many calls.
-    """
+    same in many calls."""
     known = ways(a, b, out, threads, stays)
     made = (known[name]() for name in sorted(known, key=lambda name: name != way))
     return next((f for f in made if f is not None), None)
@@ -69,8 +67,7 @@ def any_product(
 
 def ways(a: Any, b: Any, out: Any, threads: int, stays: bool = False) -> Mapping[str, Maker]:
     """How arrays that lie as these do can be multiplied: by name, what makes the function, or None
-    where a library cannot after all. The first is what the rule takes; others may be faster.
-    """
+    where a library cannot after all. The first is what the rule takes; others may be faster."""
     if out.size == 0 or a.size == 0 or why_not():
         return {}
     stacks = stacked(a, b, out)
@@ -323,8 +320,7 @@ def _vector_forms(a: Stack, b: Stack, out: Stack) -> tuple[int, ...] | None:
 
 def _parts(m: int, n: int, k: int) -> int:
     """Blocks of the sum, where it is long and the result small; by extents only, so that bits do
-    not depend on the number of threads.
-    """
+    not depend on the number of threads."""
     return min(PARTS, k // BLOCK_TERMS) if k >= 2 * BLOCK_TERMS and m * n <= BLOCK_TERMS else 0
 
 

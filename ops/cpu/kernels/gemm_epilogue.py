@@ -99,18 +99,10 @@ def blocks_of_sgemm(m: int, n: int, batches: int, threads: int, whole: bool) -> 
 
 
 def blocks_of_tiles(
-    form: GemmKey,
-    m: int,
-    n: int,
-    k: int,
-    batches: int,
-    threads: int,
-    turned: bool,
-    whole: bool,
+    form: GemmKey, m: int, n: int, k: int, batches: int, threads: int, turned: bool, whole: bool
 ) -> BlockGrid:
     """For tiles: rows for each thread, or strips of columns, of which each packs its part of the right
-    matrix only, but reads rows that others have made. Rows that are to be `whole` are not cut.
-    """
+    matrix only, but reads rows that others have made. Rows that are to be `whole` are not cut."""
     count = -(-threads // batches)
     most = 1 if whole or n <= MAX_FIXED_EXTENT else max(1, n // (VECTORS * form.lanes))
 
@@ -135,8 +127,7 @@ def _room(
     form: GemmKey | None, width: int, block: int, panels: int, k: int
 ) -> tuple[int, int, int]:
     """Bytes that a thread needs for a block of so many rows, and for panels of so many, or what is turned
-    of the left matrix, in whole lines of the cache; and where in them the two begin.
-    """
+    of the left matrix, in whole lines of the cache; and where in them the two begin."""
     if form is None:
         end = _lines(4 * width * block)
         return end + turned_room(panels), 0, end
@@ -302,8 +293,7 @@ def _starts(s: Stack, item: int) -> Any:
 
 def _loops(shape: Shape, strides: Sequence[Sequence[int]], axes: int, cut: bool) -> Loops | None:
     """Loops of which a row of the product is a turn, or so many elements of the only one, unless
-    rows are cut.
-    """
+    rows are cut."""
     loops = loops_over(shape, strides, len(shape) - 1 if axes or cut else -1)
     if len(loops.extents) == 1 and not axes and not cut:
         return loops
@@ -330,8 +320,7 @@ def _text(
     turns_left: bool,
 ) -> str:
     """A turn is a block: multiplied into the thread's own memory, then the rest's kernel, which finds
-    the block where it looks for these rows and columns of the whole.
-    """
+    the block where it looks for these rows and columns of the whole."""
     check_symbols()
     kernel = kernel_code(rest, loops).replace("@body(", "@rest(").replace("@finish(", "@ended(")
     multiplied, called, declared = _by_sgemm(turns_left) if form is None else _by_tiles(form)

@@ -180,8 +180,7 @@ class Tiles:
 
     def pack_turned(self, vectors: int) -> str:
         """Columns, square by square. What is beyond the last one is not looked at, since that is
-        slow even where nothing is loaded.
-        """
+        slow even where nothing is loaded."""
         code, lanes = Code(), self.lanes
         last = code.let("sub i64 %left, 1")
         with code.loop("0", "%many", step=lanes) as r, code.loop("0", str(vectors)) as part:
@@ -324,8 +323,7 @@ class _Blocks(Tiles):
 
     def panel(self, vectors: int) -> str:
         """A panel, and all tiles of its columns. The last one begins in the one before it, or above
-        the block, if there are fewer rows left.
-        """
+        the block, if there are fewer rows left."""
         code, form = Code(), self.form
         given = "ptr %b, i64 %step_b, i64 %many, i64 %left, ptr %panel"
         with code.when("%turned_b"):
@@ -408,8 +406,7 @@ _PANEL_OF = (
 # -- what is asked of memory ---------------------------------------------------------------
 class Area(NamedTuple):
     """Lines that will be read or written soon: of some rows the first ones, then the second ones, and
-    so on. A list of areas ends with one that has no rows, and stays where it is.
-    """
+    so on. A list of areas ends with one that has no rows, and stays where it is."""
 
     at: str  # of the next line,
     left: str  # rows that have one beside it,

@@ -199,8 +199,7 @@ class _Writer(Tiles):
 
     def bounds(self, code: Code, q: str) -> tuple[str, str, str]:
         """The first row for which one vector of a panel is enough, the end of its rows, and where
-        that vector begins: its second one, or its first one where no more columns are left.
-        """
+        that vector begins: its second one, or its first one where no more columns are left."""
         begin = code.times(q, str(self.width))
         second, end = (code.sum(begin, str(n)) for n in (self.lanes, self.width))
         narrow = code.let(f"icmp sle i64 %columns, {second}")

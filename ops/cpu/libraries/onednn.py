@@ -169,8 +169,7 @@ _OF_THREADS = ("omp_get_max_threads", "omp_set_num_threads")
 
 def omp() -> dict[str, CodeAddress]:
     """Return the functions that say, and set, how many threads a thread that calls the library may
-    have.
-    """
+    have."""
     return {name: address_of(library(), name) for name in _OF_THREADS}
 
 
@@ -442,8 +441,7 @@ def _some(lies: Stack) -> Any:
 def _text(held: bool, many: int) -> str:
     """Facts: turns, threads, status, kinds of blocks; what each thread has for each kind: primitive, stream,
     arguments, and the memories that take so many arrays' addresses; of each turn the kind, and where the
-    arrays begin.
-    """
+    arrays begin."""
     names = ("dnnl_memory_set_data_handle", "dnnl_primitive_execute")
     for name, code in {**{n: address_of(library(), n) for n in names}, **omp()}.items():
         symbol(name, code)

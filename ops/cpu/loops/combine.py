@@ -194,8 +194,7 @@ class Kernel(StageWriter):
     # -- sums of what each row belongs to
     def grouped(self, first: int, r: Reduction) -> tuple[int, int, int] | None:
         """Find the label of the groups, each row's group and the summand, if rows are summed by
-        group.
-        """
+        group."""
         if not self.nest.across or r.over != {self.nest.lane}:
             return None
         return grouped(self.nest, first, self.nest.held, MAX_SWEPT_GROUPS)
@@ -285,14 +284,7 @@ class Kernel(StageWriter):
         self.count_rows(v, count)
 
     def merge(
-        self,
-        v: int,
-        i: str,
-        before: Value,
-        rows: Value,
-        inner: Value,
-        mean: Value,
-        square: Value,
+        self, v: int, i: str, before: Value, rows: Value, inner: Value, mean: Value, square: Value
     ) -> None:
         """Moments of more rows onto a turn's (Chan)."""
         state = self.states[v]

@@ -21,14 +21,7 @@ from ostinato.ops.cpu.jit.lines import LlvmLines, literal, llvm_type, number_at
 from ostinato.ops.cpu.jit.llvm import function_of, processor, vector_bits
 from ostinato.ops.cpu.jit.parallel import around
 from ostinato.ops.cpu.limits import LIMITS, ZEN_4
-from ostinato.ops.jit.combining import (
-    Combination,
-    compensated,
-    element,
-    joined,
-    ordered,
-    unordered,
-)
+from ostinato.ops.jit.combining import Combination, compensated, element, joined, ordered, unordered
 from ostinato.ops.jit.kept_values import MAX_FIXED_EXTENT
 from ostinato.ops.jit.loops import Loops, loops_of
 from ostinato.ops.jit.pairs import Pair
@@ -53,8 +46,7 @@ SHARE = LIMITS.last_share
 
 def tiled(loops: Loops, sizes: Sequence[int]) -> Loops:
     """Loops of which some operand is a transpose, so that its lines of the cache are used up before they
-    go; the same for others. `sizes` are the bytes of their elements.
-    """
+    go; the same for others. `sizes` are the bytes of their elements."""
     last = len(loops.extents) - 1
     whole = math.prod(loops.extents)
     for size, steps in zip(sizes, loops.strides, strict=True):
@@ -233,8 +225,7 @@ def kernel_parts(body: Graph, loops: Loops, past: bool) -> tuple[set[str], str]:
 
 def _places(loops: Loops, many: int) -> tuple[list[str], list[str], list[str]]:
     """Where each operand begins in a turn: what is found out once, in each turn, and at its end,
-    when the outermost loops' counters go on like those of a clock.
-    """
+    when the outermost loops' counters go on like those of a clock."""
     last = len(loops.extents) - 1
     once, each, after = list[str](), list[str](), list[str]()
     if last:
@@ -285,8 +276,7 @@ def _inside_tile(last: int, d: int, room: int) -> list[str]:
 
 def _meta_of(k: int, last: int) -> int:
     """Where the meta array has an operand's strides. Before them: turns, threads, the
-    innermost extent, the other extents; behind them numbers, and room for partial results.
-    """
+    innermost extent, the other extents; behind them numbers, and room for partial results."""
     return 3 + last + k * (1 + last)
 
 
@@ -490,9 +480,7 @@ def _finish(
         kind = llvm_type(s.dtype)
         name = _final(code, s, n)
         base = _slot("%data", s.out, "ptr", code)
-        code += [
-            f"  %to{n} = load ptr, ptr {base}",
-        ]
+        code += [f"  %to{n} = load ptr, ptr {base}"]
         to = _part(code, f"%to{n}", s)
         code.append(f"  store {kind} {name}, ptr {to}, align {s.dtype.itemsize}")
     return [*code, "  ret void", "}"]

@@ -196,12 +196,7 @@ class Writer:
 
     @contextlib.contextmanager
     def inner(
-        self,
-        end: str,
-        lanes: int = 0,
-        begin: str = "0",
-        turns: int = 0,
-        again: bool = False,
+        self, end: str, lanes: int = 0, begin: str = "0", turns: int = 0, again: bool = False
     ) -> Iterator[str]:
         """An innermost loop; what does not depend on its index is written before it. `again`: elements may be
         made twice."""

@@ -46,8 +46,7 @@ def crew_of(nest: Nest, told: Facts, threads: int) -> Crew:
 
 def nest_told(nest: Nest, threads: int) -> tuple[str, list[int]]:
     """A nest's functions, and what its kernel is told: the bytes that it needs, a thread's and a turn's
-    among them, and then its meta array without addresses.
-    """
+    among them, and then its meta array without addresses."""
     told = facts(nest)
     crew = crew_of(nest, told, threads)
     sizes = [crew.bytes, told.room, told.waiting]
@@ -59,8 +58,7 @@ def nest_kernel(
     code: str, told: Sequence[int], arrays: int, scratch: Sequence[Any] = ()
 ) -> Callable[..., None]:
     """The kernel of a nest of stages (`nest_told`), called as `kernel(*operands, *results)`; it works in
-    memory that is given, if that is enough.
-    """
+    memory that is given, if that is enough."""
     bytes_, each, waits, turns, threads, units, in_turn, *values = told
     room = scratch[0] if scratch and scratch[0].nbytes >= bytes_ else None
     if room is None:

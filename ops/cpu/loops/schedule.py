@@ -171,8 +171,7 @@ def _again(nest: Nest, v: int) -> bool:
 
 def _along(nest: Nest, lane: int, choose: bool) -> tuple[float, int]:
     """Cost of the loops if lanes run along a label: what has no lanes is done one by one, sums of
-    lanes are combined, and operands with strides are copied.
-    """
+    lanes are combined, and operands with strides are copied."""
     cost, body, n = 0.0, nest.body, max(nest.extents[lane], 1)
     wide = WIDE if n > MAX_FIXED_EXTENT else n / -(-n // WIDE)  # of a vector
     for k, node in enumerate(body.nodes if choose else ()):

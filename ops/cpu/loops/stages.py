@@ -644,10 +644,7 @@ class StageWriter(Elements):
             cells = [code.cell(dtype) for _ in indices]
             for cell in cells:
                 code.put(cell, self.start(r, dtype))
-            with (
-                self.loops(over, {}) as env,
-                self.lanes(size, begin, end) as lane,
-            ):
+            with self.loops(over, {}) as env, self.lanes(size, begin, end) as lane:
                 for cell, more in zip(cells, indices, strict=True):
                     code.put(cell, self.free(r, code.get(cell, dtype), env | lane | more))
             return cells

@@ -23,14 +23,7 @@ from .dense import counted
 from .initializers import Initializer, ones, zeros
 from .layer import Initial, Layer
 
-__all__ = [
-    "BatchNorm",
-    "GroupNorm",
-    "InstanceNorm",
-    "LayerNorm",
-    "LocalResponseNorm",
-    "RMSNorm",
-]
+__all__ = ["BatchNorm", "GroupNorm", "InstanceNorm", "LayerNorm", "LocalResponseNorm", "RMSNorm"]
 
 
 class _Affine(Layer):

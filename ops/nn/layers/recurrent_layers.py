@@ -57,11 +57,7 @@ class _Recurrent(Layer):
         ]
 
     def forward(
-        self,
-        x: Operandish,
-        initial: Any = None,
-        *,
-        lengths: Operandish | None = None,
+        self, x: Operandish, initial: Any = None, *, lengths: Operandish | None = None
     ) -> Any:
         names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
         own = vars(self)
