@@ -36,9 +36,8 @@ class _Made(Source):
         """Convert what the program made, if it may become numbers of this dtype."""
         made = np.asarray(found)
         if not np.can_cast(made.dtype, self.dtype, "same_kind"):
-            raise ArgumentError.because(
-                WHO, got=f"a block of {made.dtype}", needed=f"one of {self.dtype}, as was said"
-            )
+            got = f"a block of {made.dtype}"
+            raise ArgumentError.because(WHO, got=got, needed=f"one of {self.dtype}, as was said")
         return made
 
 
@@ -51,9 +50,8 @@ class FromFunction(_Made):
         made = self.array(self.given(tuple(slice(lo, hi) for lo, hi in box)))
         wanted = tuple(hi - lo for lo, hi in box)
         if made.shape != wanted:
-            raise ArgumentError.because(
-                WHO, got=f"a block of shape {made.shape}", needed=f"{wanted}, as its slices say"
-            )
+            got = f"a block of shape {made.shape}"
+            raise ArgumentError.because(WHO, got=got, needed=f"{wanted}, as its slices say")
         out[...] = made
 
 
@@ -122,13 +120,11 @@ class FromIterable(_Made):
             try:
                 made = self.array(next(reader.pieces))
             except StopIteration:
-                raise ArgumentError.because(
-                    WHO, got=f"an end after {reader.end} rows", needed=f"{self.shape[0]}"
-                ) from None
+                got = f"an end after {reader.end} rows"
+                raise ArgumentError.because(WHO, got=got, needed=f"{self.shape[0]}") from None
             if made.shape[1:] != self.shape[1:] or not made.ndim:
                 needed = "rows of " + "x".join(map(str, self.shape[1:])) if made.ndim else "rows"
-                raise ArgumentError.because(
-                    WHO, got=f"a block of shape {made.shape}", needed=needed
-                )
+                got = f"a block of shape {made.shape}"
+                raise ArgumentError.because(WHO, got=got, needed=needed)
             reader.begin, reader.piece = reader.end, made
         return reader.piece

@@ -79,10 +79,6 @@ def _gzip(data: bytes, size: int) -> Any:
     return _stream(data, size, lambda: zlib.decompressobj(zlib.MAX_WBITS | 32))
 
 
-def _bz2(data: bytes, size: int) -> bytes:
-    return _stream(data, size, bz2.BZ2Decompressor)
-
-
 def _blosc(data: bytes, size: int) -> Any:
     from numcodecs import blosc
 
@@ -140,7 +136,7 @@ def _says(number: bytes, size: int) -> None:
 CODECS: Mapping[str, Callable[[bytes, int], Any]] = {
     "gzip": _gzip,
     "zlib": _gzip,
-    "bz2": _bz2,
+    "bz2": lambda data, size: _stream(data, size, bz2.BZ2Decompressor),
     "blosc": _blosc,
     "lz4": _lz4,
     "zstd": _zstd,

@@ -282,9 +282,8 @@ def _half(
     d = axis_of(axis, x.ndim, name)
     many = 2 * (x.shape[d] - 1) if n is None else whole_number(n, name)
     if many < 1:
-        raise misfit(
-            ShapeError, name, got=f"{many} elements along the axis", needed="at least one", do="n="
-        )
+        got = f"{many} elements along the axis"
+        raise misfit(ShapeError, name, got=got, needed="at least one", do="n=")
     x = _fitted(x, many // 2 + 1, d, name)
     way = _norm(norm, name)
     if mirrored:
@@ -333,9 +332,8 @@ def _axes(
     if axes is None:
         many = x.ndim if s is None else len(s)
         if many > x.ndim:
-            raise misfit(
-                ShapeError, name, got=f"s={s} of {x.ndim} axes", needed="no more extents than axes"
-            )
+            got = f"s={s} of {x.ndim} axes"
+            raise misfit(ShapeError, name, got=got, needed="no more extents than axes")
         found = list(range(x.ndim - many, x.ndim))
     else:
         found = [axis_of(d, x.ndim, name) for d in axes]

@@ -143,9 +143,8 @@ def stft(
     found = _floats(x)
     least = n_fft // 2 + 1 if center else n_fft
     if found.ndim < 1 or found.shape[-1] < least:
-        raise misfit(
-            ShapeError, "stft", got=f"shape {found.shape}", needed=f"at least {least} samples"
-        )
+        got = f"shape {found.shape}"
+        raise misfit(ShapeError, "stft", got=got, needed=f"at least {least} samples")
     if center:
         found = pad(found, [*[(0, 0)] * (found.ndim - 1), (n_fft // 2, n_fft // 2)], "reflect")
     frames = _frames(found, n_fft, step)

@@ -39,9 +39,8 @@ def callback(
     for leaf in leaves:
         if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
             got, do = f"a result {leaf!r:.60}", "pass ost.spec(shape, dtype), or a tuple of these"
-            raise misfit(
-                ArgumentError, "callback", got=got, needed="what the function gives", do=do
-            )
+            needed = "what the function gives"
+            raise misfit(ArgumentError, "callback", got=got, needed=needed, do=do)
     if not leaves or not callable(function):
         got = f"{function!r:.60} that gives {result!r:.60}"
         needed = "a function, and the result that it gives"

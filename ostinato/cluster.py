@@ -220,9 +220,8 @@ class LocalCluster:
             if not found:
                 raise
             got = f"process {found[0]}, which was stopped for {limit:g} s while all started"
-            raise SessionError.because(
-                "LocalCluster", got=got, needed="processes that run", do="start again"
-            ) from None
+            needed, do = "processes that run", "start again"
+            raise SessionError.because("LocalCluster", got=got, needed=needed, do=do) from None
         finally:
             done.set()
             watching.join()

@@ -555,8 +555,13 @@ def why_miss(function: CompiledFunction[Any, Any]) -> str:
       x.shape: (3,) -> (4,)
     """
     if not isinstance(function, CompiledFunction):
-        needed, do = "a compiled function", "decorate it with @ost.compile"
-        raise misfit(ArgumentError, "why_miss", got=f"{function!r:.80}", needed=needed, do=do)
+        raise misfit(
+            ArgumentError,
+            "why_miss",
+            got=f"{function!r:.80}",
+            needed="a compiled function",
+            do="decorate it with @ost.compile",
+        )
     if not function.misses:
         return f"{function.name} has not been called yet."
     miss = function.misses[-1]
@@ -594,8 +599,13 @@ def run(plan: Plan, *arrays: Any) -> Any:
     Array([0, 2, 4], dtype=int64)
     """
     if not isinstance(plan, Plan):
-        do = "take that of a compiled function, f.plan, or of a file, ost.Plan.from_file(path)"
-        raise misfit(ArgumentError, "run", got=f"{plan!r:.80}", needed="a plan", do=do)
+        raise misfit(
+            ArgumentError,
+            "run",
+            got=f"{plan!r:.80}",
+            needed="a plan",
+            do="take that of a compiled function, f.plan, or of a file, ost.Plan.from_file(path)",
+        )
     session = current()
     names = dict(enumerate(plan.names))
     wanted = [f"{names.get(k, f'input {k}')}: {s}" for k, s in enumerate(plan.traced.inputs)]
@@ -673,9 +683,8 @@ def compile(function: Any = None, /, **options: Any) -> Any:
     if unknown := options.keys() - _OPTIONS:
         (near,) = difflib.get_close_matches(min(unknown), _OPTIONS, 1) or [""]
         got, needed = f"an option {min(unknown)}=", f"one of {', '.join(_OPTIONS)}"
-        raise misfit(
-            ArgumentError, "compile", got=got, needed=needed, do=f"write {near}=" if near else ""
-        )
+        do = f"write {near}=" if near else ""
+        raise misfit(ArgumentError, "compile", got=got, needed=needed, do=do)
     if function is None:
         return lambda f: CompiledFunction(f, **options)
     return CompiledFunction(function, **options)

@@ -73,9 +73,12 @@ def print(text: str, /, *args: Any, **kwargs: Any) -> None:
     Array([0. , 0.5, 1. ], dtype=float64)
     """
     if not isinstance(text, str):
-        got, do = f"a {type(text).__name__} where the text is", "write ost.debug.print('{}', x)"
         raise misfit(
-            ArgumentError, "debug.print", got=got, needed="text, and values behind it", do=do
+            ArgumentError,
+            "debug.print",
+            got=f"a {type(text).__name__} where the text is",
+            needed="text, and values behind it",
+            do="write ost.debug.print('{}', x)",
         )
     leaves, structure = flatten((args, kwargs))
     arrays: list[Array] = []

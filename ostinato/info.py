@@ -88,9 +88,8 @@ def isdtype(dtype: Any, kind: Any) -> bool:
         return any(isdtype(dtype, k) for k in kind)
     if isinstance(kind, str) and kind not in DTYPES:
         if kind not in _KINDS:
-            raise misfit(
-                ArgumentError, "isdtype", got=repr(kind), needed="a dtype or " + ", ".join(_KINDS)
-            )
+            needed = "a dtype or " + ", ".join(_KINDS)
+            raise misfit(ArgumentError, "isdtype", got=repr(kind), needed=needed)
         return _KINDS[kind](as_dtype(dtype))
     return as_dtype(dtype) == as_dtype(kind)
 

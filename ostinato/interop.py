@@ -44,16 +44,14 @@ def from_dask(x: Any, /, *, split: Split = AS_CHUNKS) -> Array:
     Array([1., 1., 1., 1.], dtype=float64)
     """
     if not hasattr(x, "__dask_graph__") or not hasattr(x, "chunks"):
-        raise misfit(
-            ArgumentError, "from_dask", got=type(x).__name__, needed="an array of dask.array"
-        )
+        got = type(x).__name__
+        raise misfit(ArgumentError, "from_dask", got=got, needed="an array of dask.array")
     if any(n != n for sizes in x.chunks for n in sizes):
         needed, do = "known ones", "call x.compute_chunk_sizes() first"
         raise misfit(ArgumentError, "from_dask", got="chunks of unknown size", needed=needed, do=do)
     if np.dtype(x.dtype).name not in DTYPES:
-        raise misfit(
-            ArgumentError, "from_dask", got=f"dtype {x.dtype}", needed="one of " + ", ".join(DTYPES)
-        )
+        got = f"dtype {x.dtype}"
+        raise misfit(ArgumentError, "from_dask", got=got, needed="one of " + ", ".join(DTYPES))
     if split == AS_CHUNKS:
         most = max(x.numblocks, default=1)
         split = x.numblocks.index(most) if most > 1 else None

@@ -539,13 +539,12 @@ class Effects:
             if isinstance(x, (dict, list, tuple)):
                 count[id(x)] = count.get(id(x), 0) + 1
                 if count[id(x)] > 1 and id(x) in written:
-                    raise misfit(
-                        AssignmentError,
-                        who,
-                        got=f"a {type(x).__name__} that it writes to and that is also another argument",
-                        needed="one that is passed once",
-                        do="pass a copy as one of them",
+                    got, needed, do = (
+                        f"a {type(x).__name__} that it writes to and that is also another argument",
+                        "one that is passed once",
+                        "pass a copy as one of them",
                     )
+                    raise misfit(AssignmentError, who, got=got, needed=needed, do=do)
                 if count[id(x)] == 1:
                     stack.extend(dict.values(x) if isinstance(x, dict) else x)
 

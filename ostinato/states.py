@@ -222,9 +222,8 @@ def _whole(what: str, value: Any, least: int) -> int:
     """A whole number."""
     if isinstance(value, (int, np.integer)) and type(value) is not bool and value >= least:
         return int(value)
-    raise misfit(
-        ArgumentError, what, got=repr(value), needed=f"a whole number that is {least} or more"
-    )
+    got = repr(value)
+    raise misfit(ArgumentError, what, got=got, needed=f"a whole number that is {least} or more")
 
 
 # -- writing -------------------------------------------------------------------------------
@@ -363,9 +362,8 @@ def _key(key: Any) -> Any:
             return said
         except (TypeError, Malformed):
             pass
-    raise misfit(
-        ArgumentError, "save_state", got=f"the key {key!r} in a dict", needed="strings or numbers"
-    )
+    got = f"the key {key!r} in a dict"
+    raise misfit(ArgumentError, "save_state", got=got, needed="strings or numbers")
 
 
 def _fields(structure: Structure) -> Sequence[str]:

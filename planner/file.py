@@ -84,14 +84,15 @@ def read_plan(path: str | os.PathLike[str], limit: float | None = DAY) -> Plan:
     seconds to run, and be no larger than people's plans are."""
     most = LARGEST if limit is None else FOREIGN
     try:
-        with open(path, "rb", opener=_no_wait) as file:
+        with open(
+            path, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)
+        ) as file:
             facts = os.fstat(file.fileno())
             size = facts.st_size if stat.S_ISREG(facts.st_mode) else LARGEST + 1
             data = file.read(most) if size <= most else b""
     except OSError as error:
-        raise PlanFileError.because(
-            f"plan file {path}", got=str(error), needed="a file that can be read"
-        ) from None
+        needed = "a file that can be read"
+        raise PlanFileError.because(f"plan file {path}", got=str(error), needed=needed) from None
     try:
         need(stat.S_ISREG(facts.st_mode), "something that is no plain file")
         need(size <= LARGEST, f"{size} bytes")
@@ -104,9 +105,8 @@ def read_plan(path: str | os.PathLike[str], limit: float | None = DAY) -> Plan:
         raise PlanFileError.because(f"plan file {path}", got=got, needed=needed, do=do) from None
     except Malformed as error:
         needed = f"a plan that this version wrote (format {FORMAT})"
-        raise PlanFileError.because(
-            f"plan file {path}", got=str(error), needed=needed, do="make it again with plan.to_file"
-        ) from None
+        got, do = str(error), "make it again with plan.to_file"
+        raise PlanFileError.because(f"plan file {path}", got=got, needed=needed, do=do) from None
 
 
 class TooMuch(Malformed):
@@ -116,11 +116,6 @@ class TooMuch(Malformed):
 def _allow(count: float, most: float, what: str) -> None:
     if count > most:
         raise TooMuch(f"{count:,.0f} {what}, of which {most:,.0f} are allowed")
-
-
-def _no_wait(path: str, flags: int) -> int:
-    """Opens what nobody writes to, too, which then is no plain file."""
-    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def decode_plan(

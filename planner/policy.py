@@ -56,9 +56,8 @@ class Precision:
             names = (AS_WRITTEN, *NAMES.get(f.name, FLOATS))
             if type(given) is not str or given not in names:
                 needed = " or ".join(map(repr, names))
-                raise misfit(
-                    ArgumentError, "Precision", got=f"{f.name}={given!r:.60}", needed=needed
-                )
+                got = f"{f.name}={given!r:.60}"
+                raise misfit(ArgumentError, "Precision", got=got, needed=needed)
         _, compute, accumulate = self.dtypes
         if (
             compute is not None

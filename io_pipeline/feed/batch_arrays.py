@@ -57,6 +57,5 @@ def converter(name: str) -> Convert:
     try:
         return TARGETS[name]()
     except ImportError:
-        raise misfit(
-            ArgumentError, f"to({name!r})", got=f"no {name}", needed=name, do=f"pip install {name}"
-        ) from None
+        do = f"pip install {name}"
+        raise misfit(ArgumentError, f"to({name!r})", got=f"no {name}", needed=name, do=do) from None

@@ -250,9 +250,8 @@ class Pipe:
         halos = tuple([0 if s == SAMPLES else int(n) for s, n in zip(splits, halos, strict=False)])
         if not fits or (np.any(halo) and not any(halos)):
             needed = "a number for each of what workers share, of depth, height or width"
-            raise misfit(
-                ArgumentError, "batch", got=f"halo={halo!r}, split={split!r}", needed=needed
-            )
+            got = f"halo={halo!r}, split={split!r}"
+            raise misfit(ArgumentError, "batch", got=got, needed=needed)
         tail = DROP if drop_last else tail
         cut = Cut(size, tail, None if pad is None else float(pad), splits, halos, collate)
         if cut.has_slabs:
@@ -336,9 +335,8 @@ class Pipe:
             raise misfit(ArgumentError, "cache", got=got, needed=needed, do="say where='end'")
         if any(isinstance(e.what, Filter) for e in stages):
             needed, do = "all samples", "write it in front of the filter"
-            raise misfit(
-                ArgumentError, "cache", got="a filter in front of it", needed=needed, do=do
-            )
+            got = "a filter in front of it"
+            raise misfit(ArgumentError, "cache", got=got, needed=needed, do=do)
         if isinstance(self.source, Stream):
             got = "a stream"
             raise misfit(ArgumentError, "cache", got=got, needed="samples that have numbers")
@@ -511,9 +509,8 @@ class Pipe:
         elif behind and isinstance(what, Shuffle | Draw | Repeat | Bucket):
             name = getattr(what, "name", type(what).__name__.lower())
             got = "batches"
-            raise misfit(
-                ArgumentError, name, got=got, needed="samples", do="write it before `batch`"
-            )
+            needed = "samples"
+            raise misfit(ArgumentError, name, got=got, needed=needed, do="write it before `batch`")
         made = Entry(what, short(user_line()))
         return replace(self, entries=(*self.entries, made), cursor=Cursor())
 

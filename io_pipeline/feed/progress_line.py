@@ -27,9 +27,8 @@ class Line:
         try:
             from rich import console, progress
         except ImportError:
-            raise misfit(
-                ArgumentError, "progress", got="no rich", needed="rich", do="pip install rich"
-            ) from None
+            do = "pip install rich"
+            raise misfit(ArgumentError, "progress", got="no rich", needed="rich", do=do) from None
         screen = console.Console()  # as wide as the terminal or the notebook is now
         if not (screen.is_terminal or screen.is_jupyter or "COLUMNS" in os.environ):
             screen = console.Console(width=WIDE)

@@ -171,9 +171,8 @@ class Arrays(Samples):
         lengths = [x.shape[0] if len(x.shape) else -1 for x in self.sources]
         if len({*lengths}) > 1 or lengths[0] < 0:
             got = ", ".join(str(tuple(x.shape)) for x in self.sources)
-            raise misfit(
-                ArgumentError, "arrays", got=f"shapes {got}", needed="as many rows in each of them"
-            )
+            needed = "as many rows in each of them"
+            raise misfit(ArgumentError, "arrays", got=f"shapes {got}", needed=needed)
         if kinds is None:
             kinds = [
                 found if (found := kind_of_name(n)) != DATA else _kind_of(x)

@@ -152,9 +152,8 @@ def check_number(
 ) -> None:
     good = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
     if not good or not low <= value <= high:
-        raise misfit(
-            ArgumentError, who, got=f"{name}={value!r}", needed=f"a number{_from(low, high)}"
-        )
+        got = f"{name}={value!r}"
+        raise misfit(ArgumentError, who, got=got, needed=f"a number{_from(low, high)}")
 
 
 def check_range(

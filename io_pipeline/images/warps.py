@@ -190,9 +190,8 @@ def looking(matrix: Matrix) -> Matrix:
 def check_fill(who: str, fill: Any) -> None:
     numbers = fill if isinstance(fill, tuple) else (fill,)
     if not numbers or not all(isinstance(v, (int, float)) for v in numbers):
-        raise misfit(
-            ArgumentError, who, got=f"fill={fill!r}", needed="a number, or one for each channel"
-        )
+        got = f"fill={fill!r}"
+        raise misfit(ArgumentError, who, got=got, needed="a number, or one for each channel")
 
 
 def rotated(shape: Shape, angle: float, expand: bool) -> Placed:

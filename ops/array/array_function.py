@@ -222,11 +222,6 @@ def _difference(ar1: Any, ar2: Any, assume_unique: bool = False) -> Array:
     return sets.setdiff1d(ar1, ar2)
 
 
-def _in_one_only(ar1: Any, ar2: Any, assume_unique: bool = False) -> Array:
-    """A number of Python's is int64 or float64, unless NumPy takes it as it is."""
-    return sets.setxor1d(*((ar1, ar2) if assume_unique else map(as_array, (ar1, ar2))))
-
-
 def _counts(x: Any, weights: Any = None, minlength: int = 0) -> Array:
     found = segments.bincount(x, weights, minlength)
     return found if as_array(x).size else casts.astype(found, int64)  # as NumPy counts nothing
@@ -268,7 +263,9 @@ MEANT: dict[str, Callable[..., Any]] = {
     **{name: _reduced(getattr(reduction, name)) for name in ("argmax", "argmin", "count_nonzero")},
     "setdiff1d": _difference,
     "intersect1d": lambda ar1, ar2: sets.intersect1d(as_array(ar1), as_array(ar2)),
-    "setxor1d": _in_one_only,
+    "setxor1d": lambda ar1, ar2, assume_unique=False: sets.setxor1d(
+        *((ar1, ar2) if assume_unique else map(as_array, (ar1, ar2)))
+    ),
     "bincount": _counts,
     "gradient": _slopes,
     "histogram": _histogram,
@@ -520,12 +517,11 @@ def call_ufunc(ufunc: Any, method: str, inputs: Sequence[Any], options: dict[str
     if run is None and getattr(np, ufunc.__name__, None) is not ufunc:  # SciPy's and Numba's
         here = numpy_counterpart(ufunc.__name__)
         call = "ost.callback(f, ost.spec(x.shape, x.dtype), x)"
+        got = "an ostinato array"
+        needed = "a function that ostinato has too, or values"
+        do = f"write {f'{here}, or {call}' if here else call}"
         raise misfit(
-            ArgumentError,
-            f"{ufunc.__name__} of another library",
-            got="an ostinato array",
-            needed="a function that ostinato has too, or values",
-            do=f"write {f'{here}, or {call}' if here else call}",
+            ArgumentError, f"{ufunc.__name__} of another library", got=got, needed=needed, do=do
         )
     if run is None or (method == "__call__" and ufunc.nout > 1 and options):
         raise _refused(name)

@@ -120,10 +120,6 @@ def _picked(xp: Any, x: Any, places: Any, axis: int, in_part: bool) -> Any:
     return xp.where(here, x.take(xp.clip(places, 0, count - 1), axis), xp.zeros((), x.dtype))
 
 
-def _slice_pieces(ins: Sequence[Shape], *, axes: Shape, sizes: Shape, bounds: Words) -> list[Piece]:
-    return [Piece(0, places=(*range(1, len(ins)),), axes=axes, bounds=bounds, picks=True)]
-
-
 def _slice_grad(
     g: Array, y: Array, x: Array, *begins: Array, axes: Shape, sizes: Shape, bounds: Words
 ) -> Sequence[Array | None]:
@@ -175,7 +171,9 @@ op(
     indices=_slice_indices,
     kernel=_slice_kernel,
     bounds_checked=True,
-    pieces=_slice_pieces,
+    pieces=lambda ins, *, axes, sizes, bounds: [
+        Piece(0, places=(*range(1, len(ins)),), axes=axes, bounds=bounds, picks=True)
+    ],
     grad=_slice_grad,
     cost=lambda ins, outs, p: (0.0, 2.0 * outs[0].nbytes),
     placed=True,

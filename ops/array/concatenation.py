@@ -55,9 +55,8 @@ def roll(
     if len(shifts) == 1 or len(axes) == 1:
         shifts, axes = shifts * len(axes), axes * len(shifts)
     if len(shifts) != len(axes):
-        raise misfit(
-            ArgumentError, "roll", got=f"shift {shift}, axis {axis}", needed="one shift per axis"
-        )
+        got = f"shift {shift}, axis {axis}"
+        raise misfit(ArgumentError, "roll", got=got, needed="one shift per axis")
     for a, s in zip(axes, shifts, strict=True):
         d = axis_of(a, x.ndim, "roll")
         n = x.shape[d]
@@ -235,10 +234,6 @@ def _pad_pieces(ins: Sequence[Shape], *, widths: Pairs, value: Any) -> list[Piec
     return [Piece(-1, value=value), Piece(0, inside)]
 
 
-def _pad_grad(g: Array, y: Array, x: Array, *, widths: Pairs, value: Any) -> Sequence[Array | None]:
-    return (slice_axes(g, {d: (before, x.shape[d], 1) for d, (before, _) in enumerate(widths)}),)
-
-
 def _pad_rule(x: Spec, *, widths: Pairs, value: Any) -> Spec:
     check_value("pad", value, x.dtype)
     return Spec(tuple(n + b + a for n, (b, a) in zip(x.shape, widths, strict=True)), x.dtype)
@@ -251,7 +246,9 @@ op(
     indices=_pad_indices,
     kernel=_pad_kernel,
     pieces=_pad_pieces,
-    grad=_pad_grad,
+    grad=lambda g, y, x, *, widths, value: (
+        slice_axes(g, {d: (before, x.shape[d], 1) for d, (before, _) in enumerate(widths)}),
+    ),
     cost=MOVE,
     placed=True,
 )

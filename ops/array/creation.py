@@ -623,9 +623,8 @@ def from_dlpack(x: Any, /, *, device: str | None = None, copy: bool | None = Non
     check_device("from_dlpack", device)
     if not hasattr(x, "__dlpack__"):
         got, needed = f"a {type(x).__name__}", "an array of a library that knows DLPack"
-        raise misfit(
-            ArgumentError, "from_dlpack", got=got, needed=needed, do="use ost.asarray(values)"
-        )
+        do = "use ost.asarray(values)"
+        raise misfit(ArgumentError, "from_dlpack", got=got, needed=needed, do=do)
     foreign = x if isinstance(x, Array) or is_on_gpu(x) else np.from_dlpack(x)
     return asarray(foreign, copy=copy)
 

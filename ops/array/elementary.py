@@ -140,9 +140,8 @@ def ldexp(x1: Operandish, x2: Operandish) -> Array:
     """
     (k,) = _real("ldexp", x2)
     if is_inexact(k.dtype):
-        raise misfit(
-            DTypeError, "ldexp", got=f"exponents of {k.dtype.name}", needed="whole numbers"
-        )
+        got = f"exponents of {k.dtype.name}"
+        raise misfit(DTypeError, "ldexp", got=got, needed="whole numbers")
     x = floating(x1, like="sqrt")
     half = floor_divide(k, 2)  # so that neither power overflows where the product does not
     first, second = (exp2(astype(p, x.dtype)) for p in (half, k - half))

@@ -245,10 +245,13 @@ def into(
     it is not given: they make no NaN, in gradients neither."""
     target = out[0] if isinstance(out, tuple) and len(out) == 1 else out
     if target is not None and not isinstance(target, Array):
-        got = f"a {type(target).__name__}"
-        needed = "an array of ostinato's"
-        do = f"np.copyto(buffer, ost.{name}(...)) writes to another"
-        raise misfit(ArgumentError, f"{name}(out=)", got=got, needed=needed, do=do)
+        raise misfit(
+            ArgumentError,
+            f"{name}(out=)",
+            got=f"a {type(target).__name__}",
+            needed="an array of ostinato's",
+            do=f"np.copyto(buffer, ost.{name}(...)) writes to another",
+        )
     if which is None or which is True:
         made = function(*given)
     else:

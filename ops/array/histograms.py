@@ -16,7 +16,7 @@ from ostinato.errors import ArgumentError, DTypeError, ShapeError
 from ..core import array
 from ..core.apply import apply, as_array
 from ..core.array import Array
-from ..core.array_methods import Operandish
+from ..core.array_methods import Operandish, is_count
 from ..core.spec import DType, bfloat16, float32, float64, int32, is_inexact, promote
 from ..core.user_line import misfit
 from .arithmetic import abs as absolute
@@ -31,7 +31,7 @@ from .quantiles import quantile
 from .reduction import max as largest
 from .reduction import min as smallest
 from .segments import segment_sum, tally
-from .shape import is_count, reshape, whole_number
+from .shape import reshape, whole_number
 from .sorting import searchsorted
 from .transcendental import log2
 
@@ -55,9 +55,8 @@ def _ends(x: Array, between: Range, name: str) -> tuple[Any, Any]:
         lo, hi = between
         known = not isinstance(lo, Array) and not isinstance(hi, Array)
         if known and not (math.isfinite(lo) and math.isfinite(hi) and lo <= hi):
-            raise misfit(
-                ArgumentError, name, got=f"range={lo, hi}", needed="two finite numbers that go up"
-            )
+            got = f"range={lo, hi}"
+            raise misfit(ArgumentError, name, got=got, needed="two finite numbers that go up")
         if known:
             return (lo - 0.5, hi + 0.5) if lo == hi else (lo, hi)
     elif not x.size:
@@ -130,9 +129,8 @@ def _bins(a: Operandish, bins: Bins, between: Range, name: str) -> tuple[Array, 
         return x, _Equal(count, *_ends(x, between, name), dtype)
     edges = as_array(bins)
     if edges.ndim != 1 or edges.size < 1:
-        raise misfit(
-            ArgumentError, name, got=f"edges of shape {edges.shape}", needed="one axis, not empty"
-        )
+        got = f"edges of shape {edges.shape}"
+        raise misfit(ArgumentError, name, got=got, needed="one axis, not empty")
     if not isinstance(bins, Array) and np.any(np.diff(np.asarray(bins)) < 0):
         raise misfit(ArgumentError, name, got="edges that go down", needed="edges that go up")
     return x, _Edges(edges)
@@ -191,9 +189,8 @@ def _counted(k: Array, count: int, weights: Operandish | None, first: int = 0) -
     else:
         w = as_array(weights)
         if w.shape != k.shape:
-            raise misfit(
-                ShapeError, "histogram", got=f"weights of shape {w.shape}", needed=f"{k.shape}"
-            )
+            got = f"weights of shape {w.shape}"
+            raise misfit(ShapeError, "histogram", got=got, needed=f"{k.shape}")
         made = segment_sum(reshape(w, (-1,)), reshape(k, (-1,)), first + count)
     return made[first:] if first else made
 

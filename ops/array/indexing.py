@@ -533,9 +533,8 @@ def _along_indices(ins: Specs, outs: Specs, p: Params) -> Indices:
 
 def _along_rule(x: Spec, i: Spec, *, axis: int) -> Spec:
     if not is_integer(i.dtype):
-        raise misfit(
-            DTypeError, "take_along_axis", got=f"indices of {i.dtype.name}", needed="integers"
-        )
+        got = f"indices of {i.dtype.name}"
+        raise misfit(DTypeError, "take_along_axis", got=got, needed="integers")
     if x.ndim != i.ndim:
         got = f"{x.shape} and indices {i.shape}"
         raise misfit(ShapeError, "take_along_axis", got=got, needed="as many axes in both")

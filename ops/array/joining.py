@@ -298,9 +298,8 @@ def array_split(
     n = x.shape[d]
     if isinstance(indices_or_sections, int):
         if indices_or_sections < 1:
-            raise misfit(
-                ArgumentError, "array_split", got=f"{indices_or_sections} parts", needed="1 or more"
-            )
+            got = f"{indices_or_sections} parts"
+            raise misfit(ArgumentError, "array_split", got=got, needed="1 or more")
         each, more = divmod(n, indices_or_sections)
         cuts = [k * each + min(k, more) for k in range(indices_or_sections + 1)]
     else:

@@ -14,7 +14,7 @@ from ostinato.errors import ArgumentError
 from .. import linalg
 from ..core.apply import apply, as_array, unify
 from ..core.array import Array
-from ..core.array_methods import Operandish
+from ..core.array_methods import Operandish, is_count
 from ..core.spec import DTypeLike, int64, is_inexact, promote
 from ..core.user_line import misfit
 from .arithmetic import abs as absolute
@@ -26,7 +26,7 @@ from .creation import linspace
 from .cumulative import cumulative_sum, diff
 from .elementwise import alike, binary_function, floating, where
 from .reduction import sum as sum_of
-from .shape import axis_of, broadcast_to, is_count, moveaxis, reshape
+from .shape import axis_of, broadcast_to, moveaxis, reshape
 from .slicing import flip, slice_axes
 from .sliding import correlation
 from .sorting import argsort, searchsorted
@@ -253,9 +253,8 @@ def polyval(p: Operandish, x: Operandish) -> Array:
     """
     c, y = as_array(p), as_array(x)
     if c.ndim != 1 or not c.size:
-        raise misfit(
-            ArgumentError, "polyval", got=f"shape {c.shape}", needed="coefficients, one axis"
-        )
+        got = f"shape {c.shape}"
+        raise misfit(ArgumentError, "polyval", got=got, needed="coefficients, one axis")
     found = c[0] + y * 0
     for k in range(1, c.size):
         found = found * y + c[k]
@@ -356,9 +355,8 @@ def convolve(
         got = f"shapes {x.shape} and {y.shape}"
         raise misfit(ArgumentError, "convolve", got=got, needed="one axis each, not empty")
     if mode not in ("full", "same", "valid"):
-        raise misfit(
-            ArgumentError, "convolve", got=f"mode={mode!r}", needed="'full', 'same' or 'valid'"
-        )
+        got = f"mode={mode!r}"
+        raise misfit(ArgumentError, "convolve", got=got, needed="'full', 'same' or 'valid'")
     x, y = (x, y) if x.size >= y.size else (y, x)
     m, dtype = y.size, promote(x.dtype, y.dtype)
     around = {"full": (m - 1, m - 1), "same": (m // 2, (m - 1) // 2), "valid": (0, 0)}[mode]

@@ -106,16 +106,14 @@ def _asked(q: Any, scale: float, name: str) -> tuple[Any, Any]:
     else:
         known = np.asarray(q)
         if known.dtype.kind not in "iuf" or known.ndim > 1:
-            raise misfit(
-                ArgumentError, name, got=f"q={q!r:.60}", needed="one number, or a row of them"
-            )
+            got = f"q={q!r:.60}"
+            raise misfit(ArgumentError, name, got=got, needed="one number, or a row of them")
         if isinstance(q, np.ndarray | np.generic) and known.dtype.kind == "f":
             beside = known.dtype
         found = known.astype(np.float64).reshape(-1) / scale
         if found.size and not (found.min() >= 0 and found.max() <= 1):
-            raise misfit(
-                ArgumentError, name, got=f"q={q!r:.60}", needed=f"numbers from 0 to {scale:g}"
-            )
+            got = f"q={q!r:.60}"
+            raise misfit(ArgumentError, name, got=got, needed=f"numbers from 0 to {scale:g}")
     if np.ndim(q) > 1:
         raise misfit(ShapeError, name, got=f"q of shape {q.shape}", needed="one axis at most")
     return found, beside
@@ -221,15 +219,13 @@ def _weighted(
     elements: each round adds up weights by digits, which is one all-reduce."""
     x, w = _numbers(a, name), as_array(weights)
     if method != "inverted_cdf":
-        raise misfit(
-            ArgumentError, name, got=f"weights and method={method!r}", needed="'inverted_cdf'"
-        )
+        got = f"weights and method={method!r}"
+        raise misfit(ArgumentError, name, got=got, needed="'inverted_cdf'")
     axes = axes_of(axis, x.ndim, name)
     if w.shape != x.shape:
         if w.ndim != 1 or len(axes) != 1 or x.shape[axes[0]] != w.shape[0]:
-            raise misfit(
-                ShapeError, name, got=f"weights of shape {w.shape}", needed=f"those of {x.shape}"
-            )
+            got = f"weights of shape {w.shape}"
+            raise misfit(ShapeError, name, got=got, needed=f"those of {x.shape}")
         w = reshape(w, tuple(w.size if d == axes[0] else 1 for d in range(x.ndim)))
         w = broadcast_to(w, x.shape)
     wanted, beside = _asked(q, scale, name)

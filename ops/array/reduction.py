@@ -158,9 +158,8 @@ def _begun(
         return y
     first = as_array(initial)
     if first.shape:
-        raise misfit(
-            ShapeError, f"{name}(initial=)", got=f"shape {first.shape}", needed="one number"
-        )
+        got = f"shape {first.shape}"
+        raise misfit(ShapeError, f"{name}(initial=)", got=got, needed="one number")
     return combine(y, astype(first, y.dtype))
 
 

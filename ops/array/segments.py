@@ -117,9 +117,8 @@ def bincount(
         k = astype(k, int32)
     if not is_integer(k.dtype):
         if k.size:
-            raise misfit(
-                DTypeError, "bincount", got=k.dtype.name, needed="whole numbers, none below 0"
-            )
+            got = k.dtype.name
+            raise misfit(DTypeError, "bincount", got=got, needed="whole numbers, none below 0")
         k = astype(k, int64)
     if length is None:
         count = max(whole_number(minlength, "bincount", 0), _reach(k, "bincount"))
@@ -398,9 +397,8 @@ class GroupBy:
         """
         made = as_array(y)
         if made.shape[:1] != (self.size,):
-            raise misfit(
-                ShapeError, "of_each", got=f"shape {made.shape}", needed=f"{self.size} rows"
-            )
+            got = f"shape {made.shape}"
+            raise misfit(ShapeError, "of_each", got=got, needed=f"{self.size} rows")
         return _gathered(made, self.keys, self.size, math.nan if is_inexact(made.dtype) else 0)
 
     def _beside(self, made: Array) -> Array:

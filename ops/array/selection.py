@@ -108,9 +108,8 @@ def _ranks_rule(x: Spec, ranks: Spec, *, axes: tuple[int, ...]) -> Spec:
     if x.dtype.kind == "c" or ranks.dtype != int64 or not fits:
         raise unfit("order_statistics", (x, ranks), "numbers with an order, and ranks of each line")
     if math.prod(x.shape[a] for a in axes) == 0 and math.prod(left) * ranks.shape[-1]:
-        raise misfit(
-            BoundsError, "order_statistics", got=f"shape {x.shape}", needed="at least one element"
-        )
+        got = f"shape {x.shape}"
+        raise misfit(BoundsError, "order_statistics", got=got, needed="at least one element")
     return Spec((*left, ranks.shape[-1]), x.dtype)
 
 

@@ -143,11 +143,6 @@ def _read(name: str, function: Callable[..., Any], *given: Operandish) -> list[A
     return [as_array(part) for part in (values.astype(kind, copy=False), *rest)]
 
 
-def _unique(x: Any) -> Any:
-    """In order, as np.unique_values is not; each NaN is a value of its own, as it is there."""
-    return np.unique(x, equal_nan=False)
-
-
 # -- the values ----------------------------------------------------------------------------------
 def _distinct_rule(x: Spec, *, size: int) -> Spec:
     if x.dtype.kind == "c" or x.ndim != 1 or not x.size or not size:
@@ -367,7 +362,7 @@ def unique_values(x: Operandish, /, *, size: int | None = None, fill_value: Any 
     Array([1, 3], dtype=int64)
     """
     if size is None:
-        return _read("unique_values", _unique, x)[0]
+        return _read("unique_values", lambda x: np.unique(x, equal_nan=False), x)[0]
     row = _row(x, "unique_values")
     size = whole_number(size, "unique_values", 0)
     if not size:

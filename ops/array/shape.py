@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Sequence
-from typing import Any, SupportsIndex, TypeGuard
+from typing import Any
 
 import numpy as np
 
@@ -83,11 +83,6 @@ def whole_number(value: Any, name: str, least: int | None = None) -> int:
     return found
 
 
-def is_count(value: Any) -> TypeGuard[int]:
-    """Whether it is a whole number, and no array: also one among a compiled function's arguments."""
-    return isinstance(value, SupportsIndex) and getattr(value, "ndim", 0) == 0
-
-
 def listed(value: Any, name: str) -> tuple[int, ...]:
     """One whole number, or several."""
     one = isinstance(value, str) or not hasattr(value, "__iter__") or not getattr(value, "ndim", 1)
@@ -124,10 +119,6 @@ def _same(x: Spec) -> Spec:
     return Spec(x.shape, x.dtype)
 
 
-def _resplit_rule(x: Spec, *, split: Split, mesh: tuple[int, ...] | None) -> Spec:
-    return Spec(x.shape, x.dtype)
-
-
 op(
     "copy",
     infer=_same,
@@ -139,7 +130,7 @@ op(
 )
 op(
     "resplit",
-    infer=_resplit_rule,
+    infer=lambda x, *, split, mesh: Spec(x.shape, x.dtype),
     takes={"split": SPLIT, "mesh": MESH},
     kernel=_copy_kernel,
     pieces=_one_piece,
@@ -345,15 +336,13 @@ def squeeze(x: Operandish, /, axis: int | Sequence[int] | None = None) -> Array:
     return apply("squeeze", x, axes=axes) if axes else x
 
 
-def _permute_indices(ins: Specs, outs: Specs, p: Params) -> Indices:
-    return Indices((tuple(LETTERS[: ins[0].ndim]),), (tuple(LETTERS[a] for a in p["axes"]),))
-
-
 op(
     "permute_dims",
     infer=lambda x, *, axes: Spec(tuple(x.shape[a] for a in axes), x.dtype),
     takes={"axes": ORDER},
-    indices=_permute_indices,
+    indices=lambda ins, outs, p: Indices(
+        (tuple(LETTERS[: ins[0].ndim]),), (tuple(LETTERS[a] for a in p["axes"]),)
+    ),
     view=lambda xp, x, at, *, axes: x.transpose(axes),
     grad=lambda g, y, x, *, axes: (permute_dims(g, tuple(np.argsort(axes).tolist())),),
     cost=MOVE,
@@ -387,9 +376,8 @@ def matrix_transpose(x: Operandish, /) -> Array:
     """
     x = as_array(x)
     if x.ndim < 2:
-        raise misfit(
-            ShapeError, "matrix_transpose", got=f"shape {x.shape}", needed="two axes or more"
-        )
+        got = f"shape {x.shape}"
+        raise misfit(ShapeError, "matrix_transpose", got=got, needed="two axes or more")
     return swapaxes(x, -1, -2)
 
 
@@ -432,8 +420,6 @@ def swapaxes(x: Operandish, /, axis1: int, axis2: int) -> Array:
 
 
 # -- broadcasting --------------------------------------------------------------------------
-def _broadcast_grad(g: Array, y: Array, x: Array, *, shape: Shape) -> Sequence[Array | None]:
-    return (sum_to(g, x.shape),)
 
 
 def _broadcast_rule(x: Spec, *, shape: Shape) -> Spec:
@@ -448,7 +434,7 @@ op(
     infer=_broadcast_rule,
     takes={"shape": SHAPE},
     view=lambda xp, x, at, *, shape: xp.broadcast_to(x, extent(at.outs[0])),
-    grad=_broadcast_grad,
+    grad=lambda g, y, x, *, shape: (sum_to(g, x.shape),),
     cost=MOVE,
     repeats=True,
 )

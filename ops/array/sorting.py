@@ -315,9 +315,8 @@ def topk(x: Operandish, k: int, /, *, axis: int = -1, largest: bool = True) -> t
     d = axis_of(axis, x.ndim, "topk")
     k = whole_number(k, "topk")
     if not 0 <= k <= x.shape[d]:
-        raise misfit(
-            ShapeError, "topk", got=f"k={k}", needed=f"0 to {x.shape[d]}, as many as the axis has"
-        )
+        needed = f"0 to {x.shape[d]}, as many as the axis has"
+        raise misfit(ShapeError, "topk", got=f"k={k}", needed=needed)
     places = _order(x, d, largest, True, k)
     return take_along_axis(x, places, axis=d), places
 
@@ -367,9 +366,8 @@ def searchsorted(
     """
     x, v = as_array(x), as_array(v)
     if side not in ("left", "right"):
-        raise misfit(
-            ArgumentError, "searchsorted", got=f"side={side!r}", needed="'left' or 'right'"
-        )
+        got = f"side={side!r}"
+        raise misfit(ArgumentError, "searchsorted", got=got, needed="'left' or 'right'")
     if sorter is not None:
         x = apply("take", x, as_array(sorter), axis=0)
     kind = promote(_ordered(x.spec, "searchsorted").dtype, _ordered(v.spec, "searchsorted").dtype)

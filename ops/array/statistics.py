@@ -10,7 +10,7 @@ from ostinato.errors import ArgumentError, ShapeError
 
 from ..core.apply import as_array
 from ..core.array import Array, another
-from ..core.array_methods import Axis, Operandish
+from ..core.array_methods import Axis, Operandish, is_count
 from ..core.spec import DTypeLike, float64, int64, is_inexact, promote, real_of
 from ..core.user_line import misfit
 from .arithmetic import abs as absolute
@@ -40,7 +40,7 @@ from .reduction import argmax, argmin, prod
 from .reduction import max as largest
 from .reduction import min as smallest
 from .reduction import sum as sum_of
-from .shape import broadcast_to, expand_dims, is_count, reshape
+from .shape import broadcast_to, expand_dims, reshape
 
 __all__ = [
     "allclose",

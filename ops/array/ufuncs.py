@@ -175,9 +175,8 @@ def reduceat(
     n = x.shape[d]
     begins = _known(indices, name)
     if begins.ndim != 1 or begins.dtype.kind not in "iu":
-        raise misfit(
-            ShapeError, name, got=f"indices of shape {begins.shape}", needed="a row of integers"
-        )
+        got = f"indices of shape {begins.shape}"
+        raise misfit(ShapeError, name, got=got, needed="a row of integers")
     bad = [int(k) for k in begins if not 0 <= k < n]
     if bad:
         raise misfit(BoundsError, name, got=f"index {bad[0]}", needed=f"0 to {n - 1}")
@@ -269,9 +268,8 @@ def _folded(
     free = function in _ANY_ORDER
     nothing = _ANY_ORDER.get(function)
     if len(axes) > 1 and not free:
-        raise misfit(
-            ArgumentError, name, got=f"axes {axes}", needed="one axis, as its order matters"
-        )
+        got = f"axes {axes}"
+        raise misfit(ArgumentError, name, got=got, needed="one axis, as its order matters")
     left = [d for d in range(x.ndim) if d not in axes]
     shape = (-1, *[x.shape[d] for d in left])
     count = math.prod(x.shape[d] for d in axes)

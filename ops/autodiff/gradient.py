@@ -17,9 +17,9 @@ from ..array.shape import sum_to, zero_of
 from ..core.apply import act, apply, apply_all
 from ..core.array import Array, Term, Watch, term_of
 from ..core.graph import Graph
-from ..core.index import Indices, pointwise
+from ..core.index import aligned, pointwise
 from ..core.parameters import GRAPH, PLACES, joined, unfit, whole
-from ..core.registry import Params, Specs, op, stream_cost
+from ..core.registry import Specs, op, stream_cost
 from ..core.spec import Spec, is_inexact
 from ..core.trace import Ref, acts, array_of, inline, quiet, subgraph
 from ..core.user_line import misfit, on_behalf, short
@@ -34,12 +34,6 @@ def _firsts(*xs: Spec, outputs: int) -> Specs:
 
 
 _FIRST = {"outputs": whole(1)}
-
-
-def _aligned(ins: Specs, outs: Specs, p: Params) -> Indices:
-    """Each output lies as its own operand does; they share no index."""
-    labels = [tuple(f"{k}.{d}" for d in range(s.ndim)) for k, s in enumerate(ins)]
-    return Indices(tuple(labels), tuple(labels[: len(outs)]))
 
 
 op(
@@ -58,7 +52,7 @@ def _barrier_batched(size: int, *xs: Mapped, outputs: int) -> Sequence[Mapped]:
 
 
 # results, arguments: with a gradient in Python (`Term.rule`)
-op("custom", infer=_firsts, takes=_FIRST, indices=_aligned, cost=stream_cost(0))
+op("custom", infer=_firsts, takes=_FIRST, indices=aligned, cost=stream_cost(0))
 
 
 # results, arguments, and what else the gradient uses: with a gradient that is a graph
@@ -103,7 +97,7 @@ op(
     "with_gradient",
     infer=_with_rule,
     takes={**_FIRST, "back": GRAPH, "args": whole(0), "to": PLACES},
-    indices=_aligned,
+    indices=aligned,
     batched=_with_batched,
     grad=_with_grad,
     cost=stream_cost(0),
@@ -112,7 +106,7 @@ op(
     "barrier",
     infer=_firsts,
     takes=_FIRST,
-    indices=_aligned,
+    indices=aligned,
     batched=_barrier_batched,
     grad=lambda g, y, *xs, outputs: (*((g,) if outputs == 1 else g), *(None for _ in xs[outputs:])),
     cost=stream_cost(0),
@@ -149,7 +143,7 @@ op(
     takes={"body": GRAPH},
     grad=_call_grad,
     batched=_call_batched,
-    indices=_aligned,
+    indices=aligned,
     cost=stream_cost(0),
 )
 

@@ -388,9 +388,8 @@ class Array(ArrayMethods["Array"]):
 
     def __len__(self) -> int:
         if not self.shape:
-            raise misfit(
-                ArgumentError, "len()", got="a 0-dimensional array", needed="at least one axis"
-            )
+            got = "a 0-dimensional array"
+            raise misfit(ArgumentError, "len()", got=got, needed="at least one axis")
         return self.shape[0]
 
     def __iter__(self) -> Iterator[Array]:
@@ -479,9 +478,8 @@ class Array(ArrayMethods["Array"]):
 
     def _real(self, what: str) -> Any:
         if self.dtype.kind == "c":
-            raise misfit(
-                DTypeError, what, got=self.dtype.name, needed="a real dtype", do="take x.real first"
-            )
+            got = self.dtype.name
+            raise misfit(DTypeError, what, got=got, needed="a real dtype", do="take x.real first")
         return self._scalar(what)
 
     def item(self, *place: Any) -> Scalar:
@@ -561,9 +559,8 @@ class Array(ArrayMethods["Array"]):
         import ostinato
 
         if api_version not in (None, "2021.12", "2022.12", "2023.12", "2024.12"):
-            raise misfit(
-                ArgumentError, "__array_namespace__", got=repr(api_version), needed="'2024.12'"
-            )
+            got = repr(api_version)
+            raise misfit(ArgumentError, "__array_namespace__", got=got, needed="'2024.12'")
         return ostinato
 
     # -- operators -------------------------------------------------------------------------
@@ -826,13 +823,12 @@ def term_of(x: Array) -> tuple[Term, int]:
     if term is None:
         operand = x._operand
         if operand is None:
-            raise misfit(
-                DonatedError,
-                "use of a donated array",
-                got=f"{x.spec.bare} whose memory was given to a compiled function",
-                do="use that function's result (or make the array again, if the function failed), or leave "
+            got, do = (
+                f"{x.spec.bare} whose memory was given to a compiled function",
+                "use that function's result (or make the array again, if the function failed), or leave "
                 "the argument out of donate=",
             )
+            raise misfit(DonatedError, "use of a donated array", got=got, do=do)
         k = x._k  # which stays, since other threads may be about to read it
         term = Term(None, (), (), (x.spec,) * (k + 1))
         term.operands = [*[None] * k, operand]

@@ -14,6 +14,7 @@ from typing import (
     Literal,
     Protocol,
     SupportsIndex,
+    TypeGuard,
     TypeVar,
     cast,
     runtime_checkable,
@@ -91,14 +92,14 @@ class ArrayMethods(Generic[A]):
         return call("astype", self, dtype)
 
     def reshape(self, *shape: Any, order: str = "C", copy: bool | None = None) -> A:
-        given = shape[0] if len(shape) == 1 and not _is_int(shape[0]) else shape
+        given = shape[0] if len(shape) == 1 and not is_count(shape[0]) else shape
         return call("reshape", self, given, order, copy=copy)
 
     def transpose(self, *axes: Any) -> A:
         """Axes in the given order; reversed if none is given."""
         if not axes:
             return self.T
-        return call("permute_dims", self, axes[0] if not _is_int(axes[0]) else axes)
+        return call("permute_dims", self, axes[0] if not is_count(axes[0]) else axes)
 
     def swapaxes(self, axis1: int, axis2: int) -> A:
         return call("swapaxes", self, axis1, axis2)
@@ -293,7 +294,8 @@ def _axes_range(*args: int) -> tuple[int, ...]:
     return tuple(builtins.range(*args))
 
 
-def _is_int(value: Any) -> bool:
+def is_count(value: Any) -> TypeGuard[int]:
+    """Whether it is a whole number, and no array: also one among a compiled function's arguments."""
     return isinstance(value, SupportsIndex) and getattr(value, "ndim", 0) == 0
 
 

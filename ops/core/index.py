@@ -141,6 +141,17 @@ class Indices:
 Rule = Callable[[Specs, Specs, Mapping[str, Any]], Indices]
 
 
+def opaque(ins: Specs, outs: Specs, p: Mapping[str, Any]) -> Indices:
+    """From outside nothing can be cut."""
+    return Indices(tuple((None,) * s.ndim for s in ins), tuple((None,) * s.ndim for s in outs))
+
+
+def aligned(ins: Specs, outs: Specs, p: Mapping[str, Any]) -> Indices:
+    """Each output lies as its own operand does; they share no index."""
+    labels = [tuple(f"{k}.{d}" for d in range(s.ndim)) for k, s in enumerate(ins)]
+    return Indices(tuple(labels), tuple(labels[: len(outs)]))
+
+
 def pointwise(ins: Sequence[Spec], outs: Sequence[Spec]) -> Indices:
     """`... -> ...` with broadcasting: an operand that is repeated along an index does not carry
     it."""

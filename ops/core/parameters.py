@@ -192,9 +192,8 @@ def complete(name: str, rule: Callable[..., Any], takes: Mapping[str, Kind]) -> 
             if key not in params:
                 raise _wrong_names(name, params, takes)
             if not kind.fits(params[key], ins):
-                raise misfit(
-                    ArgumentError, name, got=f"{key}={params[key]!r:.60}", needed=kind.needed
-                )
+                got = f"{key}={params[key]!r:.60}"
+                raise misfit(ArgumentError, name, got=got, needed=kind.needed)
         return rule(*ins, **params)
 
     return infer
@@ -241,6 +240,5 @@ def check_value(name: str, value: Any, dtype: DType) -> None:
         whole = type(value) in (bool, int) and abs(value) <= 2**53
         fits = whole or type(value) is float or (type(value) is complex and not is_float(dtype))
     if not fits:
-        raise misfit(
-            ArgumentError, name, got=f"value={value!r:.60}", needed=f"a number of {dtype.name}"
-        )
+        got = f"value={value!r:.60}"
+        raise misfit(ArgumentError, name, got=got, needed=f"a number of {dtype.name}")

@@ -281,14 +281,13 @@ def _check_ended(trace: Trace) -> None:
         return
     x = kept[-1]
     term = x._term
-    raise misfit(
-        AssignmentError,
-        trace.name,
-        got=f"{x.spec.bare}{f' of {short(term.line)}' if term and term.line else ''}, which is kept in "
+    got, needed, do = (
+        f"{x.spec.bare}{f' of {short(term.line)}' if term and term.line else ''}, which is kept in "
         f"{_holder(x, kept)} when its tracing has ended",
-        needed="a function that returns what it makes",
-        do="return it, and keep what the call gives",
+        "a function that returns what it makes",
+        "return it, and keep what the call gives",
     )
+    raise misfit(AssignmentError, trace.name, got=got, needed=needed, do=do)
 
 
 def _living(trace: Trace) -> list[Array]:

@@ -14,6 +14,7 @@ from ..core.apply import apply_all, constant
 from ..core.array import Array, weak_kind
 from ..core.array_methods import Operandish, export
 from ..core.graph import Graph
+from ..core.index import opaque
 from ..core.parameters import GRAPH, joined, unfit
 from ..core.registry import Specs, op
 from ..core.spec import Spec, bool_, is_inexact
@@ -28,7 +29,6 @@ from .control import (
     acting,
     graph_cost,
     leaves_of,
-    opaque,
     relabel,
     select_each,
     truth_of,

@@ -27,9 +27,9 @@ from ..core.apply import act, acted, apply, apply_all, constant
 from ..core.array import Array
 from ..core.device import device_of
 from ..core.graph import Graph
-from ..core.index import Indices
+from ..core.index import opaque
 from ..core.parameters import SHAPE, Kind, unfit
-from ..core.registry import Params, Place, Specs, op
+from ..core.registry import Place, Specs, op
 from ..core.spec import DTYPES, DType, Shape, Spec, bool_
 from ..core.user_line import misfit
 
@@ -113,10 +113,6 @@ def _rule(
     return tuple(Spec(s, d) for s, d in zip(shapes, dtypes, strict=True))
 
 
-def _whole(ins: Specs, outs: Specs, p: Params) -> Indices:
-    return Indices(tuple((None,) * s.ndim for s in ins), tuple((None,) * s.ndim for s in outs))
-
-
 def _kernel(
     xp: Any, out: Any, *xs: Any, calls: str, shapes: tuple[Shape, ...], dtypes: tuple[DType, ...]
 ) -> None:
@@ -161,7 +157,7 @@ op(
     "callback",
     infer=_rule,
     takes={"calls": _CALLS, "shapes": _SHAPES, "dtypes": _DTYPES},
-    indices=_whole,
+    indices=opaque,
     kernel=_kernel,
     host_callback=True,
     grad=_grad,
@@ -237,7 +233,7 @@ op(
     "print",
     infer=_print_rule,
     takes={"text": Kind("text with numbers of operands, such as '{0:.3f}'", _is_text)},
-    indices=_whole,
+    indices=opaque,
     kernel=_print_kernel,
     placed=True,
     host_callback=True,

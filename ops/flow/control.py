@@ -21,9 +21,9 @@ from ..core.apply import act, as_array, as_array_of, weak_dtype
 from ..core.array import DEFAULTS, Array, weak_kind
 from ..core.build import Builder
 from ..core.graph import Graph, Node
-from ..core.index import Indices
+from ..core.index import opaque
 from ..core.parameters import GRAPH, joined, whole
-from ..core.registry import Params, Specs, lookup, op
+from ..core.registry import Specs, lookup, op
 from ..core.spec import Spec, bool_, int64, is_inexact
 from ..core.trace import acts
 from ..core.tree import flatten, paths, unflatten
@@ -42,11 +42,6 @@ Two: TypeAlias = tuple[Array, Array]
 Three: TypeAlias = tuple[Array, Array, Array]
 Tree: TypeAlias = tuple[Any, ...] | list[Any] | dict[Any, Any]
 S = TypeVar("S")  # a state
-
-
-def opaque(ins: Specs, outs: Specs, p: Params) -> Indices:
-    """The layout pass looks inside; from outside nothing can be cut."""
-    return Indices(tuple((None,) * s.ndim for s in ins), tuple((None,) * s.ndim for s in outs))
 
 
 def graph_cost(graph: Graph) -> tuple[float, float]:

@@ -19,6 +19,7 @@ from ..core.apply import apply_all, as_array, constant
 from ..core.array import Array
 from ..core.array_methods import Operandish, export
 from ..core.graph import Graph
+from ..core.index import opaque
 from ..core.parameters import FLAG, GRAPH, PLACES, joined, unfit, whole
 from ..core.registry import Params, Specs, op
 from ..core.spec import Spec, is_inexact
@@ -42,7 +43,6 @@ from .control import (
     graph_cost,
     grow_axes,
     leaves_of,
-    opaque,
     relabel,
 )
 
@@ -259,10 +259,13 @@ def _run_loop(
         with seeds.fold_turn(index):
             made = function(index, state.enter(args[:count]), given)
         if not (isinstance(made, (tuple, list)) and len(made) == 2):
-            got = f"a {type(made).__name__} coming out of the function"
-            needed = "a pair: the state after the turn, and what it yields"
-            do = "return state, None if it yields nothing"
-            raise misfit(ArgumentError, what, got=got, needed=needed, do=do)
+            raise misfit(
+                ArgumentError,
+                what,
+                got=f"a {type(made).__name__} coming out of the function",
+                needed="a pair: the state after the turn, and what it yields",
+                do="return state, None if it yields nothing",
+            )
         after, y = made
         leaves = state.leave(after)
         outs, y_structure = leaves_of(y)

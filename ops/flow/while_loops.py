@@ -15,6 +15,7 @@ from ..core.apply import apply, apply_all
 from ..core.array import Array
 from ..core.array_methods import export
 from ..core.graph import Graph
+from ..core.index import opaque
 from ..core.parameters import GRAPH, PLACES, joined, unfit, whole
 from ..core.registry import Specs, op
 from ..core.spec import Spec, bool_
@@ -35,7 +36,6 @@ from .control import (
     acting,
     graph_cost,
     grow_axes,
-    opaque,
     relabel,
     select_each,
     truth_of,

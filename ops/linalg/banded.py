@@ -42,13 +42,12 @@ NARROW = 2  # diagonals below, and above, of matrices that go side by side
 def _rule(*xs: Spec, lower: int, axis: int, transposed: bool) -> Spec:
     b = xs[-1]
     if b.dtype.name not in WHOLE or any(x.shape != b.shape or x.dtype != b.dtype for x in xs):
-        raise misfit(
-            DTypeError,
-            "solve_banded",
-            got=", ".join(str(x.bare) for x in xs),
-            needed="diagonals and right-hand sides of one shape and dtype: float32, float64, "
+        got, needed = (
+            ", ".join(str(x.bare) for x in xs),
+            "diagonals and right-hand sides of one shape and dtype: float32, float64, "
             "complex64 or complex128",
         )
+        raise misfit(DTypeError, "solve_banded", got=got, needed=needed)
     return Spec(b.shape, b.dtype)
 
 
@@ -223,9 +222,8 @@ def solve_banded(
     except (TypeError, ValueError, AttributeError):
         lower = upper = -1
     if min(lower, upper) < 0:
-        raise misfit(
-            ArgumentError, name, got=f"{l_and_u!r}", needed="numbers of diagonals, (lower, upper)"
-        )
+        got = f"{l_and_u!r}"
+        raise misfit(ArgumentError, name, got=got, needed="numbers of diagonals, (lower, upper)")
     bands, right = map(floating, unify(ab, b))
     vector = right.ndim == 1
     right = expand_dims(right, axis=-1) if vector else right

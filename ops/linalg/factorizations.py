@@ -541,9 +541,8 @@ def _qr_grad(
     m, n = x.shape[-2:]
     if mode == "complete" and m > n:
         got, needed = "mode='complete' of a tall matrix", "factors that the matrix determines"
-        raise misfit(
-            GradientError, "gradient of qr", got=got, needed=needed, do="use mode='reduced'"
-        )
+        do = "use mode='reduced'"
+        raise misfit(GradientError, "gradient of qr", got=got, needed=needed, do=do)
     if m >= n:
         return (conj(_tall_qr_grad(gq, gr, q, r)),)
     rest, square = x[..., m:], r[..., :m]

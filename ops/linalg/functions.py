@@ -24,7 +24,6 @@ from ostinato.ops.array.shape import (
     axis_of,
     broadcast_to,
     expand_dims,
-    is_count,
     matrix_transpose,
     moveaxis,
     reshape,
@@ -39,7 +38,7 @@ from ostinato.errors import ArgumentError, ShapeError
 
 from ..core.apply import apply, apply_all, as_array, called, unify
 from ..core.array import Array
-from ..core.array_methods import Operandish
+from ..core.array_methods import Operandish, is_count
 from .matrices import adjoint, matrix
 
 __all__ = [
@@ -323,9 +322,8 @@ def _sides(name: str, a: Operandish, b: Operandish) -> tuple[Array, Array, bool]
     a, b = map(floating, unify(a, b))
     matrix(name, a.spec)
     if b.ndim == 0:
-        raise misfit(
-            ShapeError, name, got=f"a right-hand side {b.spec.bare}", needed="one axis or more"
-        )
+        got = f"a right-hand side {b.spec.bare}"
+        raise misfit(ShapeError, name, got=got, needed="one axis or more")
     dtype = promote(a.dtype, b.dtype)
     vector = b.ndim == 1
     return convert(a, dtype), convert(expand_dims(b, axis=-1) if vector else b, dtype), vector
@@ -410,9 +408,8 @@ def _tolerance(x: Array, rtol: Any, name: str) -> float:
     try:
         return float(rtol)
     except (TypeError, ValueError):
-        raise misfit(
-            ArgumentError, name, got=f"rtol={rtol!r}", needed="one number, or none"
-        ) from None
+        got = f"rtol={rtol!r}"
+        raise misfit(ArgumentError, name, got=got, needed="one number, or none") from None
 
 
 def _most(shape: Sequence[int]) -> int:
@@ -553,9 +550,8 @@ def matrix_norm(x: Operandish, /, *, keepdims: bool = False, ord: Any = "fro") -
     """
     x = floating(x)
     if x.ndim < 2:
-        raise misfit(
-            ShapeError, "matrix_norm", got=str(x.spec.bare), needed="a matrix: two axes or more"
-        )
+        got = str(x.spec.bare)
+        raise misfit(ShapeError, "matrix_norm", got=got, needed="a matrix: two axes or more")
     if ord == "fro":
         return vector_norm(x, axis=(-2, -1), keepdims=keepdims)
     if ord in _SUMS:

@@ -116,9 +116,8 @@ def _svd_grad(
     m, n = x.shape[-2:]
     if full and m != n and (gu is not None or gvh is not None):
         got, needed = "full_matrices=True", "factors that the matrix determines"
-        raise misfit(
-            GradientError, "gradient of svd", got=got, needed=needed, do="use full_matrices=False"
-        )
+        do = "use full_matrices=False"
+        raise misfit(GradientError, "gradient of svd", got=got, needed=needed, do=do)
     k = s.shape[-1]
     u, vh = u[..., :k], vh[..., :k, :]
     v = adjoint(vh)

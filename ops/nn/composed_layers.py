@@ -161,9 +161,8 @@ def glu(x: Operandish, /, axis: int = -1) -> Array:
     d = axis_of(axis, x.ndim, "glu")
     half, odd = divmod(x.shape[d], 2)
     if odd:
-        raise misfit(
-            ShapeError, "glu", got=f"{x.shape[d]} along axis {d}", needed="an even number of them"
-        )
+        got = f"{x.shape[d]} along axis {d}"
+        raise misfit(ShapeError, "glu", got=got, needed="an even number of them")
     first, second = (slice_axes(x, {d: (k * half, half, 1)}) for k in range(2))
     return first * sigmoid(second)
 

@@ -248,9 +248,8 @@ def _joined(y: Array, bias: Operandish | None, order: Any, name: str) -> Array:
     if bias is not None:
         y, b = unify(y, bias)
         if b.shape != y.shape[-1:]:
-            raise misfit(
-                ShapeError, name, got=f"bias {b.spec.bare}", needed=f"shape {y.shape[-1:]}"
-            )
+            got = f"bias {b.spec.bare}"
+            raise misfit(ShapeError, name, got=got, needed=f"shape {y.shape[-1:]}")
         y = y + b
     return order.outside(y)
 

@@ -135,14 +135,13 @@ def _of_classes(
 ) -> Array:
     left = (*logp.shape[:d], *logp.shape[d + 1 :])
     if t.shape != left or not is_integer(t.dtype):
-        raise misfit(
-            ShapeError,
-            name,
-            got=f"class indices {t.spec.bare}"
+        got, needed = (
+            f"class indices {t.spec.bare}"
             if t.shape == left
             else f"class indices of shape {t.shape}",
-            needed=f"integers of shape {left}" if t.shape == left else f"shape {left}",
+            f"integers of shape {left}" if t.shape == left else f"shape {left}",
         )
+        raise misfit(ShapeError, name, got=got, needed=needed)
     _check_classes(t, logp.shape[d], ignored, name)
     known = None if ignored is None else t != ignored
     t = t if known is None else where(known, t, 0)
@@ -195,9 +194,8 @@ def _reduced(losses: Array, reduction: str, name: str) -> Array:
             return total_of(losses)
         case "none":
             return losses
-    raise misfit(
-        ArgumentError, name, got=f"reduction={reduction!r}", needed="'mean', 'sum' or 'none'"
-    )
+    got = f"reduction={reduction!r}"
+    raise misfit(ArgumentError, name, got=got, needed="'mean', 'sum' or 'none'")
 
 
 def _difference(x: Operandish, y: Operandish) -> Array:

@@ -58,13 +58,12 @@ def _weights_of(
             rows,
         ):
             return w, u, biases
-    raise misfit(
-        ShapeError,
-        name,
-        got="weights of shapes " + ", ".join(str(v.shape) for v in found),
-        needed=f"({gates} * size, {features}) for inputs, ({gates} * size, size) for states, and one or two"
+    got, needed = (
+        "weights of shapes " + ", ".join(str(v.shape) for v in found),
+        f"({gates} * size, {features}) for inputs, ({gates} * size, size) for states, and one or two"
         f" biases of {gates} * size or none",
     )
+    raise misfit(ShapeError, name, got=got, needed=needed)
 
 
 def _through(
@@ -127,9 +126,8 @@ def _start(given: Array | None, k: int, shape: Shape, like: Array, name: str) ->
     if given is None:
         return apply("full", shape=shape[1:], value=0.0, dtype=like.dtype)
     if given.shape != shape:
-        raise misfit(
-            ShapeError, name, got=f"an initial state {given.spec.bare}", needed=f"shape {shape}"
-        )
+        got = f"an initial state {given.spec.bare}"
+        raise misfit(ShapeError, name, got=got, needed=f"shape {shape}")
     return astype(given[k], like.dtype)
 
 
@@ -248,9 +246,8 @@ def rnn(
     """
     by: dict[str, Any] = {"tanh": tanh, "relu": relu}
     if activation not in by:
-        raise misfit(
-            ArgumentError, "rnn", got=f"activation={activation!r:.20}", needed="'tanh' or 'relu'"
-        )
+        got = f"activation={activation!r:.20}"
+        raise misfit(ArgumentError, "rnn", got=got, needed="'tanh' or 'relu'")
 
     def turn(z: Array, state: States, u: Array, b: Array | None) -> States:
         return (by[activation](z + _by_state(state[0], u, b)),)

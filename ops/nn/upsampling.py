@@ -143,9 +143,8 @@ def _mixed(x: Array, d: int, places: Numbers, shares: Numbers) -> Array:
 
 def _one_of(value: object, choices: Sequence[str], name: str, what: str) -> None:
     if value not in choices:
-        raise misfit(
-            ArgumentError, name, got=f"{what}={value!r:.40}", needed=f"one of {', '.join(choices)}"
-        )
+        got = f"{what}={value!r:.40}"
+        raise misfit(ArgumentError, name, got=got, needed=f"one of {', '.join(choices)}")
 
 
 def _extents(
@@ -208,9 +207,8 @@ def resize(
         if m == n and s == 1 and part == (0.0, 1.0):
             continue
         if not n:
-            raise misfit(
-                ArgumentError, name, got=f"{x.spec.bare}", needed=f"elements along axis {d}"
-            )
+            got = f"{x.spec.bare}"
+            raise misfit(ArgumentError, name, got=got, needed=f"elements along axis {d}")
         c = _coordinates(n, m, s, at, part)
         if mode == "nearest":
             places = np.clip(_ROUND[nearest_mode](c), 0, n - 1).astype(np.int64)

@@ -36,7 +36,7 @@ import numpy as np
 
 from ostinato.errors import ShapeError
 
-from ..core.index import LETTERS, Indices
+from ..core.index import LETTERS, Indices, opaque
 from ..core.layout import Box, Shape, slices
 from ..core.monoid import MONOIDS
 from ..core.parameters import DTYPE, MESH_AXES, MONOID, PLACES, one_of, unfit, whole
@@ -77,29 +77,21 @@ def _wider(x: Spec, dtype: Any) -> DType:
 _COMBINES = {"monoid": MONOID, "axes": MESH_AXES}
 
 
-def _nowhere(ins: Specs, outs: Specs, p: Params) -> Indices:
-    return Indices(tuple((None,) * s.ndim for s in ins), tuple((None,) * s.ndim for s in outs))
-
-
 def _wire_cost(ins: Specs, outs: Specs, p: Params) -> tuple[float, float]:
     return 0.0, float(sum(s.nbytes for s in ins))
 
 
 for _name in ("relayout", *MOVING):
-    op(_name, infer=_alike, indices=_nowhere, cost=_wire_cost, made_by="passes")
+    op(_name, infer=_alike, indices=opaque, cost=_wire_cost, made_by="passes")
 for _name in REDUCING:
-    op(_name, infer=_reducing, takes=_COMBINES, indices=_nowhere, cost=_wire_cost, made_by="passes")
-
-
-def _narrow_view(xp: Any, x: Any, at: Place) -> Any:
-    return x[slices(at.outs[0], at.ins[0])]
+    op(_name, infer=_reducing, takes=_COMBINES, indices=opaque, cost=_wire_cost, made_by="passes")
 
 
 op(
     "narrow",
     infer=_alike,
-    indices=_nowhere,
-    view=_narrow_view,
+    indices=opaque,
+    view=lambda xp, x, at: x[slices(at.outs[0], at.ins[0])],
     cost=lambda ins, outs, p: (0.0, 0.0),
     made_by="passes",
 )
@@ -119,7 +111,7 @@ def _joined_kernel(xp: Any, out: Any, *xs: Any, at: Place) -> None:
 op(
     PIECES,
     infer=_joined_rule,
-    indices=_nowhere,
+    indices=opaque,
     kernel=_joined_kernel,
     placed=True,
     made_by="machine",
@@ -139,10 +131,6 @@ def _rounded_rule(x: Spec, *, dtype: DType) -> Spec:
     return Spec(x.shape, dtype)
 
 
-def _widened_rule(x: Spec, *, dtype: DType) -> Spec:
-    return Spec(x.shape, _wider(x, dtype))
-
-
 def _cast_kernel(xp: Any, out: Any, x: Any, *, dtype: DType) -> None:
     xp.copyto(out, x, casting="unsafe")
 
@@ -151,21 +139,21 @@ op(
     "round_addends",
     infer=_rounded_rule,
     takes={"dtype": DTYPE},
-    indices=_nowhere,
+    indices=opaque,
     kernel=_cast_kernel,
     scalar="cast({0})",
     made_by="passes",
 )
 op(
     "widen_sum",
-    infer=_widened_rule,
+    infer=lambda x, *, dtype: Spec(x.shape, _wider(x, dtype)),
     takes={"dtype": DTYPE},
     kernel=_cast_kernel,
     scalar="cast({0})",
     converts=True,
     made_by="passes",
 )
-op("addend", infer=_alike, indices=_nowhere, kernel=_addend_kernel, placed=True, made_by="passes")
+op("addend", infer=_alike, indices=opaque, kernel=_addend_kernel, placed=True, made_by="passes")
 
 
 def _read_kernel(xp: Any, out: Any, x: Any, *, at: Place) -> None:
@@ -271,7 +259,7 @@ STORED = ("slice_file", "take_file", "merge_file", "join_files")
 def _file_op(name: str, **about: Any) -> None:
     """Another look at a file, of which nothing is read yet."""
     nothing: dict[str, Any] = {
-        "indices": _nowhere,
+        "indices": opaque,
         "cost": lambda ins, outs, p: (0.0, 0.0),
         "made_by": "passes",
     }
@@ -326,14 +314,14 @@ op(
     "start",
     infer=_start_rule,
     takes={"collective": one_of(*COLLECTIVES)},
-    indices=_nowhere,
+    indices=opaque,
     cost=_wire_cost,
     made_by="passes",
 )
 op(
     "wait",
     infer=_wait_rule,
-    indices=_nowhere,
+    indices=opaque,
     cost=lambda ins, outs, p: (0.0, 0.0),
     made_by="passes",
 )

@@ -9,10 +9,11 @@ What was stashed is a value without memory here: only `fetch` reads it. `turn` t
 
 from __future__ import annotations
 
+from ..core.index import opaque
 from ..core.parameters import whole
 from ..core.registry import Specs, op
 from ..core.spec import Spec
-from .collective import _nowhere, _wire_cost
+from .collective import _wire_cost
 
 STASH, FETCH = "stash", "fetch"
 OFFLOADED = (STASH, FETCH)
@@ -22,16 +23,12 @@ def _stash_rule(x: Spec) -> Specs:
     return (Spec(x.shape, x.dtype, None, True),)
 
 
-def _fetch_rule(x: Spec, *, turn: int) -> Specs:
-    return (Spec(x.shape, x.dtype, None, True),)
-
-
-op(STASH, infer=_stash_rule, indices=_nowhere, cost=_wire_cost, made_by="machine")
+op(STASH, infer=_stash_rule, indices=opaque, cost=_wire_cost, made_by="machine")
 op(
     FETCH,
-    infer=_fetch_rule,
+    infer=lambda x, *, turn: (Spec(x.shape, x.dtype, None, True),),
     takes={"turn": whole(0)},
-    indices=_nowhere,
+    indices=opaque,
     cost=_wire_cost,
     made_by="machine",
 )

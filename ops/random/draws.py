@@ -574,9 +574,8 @@ def categorical(
     left = (*x.shape[:d], *x.shape[d + 1 :])
     size = left if shape is None else as_shape(shape)
     if broadcast("categorical", size, left) != size:
-        raise misfit(
-            ShapeError, "categorical", got=f"shape {size}", needed=f"one that {left} broadcasts to"
-        )
+        got = f"shape {size}"
+        raise misfit(ShapeError, "categorical", got=got, needed=f"one that {left} broadcasts to")
     x = broadcast_to(moveaxis(x, d, -1), (*size, x.shape[d]))
     kind = promote(x.dtype, float32)
     u = _unit(x.shape, "categorical", seed, kind, ANYWHERE, open_below=True)

@@ -21,9 +21,9 @@ from ..autodiff.tangents import Tangents, solid
 from ..core.apply import apply, apply_all
 from ..core.array import Array
 from ..core.graph import Graph
-from ..core.index import Indices
+from ..core.index import aligned
 from ..core.parameters import GRAPH, PLACES, SHARE, TEXT, unfit, whole
-from ..core.registry import Params, Specs, op, stream_cost
+from ..core.registry import Specs, op, stream_cost
 from ..core.spec import Spec, is_inexact
 from ..core.trace import subgraph
 
@@ -66,11 +66,6 @@ def _firsts(
     if count > len(xs) or kind not in KINDS or len(levels) % (1 + len(xs)):
         raise unfit("a solution", xs, f"{count} operands or more, and a kind of laws")
     return tuple(x.bare for x in xs[:count])
-
-
-def _aligned(ins: Specs, outs: Specs, p: Params) -> Indices:
-    labels = [tuple(f"{k}.{d}" for d in range(s.ndim)) for k, s in enumerate(ins)]
-    return Indices(tuple(labels), tuple(labels[: len(outs)]))
 
 
 def _grad(
@@ -174,7 +169,7 @@ op(
         "atol": SHARE,
         "most": whole(0),
     },
-    indices=_aligned,
+    indices=aligned,
     grad=_grad,
     forward=_forward,
     batched=_batched,

@@ -92,9 +92,8 @@ def rk45(
     tree = Raveled(y0, "rk45")
     y, most = tree.value, whole_number(maxiter, "rk45", 0)
     if rtol <= 0 or atol < 0:
-        raise misfit(
-            ArgumentError, "rk45", got=f"rtol={rtol}, atol={atol}", needed="rtol > 0 and atol >= 0"
-        )
+        got = f"rtol={rtol}, atol={atol}"
+        raise misfit(ArgumentError, "rk45", got=got, needed="rtol > 0 and atol >= 0")
     timely = real_of(y.dtype)
     begin, end = (astype(as_array(t), timely) for t in t_span)
     times = reshape(end, (1,)) if t_eval is None else astype(as_array(t_eval), timely)

@@ -81,9 +81,8 @@ def _number(function: Callable[[Any], Any], tree: Raveled, who: str) -> Function
     def value(x: Array) -> Array:
         y = as_array(function(tree.split(x)))
         if y.shape or y.dtype.kind != "f":
-            raise misfit(
-                ShapeError, who, got=f"a result {y.spec.bare}", needed="one real floating number"
-            )
+            got = f"a result {y.spec.bare}"
+            raise misfit(ShapeError, who, got=got, needed="one real floating number")
         return y
 
     return value

@@ -99,9 +99,8 @@ def _operands(name: str, xs: Sequence[Operandish]) -> list[Array]:
     if dtype.kind in "biu":
         dtype = float64
     if not is_float(dtype):
-        raise misfit(
-            DTypeError, name, got=dtype.name, needed="real numbers", do="take ost.real(x) first"
-        )
+        got = dtype.name
+        raise misfit(DTypeError, name, got=got, needed="real numbers", do="take ost.real(x) first")
     return [astype(x, dtype) for x in given]
 
 
@@ -136,7 +135,7 @@ def _one(slope: Callable[[Array, Array], Array], flops: float = 60) -> Callable[
 
 
 # -- gamma ---------------------------------------------------------------------------------
-@_one(lambda y, x: digamma(x), 80)
+@_one(lambda y, x: _run("digamma", x), 80)
 def gammaln(x: Operandish) -> Array:
     """log |gamma(x)|; infinite at 0, -1, -2, ... Within 4 ulp for x > 0; for x < 0 within 8 ulp
     of its largest term, so with few digits where it crosses 0.
@@ -147,7 +146,7 @@ def gammaln(x: Operandish) -> Array:
     return _run("gammaln", x)
 
 
-@_one(lambda y, x: y * digamma(x), 100)
+@_one(lambda y, x: y * _run("digamma", x), 100)
 def gamma(z: Operandish) -> Array:
     """The gamma function, (z - 1)! for whole z: infinite at 0, NaN at -1, -2, ... Within 16 ulp.
 
@@ -157,7 +156,7 @@ def gamma(z: Operandish) -> Array:
     return _run("gamma", z)
 
 
-@_one(lambda y, x: _trigamma(x), 80)
+@_one(lambda y, x: _run("trigamma", x), 80)
 def digamma(z: Operandish) -> Array:
     """The slope of gammaln: NaN at -1, -2, ... Within 8 ulp for z > 0; for z < 0 within 8 ulp
     of its largest term.
@@ -523,7 +522,7 @@ def _over(y: Array, x: Array, at_zero: float) -> Array:
     return where(zero, at_zero, y / where(zero, 1, x))
 
 
-@_one(lambda y, x: -j1(x), 150)
+@_one(lambda y, x: -_run("j1", x), 150)
 def j0(x: Operandish) -> Array:
     """The Bessel function of the first kind of order 0. To 2**-50 of the size of its waves (of
     1 where they are larger).
@@ -545,7 +544,7 @@ def j1(x: Operandish) -> Array:
     return _run("j1", x)
 
 
-@_one(lambda y, x: -y1(x), 180)
+@_one(lambda y, x: -_run("y1", x), 180)
 def y0(x: Operandish) -> Array:
     """The Bessel function of the second kind of order 0; NaN below 0. To 2**-50 of the size of
     its waves (of 1 where they are larger).
@@ -567,7 +566,7 @@ def y1(x: Operandish) -> Array:
     return _run("y1", x)
 
 
-@_one(lambda y, x: i1(x), 100)
+@_one(lambda y, x: _run("i1", x), 100)
 def i0(x: Operandish) -> Array:
     """The modified Bessel function of the first kind of order 0. Within 8 ulp.
 
@@ -587,7 +586,7 @@ def i1(x: Operandish) -> Array:
     return _run("i1", x)
 
 
-@_one(lambda y, x: i1e(x) - sign(x) * y, 100)
+@_one(lambda y, x: _run("i1e", x) - sign(x) * y, 100)
 def i0e(x: Operandish) -> Array:
     """exp(-|x|) i0(x). Within 8 ulp.
 
@@ -607,7 +606,7 @@ def i1e(x: Operandish) -> Array:
     return _run("i1e", x)
 
 
-@_one(lambda y, x: -k1(x), 120)
+@_one(lambda y, x: -_run("k1", x), 120)
 def k0(x: Operandish) -> Array:
     """The modified Bessel function of the second kind of order 0; NaN below 0. Within 9 ulp.
 
@@ -627,7 +626,7 @@ def k1(x: Operandish) -> Array:
     return _run("k1", x)
 
 
-@_one(lambda y, x: y - k1e(x), 120)
+@_one(lambda y, x: y - _run("k1e", x), 120)
 def k0e(x: Operandish) -> Array:
     """exp(x) k0(x). Within 9 ulp.
 

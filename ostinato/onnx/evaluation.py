@@ -80,10 +80,9 @@ class Evaluation:
             error.add_note(f"in the model's node {node.name!r:.80} ({node.title})")
             raise
         except (ArithmeticError, LookupError, TypeError, ValueError, AttributeError) as error:
+            got = f"{_described(given)}, which it cannot take ({error!s:.200})"
             raise misfit(
-                ArgumentError,
-                f"from_onnx: node {node.name!r:.80} ({node.title})",
-                got=f"{_described(given)}, which it cannot take ({error!s:.200})",
+                ArgumentError, f"from_onnx: node {node.name!r:.80} ({node.title})", got=got
             ) from error
         for name, value in zip(node.outputs, results, strict=False):
             if name:

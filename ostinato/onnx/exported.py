@@ -46,9 +46,8 @@ def exported(
 ) -> Any:
     """The model of a function for arguments of which `ost.spec` ones are inputs."""
     if opset not in IR_VERSION:
-        raise misfit(
-            ArgumentError, "to_onnx", got=f"opset={opset!r}", needed="one of 20, 21, 22, 23"
-        )
+        got = f"opset={opset!r}"
+        raise misfit(ArgumentError, "to_onnx", got=got, needed="one of 20, 21, 22, 23")
     compiled = function if isinstance(function, CompiledFunction) else CompiledFunction(function)
     session = _Values()
     leaves, call, found = traced_for_specs(compiled, args, kwargs, session, "to_onnx")

@@ -188,11 +188,10 @@ def imported(model: Any) -> OnnxModel:
     if unknown:
         listed = [f"{name} ({count})" for name, count in unknown.most_common(20)]
         more = f" and {len(unknown) - 20} more" if len(unknown) > 20 else ""
-        raise misfit(
-            UnknownOpError,
-            "from_onnx",
-            got=f"{len(unknown)} operators that are not known, with how many nodes have them: "
+        got, needed = (
+            f"{len(unknown)} operators that are not known, with how many nodes have them: "
             f"{', '.join(listed)}{more}",
-            needed=f"those of ONNX in opsets up to {LIMITS.newest}, or functions in the model",
+            f"those of ONNX in opsets up to {LIMITS.newest}, or functions in the model",
         )
+        raise misfit(UnknownOpError, "from_onnx", got=got, needed=needed)
     return OnnxModel(file)

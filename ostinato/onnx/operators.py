@@ -140,9 +140,8 @@ def bounded(shape: Sequence[int], dtype: np.dtype[Any]) -> tuple[int, ...]:
     """A shape that a file asks for; nothing that is larger than any memory."""
     shape = tuple(map(int, shape))
     if math.prod(shape) * dtype.itemsize > 1 << 48 or any(n < 0 for n in shape):
-        raise misfit(
-            MemoryLimitError, "from_onnx", got=f"a tensor of shape {shape}", needed="less memory"
-        )
+        got = f"a tensor of shape {shape}"
+        raise misfit(MemoryLimitError, "from_onnx", got=got, needed="less memory")
     return shape
 
 
@@ -151,9 +150,8 @@ def filled(shape: Sequence[int], value: Any, dtype: np.dtype[Any]) -> Value:
     shape = bounded(shape, dtype)
     if math.prod(shape) <= LIMITS.folded or not is_ours(dtype):
         if math.prod(shape) * dtype.itemsize > LIMITS.tensor:
-            raise misfit(
-                MemoryLimitError, "from_onnx", got=f"{dtype.name} {shape}", needed="less memory"
-            )
+            got = f"{dtype.name} {shape}"
+            raise misfit(MemoryLimitError, "from_onnx", got=got, needed="less memory")
         return np.full(shape, value, dtype)
     return ost.full(shape, value, dtype=dtype)
 

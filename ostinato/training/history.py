@@ -72,9 +72,8 @@ class History:
             from matplotlib.figure import Figure
         except ImportError:
             needed, do = "matplotlib", "pip install matplotlib"
-            raise misfit(
-                ArgumentError, "History.plot", got="no matplotlib", needed=needed, do=do
-            ) from None
+            got = "no matplotlib"
+            raise misfit(ArgumentError, "History.plot", got=got, needed=needed, do=do) from None
         names = dict.fromkeys(n for row in [*self.curve, *self.epochs] for n in row)
         plain = [n for n in names if n not in ("epoch", "step", "seconds")]
         kinds = list(dict.fromkeys(n.removeprefix("val_") for n in plain))

@@ -178,14 +178,13 @@ def as_client(cluster: Any) -> AbstractContextManager[Any]:
     try:
         return client_of(cluster, security, ANSWER)
     except (OSError, ValueError, TypeError) as error:  # Dask's of TLS without a key are TypeErrors
-        raise misfit(
-            SessionError,
-            "connect",
-            got=f"no scheduler at {cluster} ({error})",
-            needed="the address of a Dask scheduler that is running, and its key if it speaks TLS",
-            do="start one with `dask scheduler`, and workers with `ostinato worker`; with TLS give a "
+        got, needed, do = (
+            f"no scheduler at {cluster} ({error})",
+            "the address of a Dask scheduler that is running, and its key if it speaks TLS",
+            "start one with `dask scheduler`, and workers with `ostinato worker`; with TLS give a "
             "client: Client(address, security=...)",
-        ) from None
+        )
+        raise misfit(SessionError, "connect", got=got, needed=needed, do=do) from None
 
 
 def client_of(address: str, security: Any, timeout: float) -> Any:
@@ -212,19 +211,17 @@ def begin(client: Any, threads: int | None = None, device: str = "cpu") -> Chann
     """Make a crew of a cluster's workers, and connect to its lead."""
     found = client.run(present, device)
     if not found:
-        raise SessionError.because(
-            "connect", got="a Dask cluster without workers", needed="one worker or more"
-        )
+        got = "a Dask cluster without workers"
+        raise SessionError.because("connect", got=got, needed="one worker or more")
     errors = [f["error"] for f in found.values() if "error" in f]
     ranks = sorted(f["rank"] for f in found.values() if "error" not in f)
     if errors or len(set(ranks)) != len(found):
-        raise SessionError.because(
-            "connect",
-            got=f"{len(found)} Dask workers that cannot reach each other by MPI"
-            + (f" ({errors[0]})" if errors else ""),
-            needed="workers that one mpiexec has started",
-            do="start them with ost.LocalCluster(n), `ostinato worker`, or dask-mpi",
+        got = f"{len(found)} Dask workers that cannot reach each other by MPI" + (
+            f" ({errors[0]})" if errors else ""
         )
+        needed = "workers that one mpiexec has started"
+        do = "start them with ost.LocalCluster(n), `ostinato worker`, or dask-mpi"
+        raise SessionError.because("connect", got=got, needed=needed, do=do)
     others = sorted({f["host"] for f in found.values() if f["version"] != version()})
     if others:
         got = f"workers on {', '.join(others)} with another version of ostinato than this program's"

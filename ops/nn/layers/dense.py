@@ -133,7 +133,6 @@ def listed_layers(name: str, layers: Sequence[Any]) -> tuple[Any, ...]:
     """Layers and functions, or an error."""
     for k, x in enumerate(layers):
         if not callable(x):
-            raise misfit(
-                ArgumentError, name, got=f"{x!r:.60} at place {k}", needed="layers or functions"
-            )
+            got = f"{x!r:.60} at place {k}"
+            raise misfit(ArgumentError, name, got=got, needed="layers or functions")
     return tuple(layers)

@@ -128,9 +128,8 @@ def uniform(bound: float = 0.01) -> Initializer:
 def _scaled(gain: float, fan: Fan, even: bool) -> Initializer:
     """Draw with a variance of `gain` over the number of inputs, of outputs, or the mean of both."""
     if fan not in ("in", "out", "mean"):
-        raise misfit(
-            ArgumentError, "initializer", got=f"fan={fan!r:.40}", needed="'in', 'out' or 'mean'"
-        )
+        got = f"fan={fan!r:.40}"
+        raise misfit(ArgumentError, "initializer", got=got, needed="'in', 'out' or 'mean'")
 
     def make(shape: Shape, fans: Fans, dtype: DType, seed: int, /) -> Array:
         count = {"in": fans[0], "out": fans[1], "mean": sum(fans) / 2}[fan]

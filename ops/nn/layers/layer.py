@@ -119,12 +119,11 @@ class Layer(Recorded):
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in vars(self):
+            got = "a second assignment"
+            needed = "one: layers do not change"
+            do = f"make another one, with layer.replace({name}=...)"
             raise misfit(
-                AssignmentError,
-                f"{type(self).__name__}.{name}",
-                got="a second assignment",
-                needed="one: layers do not change",
-                do=f"make another one, with layer.replace({name}=...)",
+                AssignmentError, f"{type(self).__name__}.{name}", got=got, needed=needed, do=do
             )
         object.__setattr__(self, name, value)
 
@@ -200,12 +199,11 @@ class Layer(Recorded):
         """Say what statistics become in this call: functions of what they are."""
         now = _current()
         if now is None or now.updated is None:
+            got = "a call, which has no place for new statistics"
+            needed = "model.apply"
+            do = "y, model = model.apply(x, train=True)"
             raise misfit(
-                ArgumentError,
-                f"{type(self).__name__} in training",
-                got="a call, which has no place for new statistics",
-                needed="model.apply",
-                do="y, model = model.apply(x, train=True)",
+                ArgumentError, f"{type(self).__name__} in training", got=got, needed=needed, do=do
             )
         if array.current_thread.trace is not now.home:
             raise misfit(
@@ -420,9 +418,8 @@ def _merged(
         next(itertools.islice(theirs, b.leaves, b.leaves), None)
         return a
     if (a.kind, a.extra, len(a.children)) != (b.kind, b.extra, len(b.children)):
-        raise misfit(
-            ArgumentError, "combine", got=f"{a!r:.80} and {b!r:.80}", needed="parts of one model"
-        )
+        got = f"{a!r:.80} and {b!r:.80}"
+        raise misfit(ArgumentError, "combine", got=got, needed="parts of one model")
     pairs = zip(a.children, b.children, strict=True)
     children = [_merged(x, y, ours, theirs, found) for x, y in pairs]
     return Structure(a.kind, a.extra, tuple(children), a.beside)

@@ -109,9 +109,8 @@ def _some(names: list[str]) -> str:
 def _fitted(old: Any, new: Any, name: str) -> Array:
     x = asarray(new.detach() if hasattr(new, "detach") else new)
     if x.shape != tuple(old.shape):
-        raise misfit(
-            ShapeError, f"load_weights of {name}", got=str(x.shape), needed=str(tuple(old.shape))
-        )
+        got = str(x.shape)
+        raise misfit(ShapeError, f"load_weights of {name}", got=got, needed=str(tuple(old.shape)))
     return x if isinstance(old, Initial) else astype(x, old.dtype)
 
 
@@ -171,9 +170,8 @@ class _File(Mapping[str, Any]):
 
 
 def _damaged(path: Path, what: str) -> Exception:
-    return misfit(
-        DataFileError, f"load_weights of {path}", got=what, needed="a whole safetensors file"
-    )
+    needed = "a whole safetensors file"
+    return misfit(DataFileError, f"load_weights of {path}", got=what, needed=needed)
 
 
 Entry = tuple[np.dtype[Any], tuple[int, ...], int, int]
