@@ -43,7 +43,7 @@ from ostinato import settings
 from .bound import Bound, Row, Stop, may_note
 from .bound_values import RowOf
 from .capture_segments import Parts
-from .control_flow import SLICE, ControlFlow
+from .control_flow import SLICE, ControlFlow, Inner
 from .disk_store import DiskStore
 from .messages.collectives import Start, staged, starter
 from .messages.communicator import Communicator
@@ -341,11 +341,10 @@ class _Binder(ControlFlow):
             op.kernel(self.xp, value, **node.kw, **at)
             names[first] = self.array(value)
             return
-        if node.op == "blocks":
-            self.blocks_(program, k, row, ins, outs, base, body_order(graph, k, in_order))
-            return
-        if node.op in CONTROL:
-            getattr(self, f"{node.op}_")(program, k, node, row, ins, outs, base)
+        if node.op == "blocks" or node.op in CONTROL:
+            inner = Inner(program, k, node, row, ins, outs, base)
+            orders = (body_order(graph, k, in_order),) if node.op == "blocks" else ()
+            getattr(self, f"{node.op}_")(inner, *orders)
             return
         if collective_of(node.op, node.kw):
             self.collective(graph, node, row, ins, outs)

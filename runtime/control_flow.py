@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,33 @@ SLICE = 2e-3  # seconds of turns after which others may have the interpreter
 SHORT_LOOP_STEPS = 10  # of so many turns each is short enough for what Python does to matter
 
 
+@dataclass(frozen=True, slots=True)
+class Inner:
+    """A node with bodies as it is bound: its line in profiles, what its operands and results are called,
+    and where in the arena its program begins."""
+
+    program: Program
+    k: int
+    node: Node
+    row: Row
+    ins: Sequence[str]
+    outs: Sequence[str]
+    base: int
+
+    @property
+    def bodies(self) -> Sequence[Program]:
+        return self.program.bodies[self.k]
+
+    @property
+    def body_base(self) -> int:
+        return self.base + self.program.bases[self.k]
+
+    @property
+    def places(self) -> Sequence[int]:
+        """Where what turns need besides begins."""
+        return [self.base + offset for offset in self.program.scratch[self.k]]
+
+
 class ControlFlow(Values):
     """Binds `loop`, `while`, `branch` and `blocks`."""
 
@@ -54,17 +82,12 @@ class ControlFlow(Values):
         """Write the lines of a program, such as a body."""
         raise NotImplementedError
 
-    def spare(
-        self, program: Program, k: int, count: int, ends: Sequence[str], base: int
-    ) -> list[str]:
+    def spare(self, at: Inner, count: int) -> list[str]:
         """The second buffers of carried values; the first ones of those that are updated in place."""
-        node = program.graph.nodes[k]
-        stays = carried_in_place(node, program.bodies[k])
+        stays = carried_in_place(at.node, at.bodies)
         return [
-            ends[j] if j in stays else self.stored(base + offset, self.shape(spec), spec.dtype)
-            for j, (offset, spec) in enumerate(
-                zip(program.scratch[k], node.specs[:count], strict=True)
-            )
+            at.outs[j] if j in stays else self.stored(place, self.shape(spec), spec.dtype)
+            for j, (place, spec) in enumerate(zip(at.places, at.node.specs[:count], strict=True))
         ]
 
     def settle_in_place(
@@ -115,28 +138,19 @@ class ControlFlow(Values):
                 known = which > 0 or (first is not None and first.strides == like.strides)
                 self.shown[name] = like if known else None
 
-    def loop_(
-        self,
-        program: Program,
-        k: int,
-        node: Node,
-        row: Row,
-        ins: Sequence[str],
-        outs: Sequence[str],
-        base: int,
-    ) -> None:
-        kw = node.kw
+    def loop_(self, at: Inner) -> None:
+        node, row, kw = at.node, at.row, at.node.kw
         nc, ns, _ = kw["counts"]
         trips = kw["trips"]
-        consts, inits, xs = ins[:nc], ins[nc : nc + ns], ins[nc + ns :]
-        ends = outs[:ns]
-        spare = self.spare(program, k, ns, ends, base)
+        consts, inits, xs = at.ins[:nc], at.ins[nc : nc + ns], at.ins[nc + ns :]
+        ends = at.outs[:ns]
+        spare = self.spare(at, ns)
         if trips == 0:
             for end, init in zip(ends, inits, strict=True):
                 self.write(f"copyto({end}, {init})", row)
             return
         if self.is_repeated and self.parts is not None and id(node) in self.parts.counted:
-            self.counted_(program, k, row, ins, ends, spare, base)
+            self.counted_(at, spare)
             return
         inits = self.settle_in_place(inits, ends, spare, row)
         begin = len(self.text)
@@ -148,22 +162,18 @@ class ControlFlow(Values):
         order = f"range({trips - 1}, -1, -1)" if kw["reverse"] else f"range({trips})"
         with self.recorded(c, n, buffers) as record:
             self.write(f"for {i} in {order}:")
-            turns = self.turn_by(i, trips, node.kw["reverse"])
+            turns = self.turn_by(i, trips, kw["reverse"])
             self.depth += 1
             self.write(f"{index}[()] = {i}")
             record.known += 2
             items = [self.item(x, "x", i) for x in xs]
-            yields = [self.item(y, "y", i) if y != "None" else y for y in outs[ns:]]
-            self.program(
-                program.bodies[k][0],
-                [index, *consts, *c, *items],
-                [*n, *yields],
-                base + program.bases[k],
-            )
+            yields = [self.item(y, "y", i) if y != "None" else y for y in at.outs[ns:]]
+            given = [index, *consts, *c, *items]
+            self.program(at.bodies[0], given, [*n, *yields], at.body_base)
             self.turn(c, n, s)
             self.depth -= 1
             turns.last = len(self.text)
-        step = _at_once(program.bodies[k][0])
+        step = _at_once(at.bodies[0])
         if self.is_sequence(record, step):
             self.unwrite(begin)
             last = trips - 1 if kw["reverse"] else -1
@@ -192,20 +202,11 @@ class ControlFlow(Values):
         self.depth -= 1
         shown.last = len(self.text)
 
-    def counted_(
-        self,
-        program: Program,
-        k: int,
-        row: Row,
-        ins: Sequence[str],
-        ends: Sequence[str],
-        spare: Sequence[str],
-        base: int,
-    ) -> None:
+    def counted_(self, at: Inner, spare: Sequence[str]) -> None:
         """A loop whose turns the device counts, where it is repeated."""
-        node, count, trips = program.graph.nodes[k], len(ends), program.graph.nodes[k].kw["trips"]
-        consts = ins[: len(ins) - count]
-        inits = self.settle_in_place(ins[len(ins) - count :], ends, spare, row)
+        node, row, ends, trips = at.node, at.row, at.outs, at.node.kw["trips"]
+        first = len(at.ins) - len(ends)
+        consts, inits = at.ins[:first], self.settle_in_place(at.ins[first:], ends, spare, row)
         buffers = [inits, ends, spare]
         c, n, s = self.begin(*buffers)
         self.show_carried(node.specs, buffers[0], c, n, s)
@@ -219,7 +220,7 @@ class ControlFlow(Values):
             self.write(f"if {loop}.ends({turns}): break", row)
             self.write(f"{loop}.number({index}, {turns})", row)
             self.write(f"{turns} += 1")
-            self.program(program.bodies[k][0], [index, *consts, *c], n, base + program.bases[k])
+            self.program(at.bodies[0], [index, *consts, *c], n, at.body_base)
             self.turn(c, n, s)
             self.depth -= 1
             shown.last = len(self.text)
@@ -293,28 +294,19 @@ class ControlFlow(Values):
         self.write(f"{self.name('q', made.run)}({given})", row)
         self.depth -= 1
 
-    def blocks_(
-        self,
-        program: Program,
-        k: int,
-        row: Row,
-        ins: Sequence[str],
-        outs: Sequence[str],
-        base: int,
-        given: Sequence[bool] | None,
-    ) -> None:
+    def blocks_(self, at: Inner, given: Sequence[bool] | None) -> None:
         """Turns whose blocks have the same shapes run the same lines."""
-        node, body = program.graph.nodes[k], program.bodies[k][0]
+        node, row, body = at.node, at.row, at.bodies[0]
         rank, turns = self.rank, node.kw["turns"]
         ranks = range(rank * turns, (rank + 1) * turns)
-        files = [name for name, spec in self.files(program, k, ins) if spec is not None]
+        files = [name for name, spec in self.files(at) if spec is not None]
         reader, writer = self.local("q"), self.local("q")
         writes = written_specs(node, body.graph)
         if writes:
-            steps = self.name("h", self.buffers(program, k, len(files), writes, ranks, base))
+            steps = self.name("h", self.buffers(at, len(files), writes, ranks))
             self.write(f"{writer} = WriteBehind({steps})")
         if files:
-            steps = self.name("h", self.reads(program, k, ins, ranks, base))
+            steps = self.name("h", self.reads(at, ranks))
             self.write(f"{reader} = ReadAhead({steps}, ({', '.join(files)},))")
         if files or writes:
             self.write("try:")
@@ -326,7 +318,7 @@ class ControlFlow(Values):
         ends = [t for t in range(1, turns) if shapes[t] != shapes[t - 1]]
         for first, end in itertools.pairwise((0, *ends, turns)):
             self.rank = ranks[first]
-            kept = self.kept(program, k, base, len(files) + len(writes))
+            kept = self.kept(at, len(files) + len(writes))
             self.rank, self.ends = rank, {j: own for j, _, own in kept}
             for _, inner, own in () if first else kept:
                 self.take_over(inner, own, row)
@@ -349,7 +341,7 @@ class ControlFlow(Values):
                 self.behind |= dict.fromkeys(made, writer)
             for name, spec in zip(made, writes, strict=True):
                 self.shown[name] = strided_like(self.shape(spec), spec.dtype)
-            self.one_turn(program, k, row, ins, outs, base, given, not first, read, made)
+            self.one_turn(at, given, not first, read, made)
             self.depth -= 1
             shown.last = len(self.text)
             self.rank, self.turns = rank, ("", [])
@@ -365,18 +357,16 @@ class ControlFlow(Values):
         for name in [name for name, does in ((reader, files), (writer, writes)) if does]:
             self.write(f"    {name}.close()")
 
-    def kept(
-        self, program: Program, k: int, base: int, turned: int
-    ) -> list[tuple[int, Node, tuple[Any, ...]]]:
+    def kept(self, at: Inner, turned: int) -> list[tuple[int, Node, tuple[Any, ...]]]:
         """The nodes in turns that go on from what was before, as all turns would see them at once, and
         where they keep that: behind what is read and written in turn, and addends."""
-        outer, body = program.graph.nodes[k], program.bodies[k][0].graph
-        places = iter(program.scratch[k][BUFFERS * turned + len(addends(outer)) :])
+        body = at.bodies[0].graph
+        places = iter(at.places[BUFFERS * turned + len(addends(at.node)) :])
         found = []
         for j in going_on(body):
             node = body.nodes[j]
             needs, _ = self.scratch(body, node)
-            own = [self.place(base + next(places), s.shape, s.dtype) for s in needs]
+            own = [self.place(next(places), s.shape, s.dtype) for s in needs]
             specs = [s.at(s.layout.without_last_axis) for s in node.specs if s.layout is not None]
             seen = Node(node.op, (), node.params, tuple(specs), node.line)
             found.append((j, seen, tuple(own)))
@@ -388,46 +378,35 @@ class ControlFlow(Values):
             wait = self.name("r", self.row_of(node, self.depth, "file", what))
             self.write(f"{wait}.span(device, t0, mark()); t0 = mark()")
 
-    def files(
-        self, program: Program, k: int, ins: Sequence[str]
-    ) -> Iterator[tuple[str, Spec | None]]:
+    def files(self, at: Inner) -> Iterator[tuple[str, Spec | None]]:
         """The operands of `blocks`; with the spec of their blocks, if they lie in files."""
-        node, body = program.graph.nodes[k], program.bodies[k][0].graph
-        for name, v, spec in zip(ins, node.inputs, body.inputs, strict=True):
-            lies = program.graph.specs[v].layout
+        for name, v, spec in zip(at.ins, at.node.inputs, at.bodies[0].graph.inputs, strict=True):
+            lies = at.program.graph.specs[v].layout
             yield name, spec if lies is not None and lies.stored else None
 
-    def reads(
-        self, program: Program, k: int, ins: Sequence[str], ranks: Sequence[int], base: int
-    ) -> list[Step]:
+    def reads(self, at: Inner, ranks: Sequence[int]) -> list[Step]:
         """Where the block of each file goes in each turn, and which block it is."""
-        specs = [spec for _, spec in self.files(program, k, ins) if spec]
-        steps: list[Step] = []
+        specs = [spec for _, spec in self.files(at) if spec]
+        steps, places = list[Step](), at.places
         for t, r in enumerate(ranks):
             step = []
             for j, spec in enumerate(specs):
                 assert spec.layout is not None
-                at = base + program.scratch[k][BUFFERS * j + t % BUFFERS]
+                place = places[BUFFERS * j + t % BUFFERS]
                 form = spec.layout.local_shape(spec.shape, r), spec.dtype
-                out = self.place(at, *form) if self.device.is_host else np.empty(*form)
+                out = self.place(place, *form) if self.device.is_host else np.empty(*form)
                 step.append((out, spec.layout.box(spec.shape, r)))
             steps.append(step)
         return steps
 
     def buffers(
-        self,
-        program: Program,
-        k: int,
-        files: int,
-        writes: Sequence[Spec],
-        ranks: Sequence[int],
-        base: int,
+        self, at: Inner, files: int, writes: Sequence[Spec], ranks: Sequence[int]
     ) -> list[list[Any]]:
         """Where each turn makes what is written."""
-        places = program.scratch[k][BUFFERS * files :]
+        places = at.places[BUFFERS * files :]
         return [
             [
-                self.place(base + places[BUFFERS * j + t % BUFFERS], shape, spec.dtype)
+                self.place(places[BUFFERS * j + t % BUFFERS], shape, spec.dtype)
                 for j, spec in enumerate(writes)
                 if spec.layout is not None
                 for shape in (spec.layout.local_shape(spec.shape, r),)
@@ -437,37 +416,31 @@ class ControlFlow(Values):
 
     def one_turn(
         self,
-        program: Program,
-        k: int,
-        row: Row,
-        ins: Sequence[str],
-        outs: Sequence[str],
-        base: int,
+        at: Inner,
         given: Sequence[bool] | None,
         begins: bool,
         read: Sequence[str],
         written: Sequence[str],
     ) -> None:
-        body = program.bodies[k][0]
+        body, node = at.bodies[0], at.node
         t, _ = self.turns
-        files, unread = list(self.files(program, k, ins)), iter(read)
+        files, unread = list(self.files(at)), iter(read)
         items = []
-        node = program.graph.nodes[k]
-        around = [program.graph.specs[v] for v in node.inputs]
+        around = [at.program.graph.specs[v] for v in node.inputs]
         for (name, file), outer, spec in zip(files, around, body.graph.inputs, strict=True):
             items.append(self.block(name, outer, spec) if file is None else next(unread))
             if file is not None:
                 self.shown[items[-1]] = strided_like(self.shape(spec), spec.dtype)
         made: list[str] = []
         states: list[tuple[str, list[str], list[str]]] = []  # monoids, what they have, what comes
-        places = iter(program.scratch[k][BUFFERS * (len(read) + len(written)) :])
-        for out, outer, spec in zip(outs, node.specs, node.kw["body"].out_specs, strict=True):
+        places = iter(at.places[BUFFERS * (len(read) + len(written)) :])
+        for out, outer, spec in zip(at.outs, node.specs, node.kw["body"].out_specs, strict=True):
             assert spec.layout is not None
             split = spec.layout.splits[-1]
             if not isinstance(split, Partial):
                 made.append(self.block(out, outer, spec))
                 continue
-            addend = self.stored(base + next(places), self.shape(spec), spec.dtype)
+            addend = self.stored(next(places), self.shape(spec), spec.dtype)
             made.append(addend)
             if begins:
                 made[-1] = self.local("y")
@@ -477,12 +450,12 @@ class ControlFlow(Values):
                 states.append((split.monoid, [], []))
             states[-1][1].append(out)
             states[-1][2].append(addend)
-        self.program(body, items, [*made, *written], base + program.bases[k], given)
+        self.program(body, items, [*made, *written], at.body_base, given)
         for monoid, has, comes in states:
             f = self.name("m", MONOIDS[monoid].combine)
             state, addend = (f"({', '.join(names)},)" for names in (has, comes))
             when = f"if {t}: " if begins else ""
-            self.write(f"{when}{f}(xp, {state}, {state}, {addend})", row)
+            self.write(f"{when}{f}(xp, {state}, {state}, {addend})", at.row)
 
     def block(self, name: str, outer: Spec, spec: Spec) -> str:
         """Name what one turn sees of an array that lies outside."""
@@ -500,27 +473,18 @@ class ControlFlow(Values):
         self.write(f"{made} = {name}[{self.name('c', cuts)}[{t}]]")
         return made
 
-    def while_(
-        self,
-        program: Program,
-        k: int,
-        node: Node,
-        row: Row,
-        ins: Sequence[str],
-        outs: Sequence[str],
-        base: int,
-    ) -> None:
-        kw = node.kw
+    def while_(self, at: Inner) -> None:
+        node, row, ins, outs, kw = at.node, at.row, at.ins, at.outs, at.node.kw
         nc, ns = kw["counts"]
-        body, condition = program.bodies[k]
-        spare = self.spare(program, k, ns, outs, base)
+        body, condition = at.bodies
+        spare = self.spare(at, ns)
         inits = self.settle_in_place(ins[nc:], outs, spare, row)
         begin = len(self.text)
         buffers = [inits, outs, spare]
         c, n, s = self.begin(*buffers)
         self.show_carried(node.specs, inits, c, n, s)
         test = self.array(self.xp.zeros((), np.bool_))
-        inner = base + program.bases[k]
+        inner = at.body_base
         turns = self.local("u")
         most = kw["most"]
         limit = f" or {turns} == {most}" if most >= 0 else ""
@@ -542,7 +506,7 @@ class ControlFlow(Values):
             self.turn(c, n, s)
             self.depth -= 1
             shown.last = len(self.text)
-        step = _at_once(program.bodies[k][0])
+        step = _at_once(body)
         if asked and self.is_sequence(record, step):
             self.unwrite(begin)
             made = record.repeat_while(asked, self.fixed[test])
@@ -565,29 +529,20 @@ class ControlFlow(Values):
             if cj != end:
                 self.write(f"if {cj} is not {end}: copyto({end}, {cj})", row)
 
-    def branch_(
-        self,
-        program: Program,
-        k: int,
-        node: Node,
-        row: Row,
-        ins: Sequence[str],
-        outs: Sequence[str],
-        base: int,
-    ) -> None:
-        otherwise, then = program.bodies[k]
-        flag = f"{ins[0]}[()]"
+    def branch_(self, at: Inner) -> None:
+        otherwise, then = at.bodies
+        ins, flag = at.ins, f"{at.ins[0]}[()]"
         depth = self.depth
         if self.parts is not None and self.is_repeated:
             branch, flag = self.parts.capture.branch(), self.local("b")
-            self.conditional.append((branch, node))
-            self.write(f"for {flag} in {self.name('l', branch)}.sides({ins[0]}):", row)
+            self.conditional.append((branch, at.node))
+            self.write(f"for {flag} in {self.name('l', branch)}.sides({ins[0]}):", at.row)
             self.depth += 1
         for head, side in ((f"if {flag}:", then), ("else:", otherwise)):
             self.write(head)
             self.depth += 1
             self.write("pass")
-            self.program(side, ins[1:], outs, base + program.bases[k])
+            self.program(side, ins[1:], at.outs, at.body_base)
             self.depth -= 1
         self.depth = depth
 

@@ -283,9 +283,9 @@ def _turn() -> Any:
 def _backwards() -> Any:
     rule = bind._Binder.loop_
 
-    def loop(self: Any, program: Any, k: int, node: Any, *rest: Any) -> None:
-        params = tuple((n, (not v) if n == "reverse" else v) for n, v in node.params)
-        rule(self, program, k, replace(node, params=params), *rest)
+    def loop(self: Any, at: Any) -> None:
+        params = tuple((n, (not v) if n == "reverse" else v) for n, v in at.node.params)
+        rule(self, replace(at, node=replace(at.node, params=params)))
 
     return mock.patch.object(bind._Binder, "loop_", loop)
 
