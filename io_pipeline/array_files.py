@@ -38,7 +38,7 @@ from .chunks import LONGEST_HEAD, SPARE, ChunkSource, arrays, plain
 from .inflate import inflated, unshuffled
 from .members import ArchiveMember
 from .merging import RUNS, RowsOfRuns, SortedRuns
-from .remote import IN_FLIGHT, Address, absolute, is_remote, located, open_file, tried
+from .remote import IN_FLIGHT, Address, absolute, is_remote, located, open_file, tried, trouble
 from .source import (
     PARSING,
     ChunkCache,
@@ -50,7 +50,6 @@ from .source import (
     read_box,
     regular,
     short,
-    trouble,
 )
 from .tables import SUFFIXES as TABLES
 from .tables import TableSource

@@ -30,6 +30,7 @@ from ostinato.ops.core.spec import DTYPES
 from ostinato.errors import DataFileError
 
 from .inflate import can, inflated
+from .remote import trouble
 from .source import (
     ChunkCache,
     Source,
@@ -38,7 +39,6 @@ from .source import (
     filler,
     opened,
     read_box,
-    trouble,
     version,
 )
 from .thread_counts import Index, each_of

@@ -52,9 +52,9 @@ def located(path: str) -> tuple[Any, str]:
         return cast(tuple[Any, str], fsspec.core.url_to_fs(path))
     except ImportError as error:
         got = f"no package for {scheme}:// ({' '.join(str(error).split()):.120})"
-        raise _trouble(path, got, "fsspec and what it needs", INSTALL) from None
+        raise trouble(path, got, "fsspec and what it needs", INSTALL) from None
     except Exception as error:
-        raise _trouble(path, _said(error), "an address that fsspec knows") from None
+        raise trouble(path, _said(error), "an address that fsspec knows") from None
 
 
 def tried(function: Callable[..., T], *given: Any) -> T:
@@ -82,7 +82,7 @@ class Address:
         self.fs, self.name = located(path)
         about = answered(path, self.fs.info, self.name)
         if about.get("type") != "file" or about.get("size") is None:
-            raise _trouble(path, "what is no file, or of no known length", "a file")
+            raise trouble(path, "what is no file, or of no known length", "a file")
         self.size = int(about["size"])
         more = [about.get(key) for key in ("ETag", "etag", "mtime", "LastModified", "created")]
         self.stamp = f"{path} {self.size} {[str(x) for x in more if x is not None]}"
@@ -164,9 +164,9 @@ def answered(path: str, function: Callable[..., T], *given: Any) -> T:
     except DataFileError:
         raise
     except ImportError as error:
-        raise _trouble(path, _said(error), "what fsspec needs", INSTALL) from None
+        raise trouble(path, _said(error), "what fsspec needs", INSTALL) from None
     except Exception as error:
-        raise _trouble(path, _said(error), "a file that can be read") from None
+        raise trouble(path, _said(error), "a file that can be read") from None
 
 
 def find(pattern: str, suffixes: tuple[str, ...]) -> list[str]:
@@ -220,7 +220,8 @@ def _said(error: BaseException) -> str:
     return f"{type(error).__name__}: {text:.200}" if text else type(error).__name__
 
 
-def _trouble(path: str, got: str, needed: str, do: str = "") -> DataFileError:
+def trouble(path: str, got: str, needed: str, do: str = "") -> DataFileError:
+    """Make the error of what is wrong with a file."""
     error = DataFileError.because(f"file {path}", got=got, needed=needed, do=do)
     assert isinstance(error, DataFileError)
     return error

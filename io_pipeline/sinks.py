@@ -39,7 +39,8 @@ from ostinato.errors import DataFileError
 from . import chunks as zarr
 from .array_files import SUFFIXES, chosen
 from .direct import MIN_DIRECT_FILE_BYTES, PAGE, Bytes, Writing
-from .source import chunk_box, chunks_in, here, runs, trouble, version
+from .remote import trouble
+from .source import chunk_box, chunks_in, here, runs, version
 
 LEADS = 10  # bytes of a .npy file before its header: magic, version, the header's length
 # bytes of a stretch from which on writing it costs no more than copying it

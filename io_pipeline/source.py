@@ -25,7 +25,7 @@ from ostinato.ops.core.spec import DTYPES, MOST_AXES, misshapen
 
 from ostinato.errors import DataFileError
 
-from .remote import IN_FLIGHT, Address, absolute, is_remote
+from .remote import IN_FLIGHT, Address, absolute, is_remote, trouble
 from .thread_counts import MIN_THREADED_BYTES, Index, each_of
 
 LONGEST = 1 << 30  # bytes of one read or write
@@ -54,13 +54,6 @@ Places = np.ndarray[Any, np.dtype[np.int64]]
 Get = Callable[[np.ndarray[Any, Any], int], bool]  # reads what begins at a byte; False at the end
 Rows = tuple[Hashable, int, int]  # a key, and the first and the last number but one
 Run = tuple[int, int, Places, Places]  # a range; where in it places are, and where they go
-
-
-def trouble(path: str, got: str, needed: str, do: str = "") -> DataFileError:
-    """Make the error of what is wrong with a file."""
-    error = DataFileError.because(f"file {path}", got=got, needed=needed, do=do)
-    assert isinstance(error, DataFileError)
-    return error
 
 
 class Source:
@@ -454,10 +447,11 @@ class Part(Source):
     def taken(self, places: Any, axis: int) -> Source:
         own = self.axes[axis]
         wanted: Wanted
-        if isinstance(places, Source):
-            wanted = Listed(places, own)
-        else:
-            wanted = _at(own, _from_front(places, len(own)))
+        wanted = (
+            Listed(places, own)
+            if isinstance(places, Source)
+            else _at(own, _from_front(places, len(own)))
+        )
         # a plan keeps the memory of the last places only
         axes = [a.copy() if isinstance(a, np.ndarray) else a for a in self.axes]
         return Part(self.source, [*axes[:axis], wanted, *axes[axis + 1 :]], self.row)

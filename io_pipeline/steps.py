@@ -27,7 +27,8 @@ from ostinato.ops.core.disk import make_folders, replace_folder, sync, write
 from ostinato.errors import DataFileError
 
 from . import chunks as zarr
-from .source import here, trouble
+from .remote import trouble
+from .source import here
 
 MANIFEST = "manifest"
 MAGIC = b"ostinato state 1"

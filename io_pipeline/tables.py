@@ -24,8 +24,8 @@ from ostinato.ops.core.spec import DTYPES
 
 from ostinato.errors import ArgumentError, DataFileError
 
-from .remote import absolute, is_remote, open_file
-from .source import Source, regular, short, stamp, trouble
+from .remote import absolute, is_remote, open_file, trouble
+from .source import Source, regular, short, stamp
 from .thread_counts import each_of
 
 SUFFIXES = (".parquet", ".csv", ".tsv")

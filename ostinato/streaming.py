@@ -29,8 +29,9 @@ from ostinato.ops.core.operand import File, Operand
 from ostinato.ops.core.spec import Spec
 from ostinato.ops.core.targets import new_number, targets
 from ostinato.ops.core.trace import Collected, Ref, collect
-from ostinato.planner.external import Read, Step, is_large, is_stored, memory_of, split_sorts
+from ostinato.planner.external import Read, Step, is_large, memory_of, split_sorts
 from ostinato.planner.passes.blocking import READ_BYTES
+from ostinato.planner.passes.reads import is_stored
 from ostinato.planner.plan import Key, Target
 from ostinato.planner.writing import writing
 from ostinato.runtime.engine import Launcher

@@ -27,6 +27,7 @@ from ostinato.ops.planned.reproducible import FIXED
 
 from .layouts.shardings import SUM, extents_of, labels_of, sharding_of
 from .machine import NOMINAL
+from .passes.communicate import layout_of
 from .passes.in_turns import holds
 from .passes.layouts import choose_layouts
 from .passes.simplify import simplify
@@ -107,7 +108,7 @@ def check_layouts(graph: Graph, target: Target, in_turns: bool = False) -> None:
     boxes = len(listed) * target.workers
     need(boxes <= MOST_BOXES, f"{boxes} parts of arrays")
     for spec in (s for n in graph.nodes for s in n.specs if n.op not in STORED):
-        need(not _layout(spec).stored, "a file that is made on the way")
+        need(not layout_of(spec).stored, "a file that is made on the way")
     started: dict[int, Node] = {}
     for k, node in enumerate(graph.nodes):
         ins = [graph.specs[v] for v in node.inputs]
@@ -126,24 +127,24 @@ def check_layouts(graph: Graph, target: Target, in_turns: bool = False) -> None:
             )
             continue
         if node.op == "read":
-            need(_layout(ins[0]).stored, "a read of what is there")
-            need(not _layout(node.specs[0]).windows, "a read of overlapping parts")
-            need(not _layout(node.specs[0]).partial_axes, "a read of addends")
+            need(layout_of(ins[0]).stored, "a read of what is there")
+            need(not layout_of(node.specs[0]).windows, "a read of overlapping parts")
+            need(not layout_of(node.specs[0]).partial_axes, "a read of addends")
             continue
         if node.op in STORED:
-            *places, file = map(_layout, ins)
+            *places, file = map(layout_of, ins)
             need(file.stored, "a part of a file of what is there")
-            need(_layout(node.specs[0]) is file, "a part of a file that lies elsewhere")
+            need(layout_of(node.specs[0]) is file, "a part of a file that lies elsewhere")
             need(not any(s.pending for s in ins), "a value that is read before it has come")
             need(all(p.is_whole or p.stored for p in places), "places that not all have")
             continue
         if node.op not in CONTROL:
-            need(not any(_layout(s).stored for s in ins), "a file that nobody reads")
+            need(not any(layout_of(s).stored for s in ins), "a file that nobody reads")
         need(not any(s.pending for s in ins), "a value that is read before it has come")
         if node.op == "start":
             started[k] = node
         if node.op in ("round_addends", "widen_sum"):
-            same = _layout(ins[0]) is _layout(node.specs[0])
+            same = layout_of(ins[0]) is layout_of(node.specs[0])
             need(same, f"a {node.op} that moves")
         elif kind or node.op in ("narrow", "addend"):
             _check_collective(kind or node.op, node, ins)
@@ -157,7 +158,7 @@ def check_layouts(graph: Graph, target: Target, in_turns: bool = False) -> None:
         elif target.workers > 1:
             _check_way(node, ins, target)
     need(not started, "a start without a wait")
-    need(in_turns or not any(_layout(s).windows for s in graph.out_specs), "results that overlap")
+    need(in_turns or not any(layout_of(s).windows for s in graph.out_specs), "results that overlap")
     _check_rounded(graph, target)
 
 
@@ -169,7 +170,7 @@ def _check_rounded(graph: Graph, target: Target) -> None:
     for k, node in enumerate(graph.nodes):
         if node.op == "round_addends":
             (has,), (sent,) = [graph.specs[v] for v in node.inputs], node.specs
-            need(SUM in _layout(has).splits, "a rounding of what is no addend")
+            need(SUM in layout_of(has).splits, "a rounding of what is no addend")
             if isinstance(policy, Chosen):
                 rounded[sent.dtype] += 1
             else:
@@ -184,16 +185,11 @@ def _check_rounded(graph: Graph, target: Target) -> None:
         need(times <= most, "more sums rounded than the policy says")
 
 
-def _layout(spec: Spec) -> Layout:
-    assert spec.layout is not None
-    return spec.layout
-
-
 def _check_collective(kind: str, node: Node, ins: Sequence[Spec]) -> None:
     need(kind in (*COLLECTIVES, "narrow", "addend"), f"a collective {kind!r:.40}")
     need(len(ins) == len(node.specs), "a collective that loses something")
     for has, gets in zip(ins, node.specs, strict=True):
-        here, there = _layout(has), _layout(gets)
+        here, there = layout_of(has), layout_of(gets)
         need(kind == "narrow" or not here.windows, "a collective from overlapping parts")
         if kind == "narrow":
             pairs = zip(here.splits, there.splits, strict=False)
@@ -225,7 +221,7 @@ def _check_joints(node: Node, ins: Sequence[Spec], target: Target) -> None:
         need([s.layout for s in inner] == list(outer), "a graph inside that lies elsewhere")
 
     def moved(spec: Spec, by: int) -> Layout:
-        here = _layout(spec)
+        here = layout_of(spec)
         splits = tuple(s + by if isinstance(s, int) else s for s in here.splits)
         need(
             not any(isinstance(s, int) and s < 0 for s in splits), "a loop over parts of its turns"
@@ -247,11 +243,13 @@ def _check_joints(node: Node, ins: Sequence[Spec], target: Target) -> None:
             same(given, g.inputs)
         same(given[nc:], kw["body"].out_specs)
         same(given[nc:], node.specs)
-        need(_layout(kw["condition"].out_specs[0]).is_whole, "a condition that is not everybody's")
+        need(
+            layout_of(kw["condition"].out_specs[0]).is_whole, "a condition that is not everybody's"
+        )
     elif node.op == "blocks":
         _check_turns(node, ins)
     else:
-        need(_layout(ins[0]).is_whole, "a condition that is not everybody's")
+        need(layout_of(ins[0]).is_whole, "a condition that is not everybody's")
         for g in (kw["then"], kw["otherwise"]):
             same(given[1:], g.inputs)
             same([s.layout for s in node.specs], g.out_specs)
@@ -263,21 +261,26 @@ def _check_turns(node: Node, ins: Sequence[Spec]) -> None:
     need(not any(any(n.subgraphs()) for n in body.nodes), "turns with graphs inside")
     for each in body.nodes:
         if OPS[each.op].run.carries_state:
-            *space, cut = _layout(each.specs[0]).splits
+            *space, cut = layout_of(each.specs[0]).splits
             axis = each.kw["axis"]
             need(cut == axis or axis not in space, "workers that hand over in each turn")
     for spec in body.inputs:
-        need(not isinstance(_layout(spec).splits[-1], Partial), "addends that come in turns")
-        need(not _layout(spec).stored, "turns that read for themselves")
+        need(not isinstance(layout_of(spec).splits[-1], Partial), "addends that come in turns")
+        need(not layout_of(spec).stored, "turns that read for themselves")
     for outer, inner in zip((*ins, *node.specs), (*body.inputs, *body.out_specs), strict=True):
-        lies = _layout(outer)
-        need(not lies.stored or isinstance(_layout(inner).splits[-1], int), "turns of a whole file")
-        here = _layout(inner).without_last_axis
+        lies = layout_of(outer)
+        need(
+            not lies.stored or isinstance(layout_of(inner).splits[-1], int), "turns of a whole file"
+        )
+        here = layout_of(inner).without_last_axis
         fits = here.mesh == lies.mesh if lies.stored else holds(outer, here)
         need(fits, "blocks of something that lies elsewhere")
     k = 0
     while k < len(body.outputs):
-        split, windows = _layout(body.out_specs[k]).splits[-1], _layout(body.out_specs[k]).windows
+        split, windows = (
+            layout_of(body.out_specs[k]).splits[-1],
+            layout_of(body.out_specs[k]).windows,
+        )
         need(not windows, "results of turns that overlap")
         need(split is not None, "a result of turns that none of them has alone")
         width = MONOIDS[split.monoid].width if isinstance(split, Partial) else 1
@@ -309,7 +312,7 @@ def _check_way(node: Node, ins: Sequence[Spec], target: Target) -> None:
         c: window
         for dims, spec in zip(indices.outs, node.specs, strict=True)
         for d, c in enumerate(dims)
-        if c is not None and (window := _layout(spec).window(d)) is not None
+        if c is not None and (window := layout_of(spec).window(d)) is not None
     }
     sharding = sharding_of(
         indices,
@@ -324,7 +327,7 @@ def _check_way(node: Node, ins: Sequence[Spec], target: Target) -> None:
     need(sharding is not None, f"{node.op} cut where it cannot be")
     assert sharding is not None
     for spec, needed, dims in zip(ins, sharding.needs, indices.ins, strict=True):
-        here = _layout(spec)
+        here = layout_of(spec)
         same = all(
             here.window(d) == needed.window(d)
             for d, c in enumerate(dims)
@@ -338,7 +341,7 @@ def _check_way(node: Node, ins: Sequence[Spec], target: Target) -> None:
         )
         need(fits, f"an operand of {node.op} in another layout than it needs")
     need(
-        [_layout(s) for s in node.specs] == list(sharding.gives),
+        [layout_of(s) for s in node.specs] == list(sharding.gives),
         f"a result of {node.op} in another layout than it comes in",
     )
 

@@ -33,7 +33,7 @@ from .layouts.shardings import is_rigid
 from .machine import memory
 from .passes.file_blocks import turns_of
 from .passes.in_turns import named
-from .passes.reads import read_files
+from .passes.reads import is_stored, read_files
 from .plan import Target
 from .rewrite import inline
 
@@ -96,10 +96,6 @@ def split_sorts(graph: Graph, target: Target) -> tuple[list[Step], Graph]:
 def _has_no_room(spec: Spec, target: Target) -> bool:
     """Whether memory cannot hold it beside what sorting it takes."""
     return spec.nbytes * SORTING > memory_of(target)
-
-
-def is_stored(spec: Spec) -> bool:
-    return spec.layout is not None and spec.layout.stored
 
 
 def _made(graph: Graph, target: Target) -> set[int]:

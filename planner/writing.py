@@ -22,9 +22,9 @@ from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Spec, int64
 
-from .external import is_stored
 from .passes.file_joins import SHARE
 from .passes.file_views import groups
+from .passes.reads import is_stored
 from .plan import Target
 from .rewrite import inline
 

@@ -16,9 +16,9 @@ from ostinato.ops.core.user_line import misfit
 
 from ostinato.errors import ArgumentError, DataFileError
 
-from ..remote import Ahead, is_remote
+from ..remote import Ahead, is_remote, trouble
 from ..remote import find as find_remote
-from ..source import stamp, trouble
+from ..source import stamp
 from .content import fingerprint
 from .fields import IMAGE, LABEL, MASK, Fields
 from .file_reads import expect, stamp_of, whole

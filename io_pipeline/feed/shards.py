@@ -23,8 +23,8 @@ from ostinato.ops.core.user_line import misfit
 
 from ostinato.errors import ArgumentError, DataFileError
 
-from ..remote import IN_FLIGHT, PIECE, Ahead, is_remote, open_file
-from ..source import regular, short, stamp, trouble
+from ..remote import IN_FLIGHT, PIECE, Ahead, is_remote, open_file, trouble
+from ..source import regular, short, stamp
 from ..thread_counts import each_of
 from .fields import DATA, IMAGE, LABEL, MASK, Fields
 from .file_reads import stamp_of

@@ -14,8 +14,8 @@ from ostinato.ops.core.user_line import misfit
 
 from ostinato.errors import ArgumentError, DataFileError
 
-from ..remote import absolute
-from ..source import stamp, trouble
+from ..remote import absolute, trouble
+from ..source import stamp
 from ..tables import SUFFIXES, Blocks, guarded
 from .fields import Fields, fields_of
 from .folders import find

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from importlib import import_module
 from typing import Any
 
 from ostinato.ops.core.locks import make_lock
@@ -13,40 +14,39 @@ INSTALL = "pip install 'ostinato[feed]'"
 _lock = make_lock()
 
 
+def _found(name: str) -> Any:
+    """A module, or None if it is not there."""
+    with _lock:
+        try:
+            return import_module(name)
+        except ImportError:
+            return None
+
+
 @lru_cache(1)
 def opencv() -> Any:
     """OpenCV, with one thread: those of the pipe are enough. None if it is not there."""
-    with _lock:
-        try:
-            import cv2  # type: ignore[import-not-found, unused-ignore]
-        except ImportError:
-            return None
+    cv2 = _found("cv2")
+    if cv2 is not None:
         cv2.setNumThreads(1)
-        return cv2
+    return cv2
 
 
 @lru_cache(1)
 def simplejpeg() -> Any:
     """libjpeg-turbo without the lock of Python's interpreter; None if it is not there."""
-    with _lock:
-        try:
-            import simplejpeg as found  # type: ignore[import-not-found, unused-ignore]
-        except ImportError:
-            return None
-        return found
+    return _found("simplejpeg")
 
 
 @lru_cache(1)
 def pillow() -> Any:
     """Pillow's `Image`, which knows most formats; None if it is not there."""
+    if _found("PIL") is None or _found("PIL.ImageFile") is None:
+        return None
+    image = _found("PIL.Image")
     with _lock:
-        try:
-            from PIL import Image, ImageFile  # type: ignore[import-not-found, unused-ignore]
-        except ImportError:
-            return None
-        Image.init()
-        assert ImageFile is not None
-        return Image
+        image.init()
+    return image
 
 
 @lru_cache(1)

@@ -59,10 +59,7 @@ def batched(op: Op, params: Mapping[str, Any], xs: Sequence[Mapped], size: int) 
     if not any(has for _, has in xs):
         return [(y, False) for y in apply_all(op.name, *[x for x, _ in xs], **params)]
     made: Sequence[Mapped] | None = None
-    if op.batched is not None:
-        made = op.batched(size, *xs, **params)
-    else:
-        made = _led(op, params, xs, size)
+    made = op.batched(size, *xs, **params) if op.batched is not None else _led(op, params, xs, size)
     return list(made) if made is not None else _by_turns(op, params, xs)
 
 
@@ -74,10 +71,11 @@ def _led(
     if params.keys() - op.takes.keys():
         return None
     items = _several(op.infer(*map(item_of, xs), **params))
-    if op.aligns:
-        operands = [aligned(x, len(items[0].shape)) for x in xs]
-    else:
-        operands = [given_axis(x, size) for x in xs]
+    operands = (
+        [aligned(x, len(items[0].shape)) for x in xs]
+        if op.aligns
+        else [given_axis(x, size) for x in xs]
+    )
     led = {name: op.takes[name].led(value, size) for name, value in params.items()}
     ins = tuple(x.spec.bare for x in operands)
     try:

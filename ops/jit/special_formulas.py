@@ -564,10 +564,11 @@ def _k(order: int, scaled: bool) -> Function:
         rising = horner(y * (1 / 64), tables.I0_SMALL if order == 0 else tables.I1_SMALL)
         near = horner(y * 0.25, small)
         height = _log(inside * 0.5)
-        if order == 0:
-            near = near - height * rising
-        else:
-            near = fma(inside, fma(height, rising, near), 1.0 / inside)
+        near = (
+            near - height * rising
+            if order == 0
+            else fma(inside, fma(height, rising, near), 1.0 / inside)
+        )
         far = table(4.0 / where(x < 2.0, x.like(2.0), x) - 1.0, f"K{order}_LARGE") / _sqrt(x)
         near, far = (near * _exp(inside), far) if scaled else (near, far * _exp(-x))
         found = where(x == 0, x.like(math.inf), where(x <= 2.0, near, far))

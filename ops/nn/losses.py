@@ -309,10 +309,7 @@ def kl_div(
     """
     x = floating(log_probs)
     wide, t = widened(x), widened(floating(targets))
-    if log_target:
-        losses = exp(t) * (t - wide)
-    else:
-        losses = t * (log(where(t > 0, t, 1)) - wide)
+    losses = exp(t) * (t - wide) if log_target else t * (log(where(t > 0, t, 1)) - wide)
     if reduction == "batchmean":
         made = total_of(losses) / float(x.shape[0] if x.ndim else 1)
     else:

@@ -735,12 +735,12 @@ def _graph(writer: Writer, name: str, inputs: Sequence[Any], outputs: Sequence[A
     made = []
     for spec, value in outputs:
         own = writer.add("Identity", value)
-        made.append(_info(own, spec))
+        made.append(value_info(own, spec))
     kept = writer.pruned([o.name for o in made])
     return helper.make_graph(kept, name, list(inputs), made)
 
 
-def _info(name: str, spec: Any) -> Any:
+def value_info(name: str, spec: Any) -> Any:
     return helper.make_tensor_value_info(
         name, helper.np_dtype_to_tensor_dtype(spec.dtype), spec.shape
     )
@@ -774,7 +774,7 @@ def _loop(body: Body, node: Node, outs: range) -> Names:
     inner = [writer.fresh("each") for _ in range(1 + carried + rows)]
     _, results = _within(body, writer, graph, [inner[0], *given[:fixed], *inner[1:]])
     where = [0, *range(1 + fixed, len(specs))]
-    infos = [_info(n, specs[k]) for n, k in zip(inner, where, strict=True)]
+    infos = [value_info(n, specs[k]) for n, k in zip(inner, where, strict=True)]
     states, count = infos[1 : 1 + carried], body.writer
     made_specs = [graph.specs[v] for v in graph.outputs]
     turn = _graph(
@@ -812,9 +812,9 @@ def _while(body: Body, node: Node, outs: range) -> Names:
     _, (more,) = _within(body, writer, p["condition"], [*given[:fixed], *results])
     scalar = p["condition"].specs[p["condition"].outputs[0]]
     count = helper.make_tensor_value_info(inner[0], helper.np_dtype_to_tensor_dtype(int64), ())
-    infos = [_info(n, s) for n, s in zip(inner[2:], graph.inputs[fixed:], strict=True)]
+    infos = [value_info(n, s) for n, s in zip(inner[2:], graph.inputs[fixed:], strict=True)]
     outputs = [(scalar, more), *zip(node.specs, results, strict=True)]
-    turn = _graph(writer, "turn", [count, _info(inner[1], scalar), *infos], outputs)
+    turn = _graph(writer, "turn", [count, value_info(inner[1], scalar), *infos], outputs)
     most = body.writer.constant(p["most"], np.int64) if p["most"] >= 0 else ""
     made = [body.writer.fresh("while") for _ in outs]
     body.writer.node("Loop", [most, first, *map(body.name, begin)], made, body=turn)

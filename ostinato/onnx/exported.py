@@ -19,7 +19,7 @@ from ostinato.planner.plan import Target
 from ostinato.planning import AbstractEngine, AbstractSession, ArraySpec, traced_for_specs
 from ostinato.tracing import Traced
 
-from .export_nodes import Body, Writer, emit
+from .export_nodes import Body, Writer, emit, value_info
 
 IR_VERSION = {20: 9, 21: 10, 22: 10, 23: 11}  # the oldest that has the opset
 
@@ -73,8 +73,8 @@ def exported(
     graph = helper.make_graph(
         writer.pruned([name for name, _ in outputs]),
         compiled.name or "function",
-        [_value(*each) for each in inputs],
-        [_value(*each) for each in outputs],
+        [value_info(*each) for each in inputs],
+        [value_info(*each) for each in outputs],
     )
     read = {name for n in graph.node for name in writer.reads(n)}
     graph.initializer.extend(
@@ -118,9 +118,3 @@ def _outputs(body: Body, found: Traced) -> list[tuple[str, Spec]]:
         body.writer.node("Identity", [name], [own])
         made.append((own, spec))
     return made
-
-
-def _value(name: str, spec: Spec) -> Any:
-    return helper.make_tensor_value_info(
-        name, helper.np_dtype_to_tensor_dtype(spec.dtype), spec.shape
-    )

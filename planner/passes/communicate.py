@@ -43,7 +43,7 @@ def communicate(graph: Graph, target: Target) -> Graph:
             return _scattered_wide(builder, node, inputs[0])
         if node.op != "relayout":
             return None
-        ends = [_layout(s) for s in node.specs]
+        ends = [layout_of(s) for s in node.specs]
         if len(inputs) == 1 and (halo := merged.get((node.inputs[0], ends[0]))) is not None:
             made = _fetched(builder, inputs[0], *halo, fetched, node.line, target.machine)
             return _just(builder, made, node) if (node.inputs[0], ends[0]) in exact else made
@@ -95,7 +95,7 @@ def _exactly_read(graph: Graph) -> set[tuple[int, Layout]]:
     """The windows of values, as relayouts give them, that somebody reads place by place."""
     found = set[tuple[int, Layout]]()
     for k, node in enumerate(graph.nodes):
-        if node.op == "relayout" and (end := _layout(node.specs[0])).windows:
+        if node.op == "relayout" and (end := layout_of(node.specs[0])).windows:
             v = graph.starts[k]
             if any(reads_place_by_place(graph, graph.nodes[u], v, end) for u in graph.uses[v]):
                 found.add((node.inputs[0], end))
@@ -124,7 +124,7 @@ def _scattered_wide(builder: Builder, node: Node, v: int) -> Sequence[int] | Non
     return builder.add(maker.op, maker.inputs, params, node.specs, maker.line)
 
 
-def _layout(spec: Spec) -> Layout:
+def layout_of(spec: Spec) -> Layout:
     assert spec.layout is not None
     return spec.layout
 
@@ -135,14 +135,14 @@ def _lower(
     """Combine what comes as addends, then move what is left to move, then begin what shall be addends."""
     several = len(values) > 1
     ways = [
-        legs(_layout(b.specs[v]), end, b.specs[v].shape, several)
+        legs(layout_of(b.specs[v]), end, b.specs[v].shape, several)
         for v, end in zip(values, ends, strict=True)
     ]
     for k, each in enumerate(ways[0].sums):
-        monoid = _layout(b.specs[values[0]]).splits[each.axes[0]]
+        monoid = layout_of(b.specs[values[0]]).splits[each.axes[0]]
         assert isinstance(monoid, Partial)
         specs = [
-            b.specs[v].at(_with(w.sums[k].there, _layout(b.specs[v]), w.stays))
+            b.specs[v].at(_with(w.sums[k].there, layout_of(b.specs[v]), w.stays))
             for v, w in zip(values, ways, strict=True)
         ]
         if not several and not each.scatters:
@@ -153,11 +153,11 @@ def _lower(
     made = []
     for v, way, end in zip(values, ways, ends, strict=True):
         spec = b.specs[v]
-        if _layout(spec).windows and way.move[0] is not _layout(spec):  # they do not suffice
+        if layout_of(spec).windows and way.move[0] is not layout_of(spec):  # they do not suffice
             spec = spec.at(way.move[0])
             (v,) = b.add("narrow", (v,), (), (spec,), line)
-        there = _with(way.move[1], _layout(spec), way.stays)
-        if _layout(spec) is not there:
+        there = _with(way.move[1], layout_of(spec), way.stays)
+        if layout_of(spec) is not there:
             kind = kind_of(spec, there)
             (v,) = b.add(kind, (v,), (), (spec.at(there),), line)
         if way.begins:
@@ -170,8 +170,8 @@ def _all_reduce(
     b: Builder, value: int, end: Spec, axes: Sequence[int], monoid: str, line: str, machine: Machine
 ) -> int:
     """A sum along several axes at once, or first within the last one, if that is sooner done."""
-    spec, mesh = b.specs[value], _layout(end).mesh
-    here, last = _layout(spec), max(axes)
+    spec, mesh = b.specs[value], layout_of(end).mesh
+    here, last = layout_of(spec), max(axes)
     others = tuple([a for a in axes if a != last])
     _, nested = machine.all_reduce(mesh, axes, largest_part(spec).nbytes)
     stays = len(here.partial_axes) > len(axes)  # addends, of which parts cannot be gathered
@@ -195,7 +195,7 @@ def _with(layout: Layout, addends: Layout, axes: Sequence[int]) -> Layout:
 
 def kind_of(spec: Spec, end: Layout) -> str:
     """Which collective turns an array into a layout; `narrow` if all of it is there already."""
-    here, stays = _layout(spec), _layout(spec).partial_axes
+    here, stays = layout_of(spec), layout_of(spec).partial_axes
     if here.without(stays).has_copy(end.without(stays), spec.shape):
         return "narrow"
     if end.windows:
@@ -246,7 +246,7 @@ def _merged_halos(graph: Graph, target: Target) -> dict[tuple[int, Layout], tupl
         if (
             node.op == "relayout"
             and len(node.inputs) == 1
-            and (end := _layout(node.specs[0])).windows
+            and (end := layout_of(node.specs[0])).windows
         ):
             halo = halo_of(graph, node.inputs[0], end)
             steps = tuple((d, w.count, w.stride, w.every) for d, w in halo.end.windows)
@@ -255,7 +255,7 @@ def _merged_halos(graph: Graph, target: Target) -> dict[tuple[int, Layout], tupl
     found = {}
     for (value, *_), asked in groups.items():
         spec = graph.specs[value]
-        here = _layout(spec)
+        here = layout_of(spec)
         ends = list(dict.fromkeys([h.end for h in asked.values()]))
         around = ends[0]
         for end in ends[1:]:

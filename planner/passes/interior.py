@@ -38,6 +38,8 @@ from ostinato.planner.machine import Machine
 from ostinato.planner.plan import Target, largest_part
 from ostinato.planner.rewrite import Bodies, replace
 
+from .communicate import layout_of
+
 WORTH = 2.0  # times what more kernels take to start, that has to be saved
 MIN_SAVED_SECONDS = 1e-6  # however soon kernels start
 THIN = 2.0  # times its ends, that a part has at least
@@ -212,7 +214,7 @@ class _Found:
         for g in before.values():
             group.nodes += g.nodes
         group.nodes.append(k)
-        lies = [_layout(graph.nodes[n].specs[0]) for n in group.nodes]
+        lies = [layout_of(graph.nodes[n].specs[0]) for n in group.nodes]
         around = {frozenset([(w.axes(d), window) for d, window in w.windows]) for w in lies}
         if len(around) > 1 or not group.may_have(spec):
             return
@@ -328,19 +330,14 @@ def _seconds(graph: Graph, machine: Machine, k: int) -> float:
 def _inner_seconds(graph: Graph, machine: Machine, group: _Group, k: int, inner: Pieces) -> float:
     spec = graph.nodes[k].specs[0]
     part, whole = (
-        math.prod(w.largest(spec.shape)) for w in (group.layout(spec, inner), _layout(spec))
+        math.prod(w.largest(spec.shape)) for w in (group.layout(spec, inner), layout_of(spec))
     )
     return _seconds(graph, machine, k) * part / max(whole, 1)
 
 
-def _layout(spec: Spec) -> Layout:
-    assert spec.layout is not None
-    return spec.layout
-
-
 def _is_thin(graph: Graph, group: _Group, k: int) -> bool:
     """Whether a worker's part is not much more than its ends."""
-    spec, layout = graph.nodes[k].specs[0], _layout(graph.nodes[k].specs[0])
+    spec, layout = graph.nodes[k].specs[0], layout_of(graph.nodes[k].specs[0])
     return any(
         THIN * sum(ends) > layout.largest(spec.shape)[d]
         for a, ends in group.ends.items()
@@ -443,5 +440,5 @@ class _InPieces:
         node = self.old.nodes[self.old.producers[u]]
         before = self._own(builder, self.found.looks[u], values)
         (spec,) = node.specs
-        here = spec.at(_layout(spec).without_halos)
+        here = spec.at(layout_of(spec).without_halos)
         return builder.add(node.op, (before,), node.params, (here,), node.line)[0]

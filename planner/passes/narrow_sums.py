@@ -55,10 +55,7 @@ def narrow_sums(graph: Graph, target: Target) -> Graph:
         if not is_sum(node, [builder.specs[v] for v in inputs], target):
             return None
         (end,) = node.specs
-        if isinstance(policy, Chosen):
-            dtype = LETTERS[letters.pop()]
-        else:
-            dtype = policy.sent(end.dtype)
+        dtype = LETTERS[letters.pop()] if isinstance(policy, Chosen) else policy.sent(end.dtype)
         if dtype is None or dtype.itemsize >= end.dtype.itemsize:
             return None
         return _sent_as(builder, inputs[0], end, dtype, node.line)

@@ -36,10 +36,10 @@ SHARE = 8  # nor such a part of the memory limit
 
 def read_files(graph: Graph, target: Target) -> Graph:
     """The pass; nothing for a graph whose operands are in memory."""
-    return _with_reads(graph, [v for v, s in enumerate(graph.inputs) if _is_file(s)], target)
+    return _with_reads(graph, [v for v, s in enumerate(graph.inputs) if is_stored(s)], target)
 
 
-def _is_file(spec: Spec) -> bool:
+def is_stored(spec: Spec) -> bool:
     return spec.layout is not None and spec.layout.stored
 
 

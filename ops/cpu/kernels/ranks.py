@@ -148,10 +148,7 @@ def _between(line: Any, wanted: Any, sample: Any, made: Any) -> bool:
     below, kept = 0, []
     for k in range(0, n, BLOCK):
         some = line[k : k + BLOCK]
-        if most is None:
-            inside = np.ones(len(some), np.bool_)
-        else:
-            inside = some <= most
+        inside = np.ones(len(some), np.bool_) if most is None else some <= most
         if least is not None:
             less = some < least
             below += int(np.count_nonzero(less))

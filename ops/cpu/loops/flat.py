@@ -835,10 +835,7 @@ def kernel_facts(body: Graph, loops: Loops, threads: int, axes: int = 0) -> list
     size = math.prod(loops.extents)
     worth = size * max(1, len(loops.beside)) * max(1, len(body.nodes)) // GRAIN
     last = len(loops.extents) - 1
-    if last == 0:
-        turns = -(-size // BLOCK) if axes else size
-    else:
-        turns = math.prod(loops.extents[:-1])
+    turns = (-(-size // BLOCK) if axes else size) if last == 0 else math.prod(loops.extents[:-1])
     # threads: none for what is too short to let other Python threads run meanwhile
     meta = [turns, min(threads, worth, turns), loops.extents[-1], *loops.extents[:-1]]
     for steps in loops.strides:
