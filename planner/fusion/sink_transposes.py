@@ -268,7 +268,7 @@ def _takes_steps(graph: Graph, v: int, device: Device) -> bool:
     if native is None:
         return False
     return native.behind is not None or (
-        native.placed and OPS[graph.nodes[k].op].product is not None
+        native.placed is not None and OPS[graph.nodes[k].op].product is not None
     )
 
 
