@@ -196,9 +196,10 @@ class Network(NamedTuple):
 
 
 class Made:
-    """A network's weights, running statistics, and data."""
+    """A network's weights, running statistics, and data; as some `trial` has them: 0 in float64, others each
+    moved by a unit in the last place, up or down."""
 
-    def __init__(self, network: Network) -> None:
+    def __init__(self, network: Network, trial: int = -1) -> None:
         rng, found = np.random.default_rng(3), Shapes(True)
         if network.letters:
             self.x: Numbers = rng.integers(0, network.letters, network.given)
@@ -207,6 +208,19 @@ class Made:
         self.y = network.targets(rng, self.x)
         network.text(found, self.x)
         self.weights, self.running = found.made, found.statistics
+        if trial >= 0:
+            up = np.random.default_rng(trial)
+            self.x, self.weights = (
+                moved(self.x, trial, up),
+                [moved(w, trial, up) for w in found.made],
+            )
+            self.running = [v.astype(self.weights[0].dtype) for v in found.statistics]
+
+
+def moved(x: Numbers, trial: int, up: Any) -> Numbers:
+    if x.dtype != np.float32 or not trial:
+        return x if x.dtype != np.float32 else x.astype(np.float64)
+    return np.nextafter(x, np.where(up.integers(0, 2, x.shape), np.inf, -np.inf).astype(x.dtype))
 
 
 # -- texts ---------------------------------------------------------------------------------

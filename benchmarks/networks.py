@@ -406,7 +406,7 @@ def whole(network: Network, train: bool) -> Workload:
         network.about + ("; a step of descent with momentum" if train else ""),
         lambda: network_systems.expected(network, train),
         cases,
-        tolerance=5e-3,
+        tolerance=1e-4 if train else 5e-3,
         tolerances=dict.fromkeys(("ostinato/bf16", "torch/bf16"), 0.1),
         flops=network.flops(train),
         seconds=12.0,

@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -91,8 +91,17 @@ def workloads(suite: ModuleType) -> tuple[Workload, ...]:
 
 
 # -- answers -------------------------------------------------------------------------------
+class Within(NamedTuple):
+    """An answer that is expected, and how far off each of its elements may be, beside the tolerance."""
+
+    answer: Numbers
+    bounds: Numbers
+
+
 def summary(answer: Any) -> dict[str, Any]:
     """An answer in few numbers: some of its elements, and the sum of their sizes."""
+    if isinstance(answer, Within):
+        return summary(answer.answer) | {"bounds": summary(answer.bounds)["shown"]}
     values = np.asarray(answer)
     if values.dtype.kind == "c":
         values = np.stack([values.real, values.imag], -1)
@@ -120,9 +129,15 @@ def agree(found: Mapping[str, Any], wanted: Mapping[str, Any], tolerance: float)
         return f"shape {tuple(found['shape'])}, expected {tuple(wanted['shape'])}"
     a, b = np.array(found["shown"]), np.array(wanted["shown"])
     scale = max(1e-30, float(np.abs(b).max(initial=0.0)))
-    worst = float(np.abs(a - b).max(initial=0.0))
+    bounds = np.array(wanted.get("bounds", 0.0))
+    worst = float((np.abs(a - b) - bounds).max(initial=0.0))
     if not worst <= tolerance * scale:  # also where there is a NaN
-        return f"off by {worst / scale:.1e} of the greatest element"
-    if not abs(found["norm"] - wanted["norm"]) <= tolerance * max(wanted["norm"], 1e-30):
+        return f"off by {worst / scale:.1e} of the greatest element" + " more than rounding" * (
+            "bounds" in wanted
+        )
+    if (
+        not abs(found["norm"] - wanted["norm"])
+        <= tolerance * max(wanted["norm"], 1e-30) + bounds.sum()
+    ):
         return f"sum of sizes {found['norm']:.6g}, expected {wanted['norm']:.6g}"
     return ""

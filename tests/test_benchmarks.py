@@ -236,6 +236,23 @@ def test_texts_of_networks_are_the_same_networks(monkeypatch, name):
     assert note == ""
 
 
+def test_losses_may_be_off_by_what_rounding_of_operands_does(monkeypatch):
+    """Each by its own bound, which is none where little is amplified; and not by more."""
+    monkeypatch.setenv("BENCHMARK_SCALE", "0.0625")
+    monkeypatch.setenv("OSTINATO_CACHE", "off")
+    (network,) = [n for n in network_texts.NETWORKS if n.name == "mlp"]
+    wanted = network_systems.expected(network, True)
+    assert wanted.answer.dtype == np.float64
+    assert (wanted.bounds > 0).all()
+    assert (wanted.bounds < 1e-4 * wanted.answer).all()
+    found = network_systems.ostinato(network, True).answer()
+    assert agree(summary(found), summary(wanted), 0.0) == ""
+    worse = wanted.answer + 2 * wanted.bounds * [0, 0, 1]
+    assert agree(summary(worse), summary(wanted), 0.0).endswith("more than rounding")
+    for session in list(sessions._everybodys):
+        session.close()
+
+
 def test_loops_give_what_numpys_give():
     """Some of those that update in place, each as the runner compares it."""
     with sessions.using(None):
