@@ -50,6 +50,8 @@ class Native:
     placed: Callable[[Place, Params], Any] | None = None
     # (graph, k) -> nodes behind a product that whoever makes it may do as it is written
     behind: Callable[[Graph, int], Sequence[int]] | None = None
+    # (graph, k) -> whether it writes a result whose axes lie in any order for the same price
+    turns: Callable[[Graph, int], bool] | None = None
 
     def made(
         self,

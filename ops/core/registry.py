@@ -179,6 +179,11 @@ class Run:
     # turn, and goes from worker to worker.
     carries_state: bool = False
 
+    def may_overwrite(self, results: int) -> tuple[int, ...]:
+        """The operands whose memory one of so many results may take: of several those of kernels, which
+        have read an element of each before they write any of it."""
+        return self.overwrite if results == 1 or self.writes_parts else ()
+
 
 @dataclass(frozen=True, slots=True)
 class Parallel:

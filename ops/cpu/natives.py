@@ -4,6 +4,7 @@ operation's form and the kernels'."""
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -138,6 +139,16 @@ def _conv_scratch(
     if way in CONV_WAYS:
         return conv_scratch(way, ins, outs, specs[0].dtype, p)
     return [] if way == "products" else conv_room(ins, outs, specs, **p)
+
+
+def _writes_slopes(graph: Graph, k: int) -> bool:
+    """Whether oneDNN makes slopes of weights, which it has in a form of its own first."""
+    node = graph.nodes[k]
+    specs = [*(graph.specs[v] for v in node.inputs), *node.specs]
+    shapes, axes = [s.shape for s in specs], len(node.kw["extents"])
+    known = not isinstance(library(), str) and all(s.dtype.name in KINDS for s in specs)
+    slopes = math.prod(shapes[1][:axes]) > math.prod(shapes[2][1 : axes + 1])
+    return known and slopes and not _conv_rule(shapes[:2], shapes[2:], specs[0].dtype, node.kw)
 
 
 def _steps_ways(ins: Specs, outs: Specs, p: Params, threads: int) -> Classes:
@@ -381,8 +392,8 @@ def register(cpu: Device) -> None:
         made, room = partial(all_turns, name), partial(turns_scratch, name)
         cpu.runs(name, made, scratch=room)
     conv = partial(cpu.runs, make=_conv, ways=_conv_ways, scratch=_conv_scratch, by_threads=True)
-    conv("conv", placed=begins_of, behind=_conv_steps)
-    conv("wide_conv", placed=begins_of, behind=_conv_steps)
+    conv("conv", placed=begins_of, behind=_conv_steps, turns=_writes_slopes)
+    conv("wide_conv", placed=begins_of, behind=_conv_steps, turns=_writes_slopes)
     cpu.runs(STEPS, _with_steps, ways=_steps_ways, scratch=_steps_room, placed=_steps_begin)
     cpu.runs("solve", _solve)
     cpu.runs("solve_triangular", triangular_kernel)

@@ -50,7 +50,7 @@ def assign_memory(
     """The pass, for the kernels of a device. Operands that were given away (`donated`) may take results,
     of a body only the one that is their next value (`own`: results, and which operand each may be written
     over); `in_order` says which operands lie in order without gaps, if not all."""
-    graph = own_outputs(graph, in_order)
+    graph = own_turned(own_outputs(graph, in_order), device)
     order = contiguous(graph, in_order)
     views = [is_view(graph, k, order) for k in range(len(graph.nodes))]
     graph = read_first(graph, views, donated, own or {})
@@ -77,6 +77,24 @@ def own_outputs(graph: Graph, given: Sequence[bool] | None = None) -> Graph:
             outputs.append(count)
             count += 1
     return Graph(graph.inputs, (*graph.nodes, *extra), tuple(outputs)) if extra else graph
+
+
+def own_turned(graph: Graph, device: Device) -> Graph:
+    """Copy to the order in which kernels read it what a library writes in any for the same price, as slopes of
+    filters: so it is made there, and no kernel reads it crosswise."""
+
+    def is_crosswise(k: int) -> bool:
+        v = graph.starts[k]
+        looked = any(OPS[graph.nodes[u].op].view for u in graph.uses[v])
+        turns = OPS[graph.nodes[k].op].turns_axes and not looked
+        return turns and find_before_copy(graph, v, device) >= 0
+
+    def make(builder: Builder, k: int, values: Sequence[int]) -> Sequence[int]:
+        node, read = graph.nodes[k], [values[v] for v in graph.nodes[k].inputs]
+        turned = builder.add(node.op, read, node.params, node.specs, node.line)
+        return builder.add("copy", turned, (), node.specs, node.line)
+
+    return replace(graph, [k for k in range(len(graph.nodes)) if is_crosswise(k)], make)
 
 
 def is_view(graph: Graph, k: int, in_order: Sequence[bool]) -> bool:
@@ -140,14 +158,14 @@ def _leads(graph: Graph, node: Node) -> bool:
     return False
 
 
-def joined(graph: Graph) -> dict[int, int]:
+def joined(graph: Graph, device: Device) -> dict[int, int]:
     """Find the values that kernels make for a `concat` that joins nothing else, to replace most of an
-    array, or for a result that only has another shape: for each value the joined one."""
+    array, or for a result that only has another shape or order: for each value the joined one."""
     found: dict[int, int] = {}
     for k, node in enumerate(graph.nodes):
         if replaced(graph, k) is not None:
             found[node.inputs[1]] = graph.starts[k]
-        if node.op == "copy" and (v := _before_copy(graph, k)) >= 0:
+        if node.op == "copy" and (v := find_before_copy(graph, node.inputs[0], device, k)) >= 0:
             found[v] = graph.starts[k]
         if node.op == PIECES:
             parts = [w if _is_piece(graph, k, w) else -1 for w in node.inputs]
@@ -225,21 +243,26 @@ def _is_piece(graph: Graph, k: int, w: int) -> bool:
     return able and graph.uses[w] == (k,) and w not in graph.outputs
 
 
-def _before_copy(graph: Graph, k: int) -> int:
-    """The value that a node makes for this copy and for nobody else, which has another shape; -1 if it is
-    something else."""
-    v, reader = graph.nodes[k].inputs[0], k
+def find_before_copy(graph: Graph, v: int, device: Device, reader: int = -1) -> int:
+    """The value that a node makes for this reader of `v` and for nobody else, where `v` has another shape, or
+    its axes in another order if a library may write so; -1 if it is something else."""
+    ends, turns, reshapes = [graph.specs[v]], False, False
     while (maker := graph.producers[v]) >= 0:
-        if graph.uses[v] != (reader,) or v in graph.outputs:
+        if v in graph.outputs or (reader >= 0 and graph.uses[v] != (reader,)):
             return -1
-        node, moves = graph.nodes[maker], OPS[graph.nodes[maker].op].moves
-        if not (moves.same_elements and moves.keeps_order and OPS[node.op].view):
-            kernel = OPS[node.op].view is None and len(node.specs) == 1
-            able = kernel and node.op not in (*CONTROL, "constant") and not node.specs[0].pending
-            ends = graph.specs[v], graph.nodes[k].specs[0]
-            whole = all(s.layout is None or s.layout.is_whole for s in ends)  # parts may differ
-            return v if able and whole and ends[0].size == ends[1].size and reader != k else -1
+        node, op = graph.nodes[maker], OPS[graph.nodes[maker].op]
+        if not (op.moves.same_elements and op.view):
+            native = device.natives.get(node.op)
+            able = op.view is None and node.op not in (*CONTROL, "constant")
+            able &= len(node.specs) == 1 and not node.specs[0].pending and len(ends) > 1
+            able &= all(s.layout is None or s.layout.is_whole for s in ends)  # parts may differ
+            if turns:
+                may_turn = native.turns if native is not None and not reshapes else None
+                able = able and may_turn is not None and may_turn(graph, maker)
+            return v if able else -1
+        turns, reshapes = turns or op.turns_axes, reshapes or op.reshapes
         (v,), reader = node.inputs, maker
+        ends.append(graph.specs[v])
     return -1
 
 
@@ -287,18 +310,20 @@ def part_getter(
         v = graph.starts[k]
         (k,) = graph.uses[v]
     node = graph.nodes[k]
-    if node.op == "copy":
-        return lambda whole: whole.reshape(shape_of(graph.specs[looks[0].inputs[0]]))
-    axis = node.kw["axis"]
-    begin = 0
-    for w in node.inputs[: node.inputs.index(v)]:
-        begin += shape_of(graph.specs[w])[axis]
-    end = begin + shape_of(graph.specs[v])[axis]
+    cut: tuple[slice, ...] = ()
+    if node.op != "copy":
+        axis = node.kw["axis"]
+        extents = [shape_of(graph.specs[w])[axis] for w in node.inputs]
+        begin = sum(extents[: node.inputs.index(v)])
+        cut = (*(slice(None),) * axis, slice(begin, begin + extents[node.inputs.index(v)]))
 
     def part(whole: Any) -> Any:
-        found = whole[(*(slice(None),) * axis, slice(begin, end))]
+        found = whole[cut] if cut else whole
         for look in reversed(looks):
-            found = found.reshape(shape_of(graph.specs[look.inputs[0]]))
+            if OPS[look.op].turns_axes:
+                found = found.transpose(sorted(range(found.ndim), key=look.kw["axes"].__getitem__))
+            else:
+                found = found.reshape(shape_of(graph.specs[look.inputs[0]]))
         return found
 
     return part
@@ -360,7 +385,7 @@ class _Assigner:
         self.slots: list[Slot] = [Slot("input", k) for k in range(len(graph.inputs))]
         self.root = list(range(len(graph.specs)))  # what each value's memory belongs to
         self.contiguous = contiguous(graph, in_order)
-        self.joined = joined(graph)
+        self.joined = joined(graph, device)
         self.early: dict[int, Slot] = {}  # of what is joined, from its first part on
         self.result = {v: k for k, v in enumerate(graph.outputs)}
         self.last = self._last_reads()
@@ -514,7 +539,7 @@ class _Assigner:
             return () if operand is None else (operand,)
         if node.op == FOREACH:
             return written_over(node, v - self.graph.starts[k])
-        return OPS[node.op].run.overwrite if len(node.specs) == 1 else ()
+        return OPS[node.op].run.may_overwrite(len(node.specs))
 
     def _overwrites(self, k: int, node: Node, made: int) -> int | None:
         """An operand that dies here and whose memory the result may take."""

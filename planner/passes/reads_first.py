@@ -39,8 +39,8 @@ def overs(graph: Graph, k: int, j: int) -> list[int]:
         found = [node.inputs[1 + v] for v in sorted(set.intersection(*sides))]
     elif node.op == FOREACH:
         found = [node.inputs[n] for n in written_over(node, j)]
-    elif len(node.specs) == 1:
-        overwrite = OPS[node.op].run.overwrite
+    else:
+        overwrite = OPS[node.op].run.may_overwrite(len(node.specs))
         found = (
             node.inputs
             if overwrite == ANY

@@ -643,3 +643,41 @@ def test_results_of_another_shape_are_made_where_they_go():
     assert (first == 30).all()
     assert second.shape == (30, 5, 6)
     assert (second == 40).all()
+
+
+@pytest.mark.parametrize(("channels", "side"), [(16, 3), (1024, 1)])
+def test_slopes_of_filters_are_written_in_the_order_of_filters(channels: int, side: int) -> None:
+    """A library has them in a form of its own first: no kernel reads them crosswise, and nothing is copied."""
+    rng = np.random.default_rng(0)
+    shapes = (2, channels, 9, 9), (40, channels, side, side)
+    x, w = (rng.standard_normal(s).astype(np.float32) for s in shapes)
+
+    def change(w: Any, x: Any) -> Any:
+        return w - 0.5 * ost.grad(lambda w: (ost.nn.conv(x, w) ** 2).sum())(w)
+
+    with use():
+        f = ost.compile(change)
+        found = np.asarray(f(ost.asarray(w), ost.asarray(x)))
+        program = f.plan.program
+    copies = [k for k, node in enumerate(program.graph.nodes) if node.op == "copy"]
+    assert [memory.is_joined(program, k) for k in copies] == [True], program.graph
+    with ost.connect(numerics="any-workers"):
+        wanted = np.asarray(change(ost.asarray(w), ost.asarray(x)))
+    np.testing.assert_allclose(found, wanted, 1e-4, 1e-5 * abs(wanted).max())
+
+
+def test_kernels_of_several_results_write_over_several_operands() -> None:
+    w, m, g = (np.arange(5000.0) + k for k in range(3))
+
+    def step(state: Any, g: Any) -> Any:
+        w, m = state
+        m = 0.9 * m + g
+        return w - 0.5 * m, m
+
+    with use():
+        f = ost.compile(step, donate="state")
+        found = f((ost.asarray(w), ost.asarray(m)), ost.asarray(g))
+        program = f.plan.program
+        compare_all(found, step((w, m), g), "given away", 1e-12, 1e-12)
+    assert [{*pairs} for pairs in zip(*program.reuse, strict=True)] == [{0, 1}] * 2, program.graph
+    assert sum(node.op == "fused" for node in program.graph.nodes) == 1

@@ -75,6 +75,7 @@ _GOOD = (*ON_STACK, "jit_1x1:", "jit_dw:", "brdgmm")
 PARTS = 16  # of images, of which a quarter at least is worth it for few
 SUMS = 4  # parts whose slopes of weights are added up; 2 of large ones
 LARGE_WEIGHTS = 1 << 20  # bytes of weights
+CACHE_WAY = 1 << 12  # bytes after which the first cache begins anew
 MAX_FILTER = 121  # elements of a filter: where there are more, these are places of images
 
 
@@ -423,7 +424,7 @@ def _made(
             raise Unable("weights that need more room")
         given, made = lying(shape, lie, kinds[1]), best
         given, made = (made, given) if slopes else (given, made)
-        turn = _turning(owner, given, made, shape, alone, threads)
+        turn = _turning(owner, given, made, shape, threads, alone, lie if slopes else ())
     if not slopes:
         return partial(_packed, function, turn, room), 0
     sums = room[: size * len(blocks)].view(np.float32).reshape(len(blocks), -1)
@@ -441,16 +442,22 @@ def _lying(owner: _Owner, shape: Ints, strides: Ints, dtype: DType, images: bool
 
 
 def _turning(
-    owner: _Owner, given: Any, made: Any, shape: Ints, alone: bool, threads: int
+    owner: _Owner, given: Any, made: Any, shape: Ints, threads: int, alone: bool, written: Ints
 ) -> Callable[..., None]:
-    """A function of two arrays of weights that brings one to the other's form, in pieces of filters."""
+    """A function of two arrays of weights that brings one to the other's form, in pieces of filters; or of
+    channels, of which the library's blocks have 16, where what is `written` with such strides would have all
+    filters in one set of the first cache."""
+    across = alone and written[1:2] == [1] and not 4 * written[0] % CACHE_WAY
     name = "dnnl_memory_desc_create_submemory"
     which = (_Name.SOURCE, _Name.RESULT)
+    axis, step = (1, 16) if across else (0, -(-shape[0] // 512) * 64)  # whole blocks in any form
+    if not across and (4 * math.prod(shape) < LARGE_WEIGHTS // 4 or not alone):
+        step = shape[0]
 
     def piece(at: int, count: int) -> _Way:
-        dims, offsets = (count, *shape[1:]), (at, *[0] * (len(shape) - 1))
-        ends = [given, made]
-        if count < shape[0]:
+        dims, offsets, ends = [*shape], [0] * len(shape), [given, made]
+        dims[axis], offsets[axis] = count, at
+        if count < shape[axis]:
             ends = [owner.make("memory_desc", name, e, _dims(dims), _dims(offsets)) for e in ends]
         algorithm = owner.make(
             "primitive_desc", "dnnl_reorder_primitive_desc_create",
@@ -458,14 +465,10 @@ def _turning(
         )  # fmt: skip
         return _Way(algorithm, ends, None, which)
 
-    step = -(-shape[0] // 8)
-    step += -step % 64 if alone else 0  # of whole blocks, whatever the form
-    small = 4 * math.prod(shape) < LARGE_WEIGHTS // 4 or not alone
     try:
-        starts = [0] if small else range(0, shape[0], step)
-        ways = [piece(k, min(step, shape[0] - k) if not small else shape[0]) for k in starts]
+        ways = [piece(k, min(step, shape[axis] - k)) for k in range(0, shape[axis], step)]
     except Unable:
-        ways = [piece(0, shape[0])]
+        ways = [piece(0, shape[axis])]
     return _function(owner, [_Block((), (0, 0))] * len(ways), ways, (0, 1), threads, False)
 
 
