@@ -471,7 +471,7 @@ class CompiledFunction(Entries, Generic[P, R]):
             precision=AS_WRITTEN if self.precision == AUTO else self.precision or target.precision,
             named=target.named,
             scratch_limit=self.scratch_limit,
-            offload=fitting_offload("compile", self.offload, target.device),
+            offload=fitting_offload("compile", self.offload or target.offload, target.device),
         )
 
     def plan_for(self, *args: P.args, **kwargs: P.kwargs) -> Plan:

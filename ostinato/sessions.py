@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
+import os
 import sys
 import threading
 import weakref
@@ -48,6 +49,7 @@ from ostinato.runtime.engine import Engine, Launcher, LocalEngine
 
 from . import watching
 from .cards import session_card
+from .offloading import check_offload, fitting_offload
 from .pending import FORMS, LARGEST, Pending, numbers_of
 from .progress import show_as_set
 from .replicas import Replicas
@@ -591,6 +593,7 @@ def connect(
     threads: int | None = None,
     precision: str | Precision = "as-written",
     device: str | None = None,
+    offload: bool | str | os.PathLike[str] | None = None,
 ) -> Session:
     """Workers to compute with, from now on: this process with all its cores, or n workers that are
     threads of it; under `mpiexec -n 4 python script.py` its processes: the first runs the script and works,
@@ -608,14 +611,14 @@ def connect(
     faster; sums and all else stay float32. "mixed_tf32" lets GPUs multiply float32 by TF32. "f32" and
     "f64" compute in that dtype between arguments and results, which keep theirs; an ost.Precision says
     each by name. device: where workers keep arrays and compute, "cpu" or "cuda": each process has a GPU
-    of its own, threads of one share it.
+    of its own, threads of one share it. offload: as in `compile`, where that says nothing else.
 
     >>> session = ost.connect(workers=2)
     >>> ost.arange(4, split=0).layout
     split 0 of 2
     >>> session.close()
     """
-    session = _opened(workers, mesh, numerics, memory_limit, threads, precision, device)
+    session = _opened(workers, mesh, numerics, memory_limit, threads, precision, device, offload)
     _publish(session)
     watching.begin(session)
     return session
@@ -629,6 +632,7 @@ def _opened(
     threads: int | None,
     precision: str | Precision,
     device: str | None = None,
+    offload: bool | str | os.PathLike[str] | None = None,
 ) -> Session:
     """A session, in use nowhere yet."""
     settings.read()
@@ -647,6 +651,7 @@ def _opened(
     device = settings.device if device is None else device
     if cluster is None or device not in (*DEVICES, *LATER):  # else its workers look for it
         _device(device)
+    place = fitting_offload("connect", check_offload("connect", offload), device)
     engine: Engine
     scheduler = ""
     if cluster is not None:
@@ -667,7 +672,7 @@ def _opened(
         mesh = _mesh(mesh, workers)
         engine = LocalEngine(math.prod(mesh), mesh, threads, device)
     model = known(device, mesh, apart) if settings.machine == HERE else None
-    target = Target(mesh, device, numerics, limit, precision=policy, named=model)
+    target = Target(mesh, device, numerics, limit, precision=policy, named=model, offload=place)
     session = Session(engine, target, scheduler)
     for each in profiles:
         each.begin(session)

@@ -378,6 +378,21 @@ def test_places_that_cannot_be(said: Any, match: str) -> None:
         ost.compile(memory_limit=1 << 20, offload=said)(lambda x: x + 1)(np.ones(3))
 
 
+def test_what_a_session_says_holds_where_a_function_says_nothing(alone: None) -> None:
+    with use(mesh(1)):
+        wanted = ost.compile(far)(*squares())
+        limit = limit_of(ost.compile(far, memory_limit=MUCH).plan_for(*squares()), 0.7)
+    with use(mesh(1), memory_limit=limit, offload=True):
+        function = ost.compile(far)
+        same(function(*squares()), wanted)
+        assert function.plan.offloaded_bytes
+        assert function.plan.peak_bytes <= limit
+        with pytest.raises(MemoryLimitError):
+            ost.compile(far, offload=False)(*squares())
+    with pytest.raises(ArgumentError, match=r"^connect .*got offload='host' on 'cpu'"):
+        ost.connect(offload="host")
+
+
 # -- failures ----------------------------------------------------------------------------------
 @pytest.fixture
 def training(alone: None, tmp_path: Path) -> Iterator[Any]:
