@@ -485,7 +485,10 @@ def coords_of_many(mesh: Mesh, ranks: np.ndarray[Any, Any]) -> list[Any]:
     return [ranks // math.prod(mesh[a + 1 :]) % n for a, n in enumerate(mesh)]
 
 
-def different_shapes(arrays: Sequence[tuple[Layout, Shape]]) -> list[tuple[Shape, ...]]:
+@lru_cache(1 << 14)
+def different_shapes(
+    arrays: tuple[tuple[Layout, Shape], ...],
+) -> tuple[tuple[Shape, ...], ...]:
     """The shapes of the parts that one worker has of each of these arrays, without repetitions."""
     meshes = {layout.mesh for layout, _ in arrays}
     if len(meshes) == 1:
@@ -517,7 +520,8 @@ def different_shapes(arrays: Sequence[tuple[Layout, Shape]]) -> list[tuple[Shape
             case = np.unique(case, return_inverse=True)[1]
     first = np.unique(case, return_index=True)[1]
     at = dict(zip(columns, [n[first].tolist() for n in extents], strict=True))
-    return [tuple([tuple([at[key][k] for key in of]) for of in keys]) for k in range(len(first))]
+    each = range(len(first))
+    return tuple([tuple([tuple([at[key][k] for key in of]) for of in keys]) for k in each])
 
 
 def volume(box: Box) -> int:

@@ -754,7 +754,7 @@ def scratch_bytes(device: Device, graph: Graph, node: Node) -> list[int]:
     specs = (*(graph.specs[v] for v in node.inputs), *node.specs)
     if not device.has_scratch(node) and division_of(node, specs[: len(node.inputs)]) is None:
         return []
-    parts = different_shapes([(s.layout, s.shape) for s in specs if s.layout is not None])
+    parts = different_shapes(tuple([(s.layout, s.shape) for s in specs if s.layout is not None]))
     count = len(node.inputs)
     sizes = [
         [math.prod(s.shape) * s.dtype.itemsize for s in sum(found, ())]

@@ -55,7 +55,7 @@ def test_parts_are_as_large_as_they_are_found() -> None:
 
 def test_shapes_of_several_arrays() -> None:
     for has, needs, shape in CASES:
-        arrays = [(has, shape), (needs, shape), (has, (5,) * len(shape))]
+        arrays = (has, shape), (needs, shape), (has, (5,) * len(shape))
         every = {
             tuple(layout.local_shape(n, rank) for layout, n in arrays)
             for rank in range(has.workers)
