@@ -14,7 +14,8 @@ In four steps, each of which leaves the optimum where it is:
    better than the best one found so far can have. What looks alike a few steps around, such as the
    layers of a network, is worked on once at first; values by which the bound hardly rises are tried.
 4. What is left is eliminated, the smallest table first. One that would be larger than `limit` is cut in
-   two, each of which takes its own best value. This alone is not exact, but still a bound.
+   two, each of which takes its own best value. This alone is not exact, but still a bound. Then the
+   best values of variables that close no cycle are looked for, the others staying as they are.
 
 So the answer comes with a bound, and where no table was cut, nor the search ended since the bound was
 close, it is the optimum."""
@@ -23,6 +24,7 @@ from __future__ import annotations
 
 import heapq
 import math
+import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -114,9 +116,7 @@ class _Solver:
         costs = list(self.problem.costs)
         self.kept = [np.arange(len(c)) for c in costs]
         pairs = {ij: self._sum(tables) for ij, tables in self.problem.pairs.items()}
-        for _ in range(2):
-            if not self._drop(costs, pairs):
-                break
+        self._drop(costs, pairs)
         costs, pairs = self._without_constants(costs, pairs)
         near: list[dict[int, Table]] = [{} for _ in costs]
         for (i, j), table in pairs.items():
@@ -146,7 +146,7 @@ class _Solver:
             self.sums[key] = sum(tables[1:], tables[0])
         return self.sums[key]
 
-    def _drop(self, costs: list[Table], pairs: dict[tuple[int, int], Table]) -> bool:
+    def _drop(self, costs: list[Table], pairs: dict[tuple[int, int], Table]) -> None:
         """Drops values that another one beats whatever the neighbours do."""
         around: dict[int, list[Table]] = {}
         for (i, j), table in pairs.items():
@@ -169,8 +169,6 @@ class _Solver:
                 keeps = seen[key] = np.flatnonzero(~worse.any(1))
             if len(keeps) < len(cost):
                 dropped[i] = keeps
-        if not dropped:
-            return False
         for i, keeps in dropped.items():
             self.kept[i] = self.kept[i][keeps]
             costs[i] = self._part(costs[i], keeps, None)
@@ -178,7 +176,6 @@ class _Solver:
             rows, columns = dropped.get(i), dropped.get(j)
             if rows is not None or columns is not None:
                 pairs[i, j] = self._part(table, rows, columns)
-        return True
 
     def _least_more(self, table: Table) -> Table:
         """For each two rows, by how much the first costs more than the second at the least."""
@@ -361,11 +358,15 @@ class _Core:
     def solved(self, limit: int) -> tuple[list[int], float]:
         """The best values, and by how much they may be above the optimum."""
         sweeps = min(SWEEPS, max(8, MOVES // max(1, len(self.pairs))))
-        near = GAPS[sweeps < SWEEPS]
+        near, before = GAPS[sweeps < SWEEPS], -math.inf
         for turn in range(sweeps if self.costs else 0):
             gap = self.least - self.bound
             if turn and gap <= near * abs(self.least):
                 return self.best, gap if gap > 1e-12 * abs(self.least) else 0.0
+            if turn % 8 == 7:
+                if self.bound - before < gap / 50:  # more sweeps bring little
+                    break
+                before = self.bound
             if turn % 4 == 0 and _fits(list(map(len, self.costs)), self.pairs, limit):
                 break
             if turn == 0 and not self._spread_alike(limit):
@@ -382,6 +383,7 @@ class _Core:
         self._try(values)
         if bound is None:
             return self.best, 0.0
+        self._try_forests(limit)
         return self.best, max(0.0, self.least - max(self.bound, self.base + bound))
 
     def _own(self) -> None:
@@ -426,8 +428,7 @@ class _Core:
                             pair.move(share, side)
         for i, cost in enumerate(self.costs):
             self.costs[i] = sum([pair.moved[side] for pair, side in sides(i)], cost)
-        both = {id(pair): pair.moved[0][:, None] + pair.moved[1] for pair in shared.values()}
-        self.pairs = {ij: table - both[id(of[ij])] for ij, table in self.pairs.items()}
+        self.pairs = {ij: pair.left.copy() for ij, pair in of.items()}
         self._try_alike(alike, limit)
         return True
 
@@ -548,6 +549,37 @@ class _Core:
                 values, _ = _eliminate(costs, pairs, limit)
                 self._try([int(k[v]) for k, v in zip(keeps, values, strict=True)])
                 return
+
+    def _try_forests(self, limit: int) -> None:
+        """Tries the best values of variables that close no cycle, the others staying as they are."""
+        draw, order = random.Random(0), list(range(len(self.costs)))
+        for _ in range(min(SWEEPS // 2, MOVES // (5 * len(self.pairs)))):
+            draw.shuffle(order)
+            free = _forest(order, self.near)
+            pairs = zip(self.kept, self.best, strict=True)
+            keeps = [
+                np.arange(len(k)) if i in free else np.searchsorted(k[:-1], [v])
+                for i, (k, v) in enumerate(pairs)
+            ]
+            values, _ = _eliminate(*self._only(keeps), limit)
+            self._try([int(k[v]) for k, v in zip(keeps, values, strict=True)])
+
+
+def _forest(order: Iterable[int], near: Sequence[Sequence[int]]) -> set[int]:
+    """Variables, as they come in this order, that close no cycle with those before them."""
+    found, above = set[int](), dict[int, int]()
+
+    def root(i: int) -> int:
+        while i in above:
+            i = above[i]
+        return i
+
+    for i in order:
+        trees = [root(j) for j in near[i] if j in found]
+        if len({*trees}) == len(trees):
+            found.add(i)
+            above.update(dict.fromkeys(trees, i))
+    return found
 
 
 def _fits(sizes: Sequence[int], pairs: Iterable[tuple[int, int]], limit: int) -> bool:

@@ -61,6 +61,53 @@ def test_where_tables_must_be_cut_the_answer_comes_with_a_bound() -> None:
     assert np.mean(gaps) < 0.01, "it is near"
 
 
+def test_forests_make_an_answer_cheaper_where_tables_must_be_cut(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As layouts do, each value fits one value of a neighbour, and all others cost the same."""
+
+    def problem(r: np.random.Generator, variables: int, values: int, share: float) -> Problem:
+        made = Problem()
+        for _ in range(variables):
+            made.variable(r.random(values) / 4)
+        for i, j in itertools.combinations(range(variables), 2):
+            if r.random() < share:
+                fits = r.permutation(values)[:, None] == r.permutation(values)
+                made.pair(i, j, r.random() * ~fits)
+        return made
+
+    def costs() -> list[float]:
+        r = np.random.default_rng(3)
+        return [solve(problem(r, 80, 4, 0.05), limit=100).cost for _ in range(3)]
+
+    found = costs()
+    monkeypatch.setattr(search._Core, "_try_forests", lambda *_: None)
+    without = costs()
+    assert all(a < b for a, b in zip(found, without, strict=True))
+
+
+def test_a_forest_has_no_cycle_and_no_more_fits_into_it() -> None:
+    r = random.Random(1)
+    for _ in range(50):
+        n = r.randint(1, 30)
+        near = [set[int]() for _ in range(n)]
+        for i, j in itertools.combinations(range(n), 2):
+            if r.random() < 0.15:
+                near[i].add(j)
+                near[j].add(i)
+
+        def is_forest(some: set[int], near: list[set[int]] = near) -> bool:
+            left = set(some)
+            while ends := {i for i in left if len(near[i] & left) < 2}:
+                left -= ends
+            return not left
+
+        order = r.sample(range(n), n)
+        found = search._forest(order, list(map(sorted, near)))
+        assert is_forest(found)
+        assert not any(is_forest(found | {i}) for i in set(order) - found)
+
+
 def layers_problem(r: np.random.Generator, layers: int, width: int, values: int) -> Problem:
     """Equal layers of variables that are tied to each other and to those of the next one; the first
     and the last one have costs of their own."""
