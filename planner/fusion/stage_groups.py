@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from ostinato.ops.core.build import Builder
@@ -52,6 +52,7 @@ LINES = 1024  # of running sums; fewer, which are longer, are cut themselves
 PRODUCT = 1024  # multiplications of a row: libraries are better at more
 MAX_ROW_BYTES = 1 << 22  # bytes of a row of a stage at the most
 LONG_WINDOW = 1 << 4  # elements of windows of which products are summed
+SPREAD = 4  # times as many bytes as are read, which who needs them makes sooner than it reads them
 SHARED = 2  # elements of windows for each of an operand's, from which they share most of them
 Fits = Callable[..., bool]  # (**parameters of a kernel) -> whether it can be one
 
@@ -202,10 +203,11 @@ def worthy_nests(
     fits: Fits,
     blocks: int = 0,
 ) -> list[Nested]:
-    """Choose the nests that pay and can be. Running sums of which a unit has no room stay by themselves."""
+    """Choose the nests that pay and can be. Running sums of which a unit has no room stay by themselves, and
+    readers outside of nests make what takes less memory as they need it."""
     paying = [g for g in nests(graph, target.workers, lowers, alone, blocks) if is_worth(g)]
     found = [g for g in paying if can_be(graph, g, fits)]
-    freed = {
+    freed = left_to_readers(graph, found) | {
         k
         for g in paying
         for k in g.members
@@ -214,6 +216,34 @@ def worthy_nests(
     if not freed:
         return found
     return worthy_nests(graph, target, lowers, alone | freed, is_worth, fits, blocks)
+
+
+def left_to_readers(graph: Graph, found: Sequence[Nested]) -> set[int]:
+    """Find elementwise members at the ends of nests that make much more than they read, such as sums for all
+    pairs of rows, which nodes outside of nests that are elementwise, too, may make instead."""
+    inside, freed = {k for g in found for k in g.members}, set[int]()
+    for g in found:
+        late: dict[int, None] = {}
+        for k in reversed(g.members):
+            (v, *more), op = graph.outs(k), op_of(graph.nodes[k].op)
+            if more or v in graph.outputs or not op.scalar or op.reduce or op.element.source:
+                continue
+            others = [u for u in graph.uses[v] if u not in late]
+            if inside.isdisjoint(others) and all(map(partial(_is_scalar_of, graph, v), others)):
+                late[k] = None
+        made = {v for k in late for v in graph.outs(k)}
+        read = {v for k in late for v in graph.nodes[k].inputs} - made
+        kept = sum(min(graph.specs[u].nbytes for u in (v, *_behind(graph, v))) for v in read)
+        gone = sum(graph.specs[v].nbytes for v in made if not late.keys() >= {*graph.uses[v]})
+        if gone > max(SPREAD * kept, NEGLIGIBLE_BYTES):
+            freed |= {*late}
+    return freed
+
+
+def _is_scalar_of(graph: Graph, v: int, k: int) -> bool:
+    """Whether a node makes one element of each of a value."""
+    node = graph.nodes[k]
+    return bool(op_of(node.op).scalar) and node.specs[0].shape == graph.specs[v].shape
 
 
 def count_apart(graph: Graph, lowers: Lowers) -> Graph:

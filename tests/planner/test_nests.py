@@ -251,6 +251,42 @@ def test_all_pairs_of_rows_are_one_kernel() -> None:
 
 
 # -- exactness -----------------------------------------------------------------------------
+def kernel_sums(xp: Any, x: Any, y: Any) -> Any:
+    squares = (x * x).sum(1)[:, None] + (y * y).sum(1)[None, :]
+    return xp.exp(-(squares - 2 * x @ y.T)).sum(1)
+
+
+def distances(xp: Any, x: Any, y: Any) -> Any:
+    squares = (x * x).sum(1)[:, None] + (y * y).sum(1)[None, :]
+    return xp.sqrt(xp.maximum(squares - 2 * (x @ y.T), 0))
+
+
+@pytest.mark.parametrize(("of_pairs", "large_ones"), [(kernel_sums, 0), (distances, 1)])
+def test_pairs_of_squares_are_made_where_their_product_is(of_pairs: Any, large_ones: int) -> None:
+    """They are as large as the product; two columns of squares are in memory instead."""
+    r = np.random.default_rng(3)
+    x, y = (r.standard_normal((n, 16)).astype("float32") for n in (3000, 700))
+    graph = program_of(lambda x, y: of_pairs(ost, x, y), x, y)
+    assert len(large(graph, x.nbytes)) == large_ones
+    with sessions.use():
+        made = np.asarray(ost.compile(lambda x, y: of_pairs(ost, x, y))(x, y))
+    wanted = of_pairs(np, x.astype(float), y.astype(float))
+    np.testing.assert_allclose(made, wanted, rtol=1e-3)
+
+
+def test_what_is_read_in_a_kernel_in_stages_stays_there() -> None:
+    """Nobody outside makes it again: the sum of all pairs of squares is in the kernel that reads it."""
+    x = X[:900, :8]
+
+    def spread(x: Any) -> Any:
+        squares = (x * x).sum(1)
+        near = ost.exp(-(squares[:, None] + squares[None, :]))
+        return (near / near.sum(1)[:, None]).max(0)
+
+    graph = program_of(spread, x)
+    assert large(graph, x.nbytes) == []
+
+
 def test_threads_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     x = np.random.default_rng(3).standard_normal((40_000, 16)).astype(np.float32)
     found = []
