@@ -720,13 +720,29 @@ def _dict_of(x: Any) -> dict[str, Any] | None:
 
 def _is_traced(x: Any, depth: int = 0) -> bool:
     """Whether it was made by the trace: what it holds, or a function knows, has no values."""
-    inside = flatten([x, *(_dict_of(x) or {}).values()])[0]
+    try:
+        inside = flatten([x, *(_dict_of(x) or {}).values()])[0]
+    except RecursionError:  # a container that holds itself
+        inside = _inside(x)
     if any(map(_has_no_value, inside)):
         return True
     known = [getattr(x, name, None) for name in WRAPPERS.get(type(x), ())]
     if type(x) is types.FunctionType:
         known += [c.cell_contents for c in x.__closure__ or () if c != types.CellType()]
     return depth < DEEPEST and any(_is_traced(y, depth + 1) for y in known)
+
+
+def _inside(x: Any) -> list[Any]:
+    """List what is in containers of Python's, each of them once."""
+    found, waiting = dict[int, Any](), [x, *(_dict_of(x) or {}).values()]
+    while waiting:
+        y = waiting.pop()
+        if id(y) not in found:
+            found[id(y)] = y
+            waiting += (
+                y.values() if isinstance(y, dict) else y if isinstance(y, (list, tuple)) else ()
+            )
+    return [*found.values()]
 
 
 def _has_no_value(x: Any) -> bool:

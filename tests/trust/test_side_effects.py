@@ -518,3 +518,20 @@ def test_numbers_ask_no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     step(ost.ones(3))
     assert (o.t, o.rate) == (2, 1 / 2 / 3)
     assert len(step.plan.traced.outputs) == 1
+
+
+@pytest.mark.parametrize("kind", [dict, list])
+def test_containers_that_hold_themselves_may_be_made(kind: type) -> None:
+    """As graphs of a program's own are, with arrays of the trace in them."""
+
+    @ost.compile
+    def step(x: Any) -> Any:
+        own: Any = {"twice": x * 2} if kind is dict else [x * 2]
+        if kind is dict:
+            own["own"] = own
+            return own["twice"] + 1
+        own.append(own)
+        return own[0] + 1
+
+    for _ in range(2):
+        np.testing.assert_array_equal(np.asarray(step(ost.ones(3))), [3, 3, 3])
