@@ -95,8 +95,10 @@ class Calibration:
         return best, made.plan
 
     def beyond(self, work: Callable[..., Any], *operands: Any) -> float:
-        """Seconds of work, without those that start a plan and its kernel."""
-        return max(self.took(work, *operands) - self.run - self.call, 1e-9)
+        """Seconds of work, without those that start a plan and its kernel. Some are left if a start that was
+        disturbed took more."""
+        whole = self.took(work, *operands)
+        return max(whole - self.run - self.call, SURE * whole)
 
     # -- what is measured ------------------------------------------------------------------
     def parts(self, rows: int, *more: int, dtype: Any = float32) -> Array:
@@ -134,7 +136,7 @@ class Calibration:
             x = self.parts(size // 8)
             if size <= QUICK:  # a plan would take longer to start
                 work = partial(repeat, TURNS, lambda s: s * 0.5 + 1)
-                turn = max(self.took(work, x) - self.run, 1e-9) / TURNS
+                turn = (self.beyond(work, x) + self.call) / TURNS
                 took = max(turn - again, SURE * turn)
             else:
                 took = self.beyond(lambda x: x * 2 + 1, x)
