@@ -147,6 +147,10 @@ def sorted_before(
         yield rest, given
 
 
+def _folder() -> Path:
+    return disk_cache.open_cache(settings.cache).root or Path(gettempdir())
+
+
 @contextmanager
 def stepped(
     steps: Sequence[Step],
@@ -158,12 +162,11 @@ def stepped(
     """The operands, and those that the steps make of them. Their files lie beside another one, or in the
     cache's folder, as long as this lasts."""
     given, sinks = list(operands), list[NpySink]()
-    folder = disk_cache.open_cache(settings.cache).root or Path(gettempdir())
     try:
         for step in steps:
             if step.graph is not None:
                 (made,) = step.graph.out_specs
-                name = f"{beside or folder / 'rows'}.runs.npy"
+                name = f"{beside or _folder() / 'rows'}.runs.npy"
                 sinks.append(sink := NpySink(name, None, made.shape, made.dtype))
                 sink.create()
                 with _place(sink, session) as place:

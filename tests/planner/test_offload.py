@@ -4,12 +4,9 @@ behind whatever fails."""
 from __future__ import annotations
 
 import errno
-import faulthandler
 import os
 import random
-import sys
 import threading
-import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -470,30 +467,6 @@ def test_no_folder_is_an_error(training: Any) -> None:
     same(step(*given), wanted)
     same(step(*given), wanted)
     assert list(folder.iterdir()) == []  # the file has no name
-
-
-@only_here()
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="a system without")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_forked_child_has_a_file_of_its_own(training: Any) -> None:
-    """And leaves its parent's alone."""
-    step, given, wanted, folder = training
-    same(step(*given), wanted)
-    child = os.fork()
-    if not child:
-        faulthandler.dump_traceback_later(60, exit=True, file=sys.__stderr__)
-        try:
-            folder.rmdir()  # which shows that it opens another one
-            with pytest.raises(DataFileError):
-                step(*given)
-            folder.mkdir()
-            same(step(*given), wanted)
-            os._exit(0)
-        except BaseException:
-            traceback.print_exc(file=sys.__stderr__)
-            os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    same(step(*given), wanted)
 
 
 @only_here()

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import faulthandler
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from ostinato.planner.passes import fitting
 
 import ostinato as ost
+from ostinato.errors import DataFileError
 from tests.clusters import MPIEXEC, ROOT, needs, needs_dask, needs_mpi
 from tests.thorough import some
 from tests.trust.conftest import Tally
@@ -177,9 +181,29 @@ def test_pools_of_processes_have_sessions_of_their_own(
     assert {"fork", "spawn"} <= found.keys()
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_children_compute_whatever_other_threads_were_doing(tally: Tally) -> None:
-    """Their locks are free in a child: of sessions, plans, layouts, kernels, LLVM and what is made once."""
+def _forked(work: Callable[[], None]) -> int:
+    """Do something in a forked child; its exit code."""
+    child = os.fork()
+    if not child:
+        faulthandler.dump_traceback_later(60, exit=True, file=sys.__stderr__)
+        try:
+            work()
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc(file=sys.__stderr__)
+            os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def _in_process(work: Callable[..., None], *args: Any) -> None:
+    """Do something in a new process, of which a copy takes little memory."""
+    process = multiprocessing.get_context("spawn").Process(target=work, args=args)
+    process.start()
+    process.join(150)
+    assert process.exitcode == 0
+
+
+def _beside_threads() -> None:
     x, stopped = np.random.default_rng(0).normal(size=(40, 40)), threading.Event()
 
     def program(turns: int) -> Any:
@@ -198,29 +222,75 @@ def test_children_compute_whatever_other_threads_were_doing(tally: Tally) -> Non
 
     known = program(2)
     wanted = np.asarray(known(x, 0.25))
+
+    def same() -> None:
+        np.testing.assert_array_equal(known(x, 0.25), wanted)
+        np.testing.assert_array_equal(program(2)(x, 0.25), wanted)
+        np.testing.assert_array_equal(ost.asarray(x) * 3 + 1, x * 3 + 1)
+
     threads = [threading.Thread(target=work) for _ in range(3)]
     for thread in threads:
         thread.start()
     try:
         for k in range(4):
             time.sleep(0.05 * k)
-            child = os.fork()
-            if not child:
-                faulthandler.dump_traceback_later(60, exit=True, file=sys.__stderr__)
-                try:
-                    np.testing.assert_array_equal(known(x, 0.25), wanted)
-                    np.testing.assert_array_equal(program(2)(x, 0.25), wanted)
-                    np.testing.assert_array_equal(ost.asarray(x) * k + 1, x * k + 1)
-                    os._exit(0)
-                except BaseException:
-                    traceback.print_exc(file=sys.__stderr__)
-                    os._exit(1)
-            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-            tally("forked children", 1)
+            assert _forked(same) == 0
     finally:
         stopped.set()
         for thread in threads:
             thread.join()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="a system without")
+def test_children_compute_whatever_other_threads_were_doing(tally: Tally) -> None:
+    """Their locks are free in a child: of sessions, plans, layouts, kernels, LLVM and what is made once."""
+    _in_process(_beside_threads)
+    tally("forked children", 4)
+
+
+def _with_a_file(folder: Path) -> None:
+    # nothing is made in turns nor again: what is left is to move values
+    changed: Any = fitting
+    changed.cut_further = lambda *_: []
+    changed.recomputed = lambda graph, program, *_: (graph, program)
+    changed.recomputed_below = lambda graph, *_: graph
+    x, w = (r.normal(size=(256, 256)) / 16 for r in map(np.random.default_rng, range(2)))
+
+    def far(x: Any, w: Any) -> Any:
+        y = kept = ost.cumulative_sum(x, axis=0)
+        for _ in range(3):
+            y = ost.cumulative_sum(ost.cumulative_sum(y * w, axis=1), axis=0)
+        return ost.cumulative_sum(y * kept, axis=0)
+
+    wanted, whole = np.asarray(ost.compile(far)(x, w)), ost.compile(far).plan_for(x, w)
+    limit = whole.peak_bytes - int(0.3 * whole.arena_bytes)
+    step = ost.compile(memory_limit=limit, offload=folder)(far)
+
+    def same() -> None:
+        np.testing.assert_array_equal(step(x, w), wanted)
+
+    def own() -> None:
+        folder.rmdir()  # which shows that it opens another one
+        try:
+            step(x, w)
+        except DataFileError:
+            folder.mkdir()
+            return same()
+        raise AssertionError("a child used its parent's file")
+
+    same()
+    assert step.plan.offloaded_bytes
+    assert _forked(own) == 0
+    same()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="a system without")
+def test_a_child_has_a_file_of_its_own_for_what_leaves_memory(tmp_path: Path, tally: Tally) -> None:
+    """And leaves its parent's alone."""
+    folder = tmp_path / "away"
+    folder.mkdir()
+    _in_process(_with_a_file, folder)
+    tally("forked children", 1)
 
 
 SUITE = """
