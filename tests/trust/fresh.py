@@ -79,8 +79,9 @@ def pipe_of(k: int, pair: Pair, files: list[str]) -> Any:
 
 def forget() -> None:
     """Leave of what was made only what is held, and something else where the rest was."""
-    for made in code._once:
-        made.cache_clear()
+    for made in gc.get_objects():
+        if isinstance(made, code.once):
+            made.cache_clear()
     gc.collect()
     signals.clear()
     for words in range(1, 64):
