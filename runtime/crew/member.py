@@ -21,6 +21,7 @@ from ostinato.ops.core.helpers import begin_to_help
 from ostinato.ops.core.layout import Box, intersect, slices, volume
 from ostinato.ops.core.spec import Spec, copied, empty_aligned, is_own
 from ostinato.ops.core.targets import targets
+from ostinato.ops.cpu.threads import blas_threads
 from ostinato.planner.file import decode_plan
 from ostinato.runtime.engine import box_of, measured
 from ostinato.runtime.messages.mpi import MpiCommunicator
@@ -77,7 +78,9 @@ class Member:
         loaded, parts = self.plans.get(plan), self.parts
         if loaded is None:
             raise Malformed(f"plan {plan.hex()[:8]}, which worker {self.rank} was not given")
-        for part in self.worker.step(loaded, [parts[h] for h in operands]):
+        with blas_threads(self.worker.threads):
+            made = self.worker.step(loaded, [parts[h] for h in operands])
+        for part in made:
             parts[first] = part
             first += 1
 

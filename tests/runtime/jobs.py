@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 from mpi4py import MPI
+from ostinato.ops.cpu.threads import blas
 from ostinato.runtime.crew import crew, member
 from ostinato.runtime.messages import mpi
 from ostinato.runtime.worker import Worker
@@ -120,6 +121,29 @@ def matrices_stay() -> None:
             kept.append([s["kept_bytes"] > 0 for s in session.stats()["workers"]])
             matrix = twice(matrix)
     say(kept=kept[::2], right=right)
+
+
+def shared_cores() -> None:
+    """Threads of NumPy's products while workers run a plan, and before and behind."""
+    found, run = [], Worker.step
+
+    def noted(self: Worker, *args: Any) -> Any:
+        found.append(_blas())
+        return run(self, *args)
+
+    Worker.step = noted  # type: ignore[method-assign]
+    known = blas()
+    if known is not None:
+        known.limit(8)
+    session = ost.connect(threads=2 * SIZE)
+    x = ost.asarray(np.ones((6, 4)), split=0)
+    np.asarray(ost.compile(lambda x: x @ x.T)(x))
+    say(inside=found, behind=_blas(), share=session.engine.lead.member.worker.threads)  # type: ignore[attr-defined]
+
+
+def _blas() -> int:
+    known = blas()
+    return known.threads() if known is not None else 0
 
 
 def one_fails() -> None:

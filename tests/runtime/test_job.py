@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from ostinato.ops.core.encode import Malformed
 from ostinato.ops.cpu.libraries import onednn
+from ostinato.ops.cpu.threads import blas
 from ostinato.runtime.crew.orders import HEAD, KINDS, Order, described, unpack
 
 import ostinato as ost
@@ -146,6 +147,16 @@ def test_everybody_keeps_a_matrix_that_stays() -> None:
     found = good(2, "matrices_stay")
     assert found["right"] == [True] * 4
     assert found["kept"] == [[not isinstance(onednn.library(), str)] * 2] * 2
+
+
+@needs_mpi
+@pytest.mark.skipif(blas() is None, reason="NumPy with another library than OpenBLAS")
+def test_products_of_numpy_have_the_threads_of_a_worker() -> None:
+    """Those of all ranks together would wait awake for cores that others have."""
+    found = good(2, "shared_cores")
+    assert found["behind"] == 8
+    assert found["share"] < 8
+    assert {*found["inside"]} == {found["share"]}
 
 
 @needs_mpi
