@@ -4,7 +4,7 @@
 
 Workers are threads of this process, with one core each. What they send to each other arrives no sooner than
 over a link of `latency` seconds a message and of so many bytes a second that all messages of a run take
-`share` of the time of its computation.
+`share` of the time of its computation, as it is planned where no link is slow; then it is planned for this one.
 
 compute  a run whose messages arrive at once
 apart    a run that waits for each message as soon as it is sent
@@ -28,6 +28,7 @@ import numpy as np
 from ostinato.ops.core.device import Device
 from ostinato.ops.core.graph import Graph
 from ostinato.planner import lowering, pipeline
+from ostinato.planner import machine as machines
 from ostinato.planner.passes.interior import split_interiors
 from ostinato.planner.passes.overlap import overlap
 from ostinato.runtime.messages import communicator
@@ -207,11 +208,20 @@ class Row:
 
 @contextlib.contextmanager
 def linked(workers: int, apart: bool = False) -> Iterator[Any]:
+    """Workers on the link, who plan for it."""
     passes = tuple(p for p in pipeline.PASSES if not (apart and p is overlap))
     rules = lowering.RULES["cpu"]
     mine = tuple(p for p in rules.passes if not (apart and p is split_interiors))
+    links = ((0, machines.Link(LINK.latency, LINK.bandwidth)),)
+    here = (
+        replace(machines.NOMINAL, name="throttled", levels=links)
+        if LINK.latency
+        else machines.NOMINAL
+    )
     with (
         mock.patch.dict(lowering.RULES, cpu=replace(rules, passes=mine)),
+        mock.patch.dict(machines.MACHINES, {here.name: here}),
+        mock.patch.object(settings, "machine", here.name),
         mock.patch.object(communicator, "ThreadCommunicator", Throttled),
         mock.patch.object(pipeline, "PASSES", passes),
         mock.patch.object(settings, "cache", None),  # whose plans have all passes
@@ -231,28 +241,46 @@ def clocked(run: Callable[[], Any], seconds: float) -> float:
 
 
 def measure(name: str, workers: int, share: float, latency: float, seconds: float) -> Row:
+    """Plan for a link that is as slow as `share` says, by what is sent where no link is slow."""
     LINK.latency, LINK.bandwidth = 0.0, float("inf")
     with linked(workers) as session:
-        work, operands = PROGRAMS[name]()
-        planned: Any = ost.compile(work)
-        planned(*operands)
-        ends = [w.communicator for w in session.engine.workers]
-        compute = clocked(lambda: planned(*operands), seconds)
-        for end in ends:
-            end.messages.clear()
-        planned(*operands)
-        sent = list(ends[0].messages)
-        graph, steps = planned.plan.program.graph, planned.plan.measured.steps
+        compute, sent, _ = at_once(name, session, seconds)
+        if not sent:
+            return Row(name, 0, compute, compute, compute, compute)
         LINK.bandwidth = sum(sent) / max(share * compute - latency * len(sent), 1e-6)
         LINK.latency = latency
-        run = clocked(lambda: planned(*operands), seconds)
-        least = max(compute, sum(map(LINK.seconds, sent)), soonest(graph, steps, sent))
+    with linked(workers) as session:
+        compute, sent, again = at_once(name, session, seconds)
+        run, plan = clocked(again, seconds), again.plan
+        steps = plan.measured.steps
+        least = max(compute, sum(map(LINK.seconds, sent)), soonest(plan.program.graph, steps, sent))
     with linked(workers, apart=True):
         work, operands = PROGRAMS[name]()
         eager: Any = ost.compile(work)
         eager(*operands)
         apart = clocked(lambda: eager(*operands), seconds)
     return Row(name, len(sent), compute, apart, run, least)
+
+
+def at_once(name: str, session: Any, seconds: float) -> tuple[float, list[float], Any]:
+    """Seconds of a program whose messages arrive at once, their bytes, and the program."""
+    work, operands = PROGRAMS[name]()
+    planned: Any = ost.compile(work)
+
+    def again() -> None:
+        planned(*operands)
+
+    slow = LINK.latency, LINK.bandwidth
+    again()
+    again.plan = planned.plan  # type: ignore[attr-defined]
+    LINK.latency, LINK.bandwidth = 0.0, float("inf")
+    compute = clocked(again, seconds)
+    for worker in session.engine.workers:
+        worker.communicator.messages.clear()
+    again()
+    sent = list(session.engine.workers[0].communicator.messages)
+    LINK.latency, LINK.bandwidth = slow
+    return compute, sent, again
 
 
 def soonest(graph: Graph, steps: dict[int, float], sent: Sequence[float]) -> float:
