@@ -203,16 +203,17 @@ def worthy_nests(
     fits: Fits,
     blocks: int = 0,
 ) -> list[Nested]:
-    """Choose the nests that pay and can be. Running sums of which a unit has no room stay by themselves, and
-    readers outside of nests make what takes less memory as they need it."""
+    """Choose the nests that pay and can be. Of those of which a unit has no room, running sums
+    stay by themselves, or else the last reduction does. Readers outside of nests make what takes less memory
+    as they need it."""
     paying = [g for g in nests(graph, target.workers, lowers, alone, blocks) if is_worth(g)]
     found = [g for g in paying if can_be(graph, g, fits)]
-    freed = left_to_readers(graph, found) | {
-        k
-        for g in paying
-        for k in g.members
-        if g not in found and op_of(graph.nodes[k].op).element.running
-    }
+    freed = left_to_readers(graph, found)
+    for g in paying:
+        if g not in found:
+            staged = [k for k in g.members if _is_staged(graph.nodes[k])]
+            runs = {k for k in staged if op_of(graph.nodes[k].op).element.running}
+            freed |= runs or {*staged[1:][-1:]}
     if not freed:
         return found
     return worthy_nests(graph, target, lowers, alone | freed, is_worth, fits, blocks)

@@ -682,3 +682,19 @@ def test_a_sum_over_an_index_that_no_operand_has() -> None:
 
     made = ost.compile(lambda c: centred(ost, c))
     np.testing.assert_allclose(made(np.array(0.3)), centred(np, np.array(0.3)), 1e-12)
+
+
+def test_a_reduction_of_which_a_unit_has_no_room_is_apart() -> None:
+    """What is before it stays in a kernel: slopes of pools, whose sum over all places is that of a bias."""
+    r = np.random.default_rng(5)
+    x, b = r.standard_normal((1, 64, 64, 64, 8)).astype("f"), r.standard_normal(8).astype("f")
+
+    def loss(x: Any, b: Any) -> Any:
+        made = ost.nn.leaky_relu(x + b)
+        return (ost.nn.max_pool(made, 2, layout="NDHWC") ** 2).sum()
+
+    graph = program_of(ost.grad(loss, (0, 1)), x, b)
+    assert "matching_pool" not in [n.op for n in graph.nodes]
+    with sessions.use():
+        dx, db = ost.compile(ost.grad(loss, (0, 1)))(x, b)
+    np.testing.assert_allclose(np.asarray(dx).sum((0, 1, 2, 3), dtype=float), db, rtol=1e-3)
