@@ -330,6 +330,7 @@ def test_what_is_about_one_device_stays_in_its_rooms() -> None:
         "planner/tuning/tuner.py": {"ostinato.ops.cpu.libraries.onednn"},
         "runtime/worker.py": {"ostinato.ops.cpu.threads"},
         "runtime/engine.py": {"ostinato.ops.cpu.threads"},
+        "runtime/crew/member.py": {"ostinato.ops.cpu.threads"},
     }
     found, seen = [], 0
     for room in ("ops", "planner", "runtime"):

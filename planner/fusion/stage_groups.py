@@ -52,7 +52,6 @@ LINES = 1024  # of running sums; fewer, which are longer, are cut themselves
 PRODUCT = 1024  # multiplications of a row: libraries are better at more
 MAX_ROW_BYTES = 1 << 22  # bytes of a row of a stage at the most
 LONG_WINDOW = 1 << 4  # elements of windows of which products are summed
-SPREAD = 4  # times as many bytes as are read, which who needs them makes sooner than it reads them
 SHARED = 2  # elements of windows for each of an operand's, from which they share most of them
 Fits = Callable[..., bool]  # (**parameters of a kernel) -> whether it can be one
 
@@ -236,7 +235,7 @@ def left_to_readers(graph: Graph, found: Sequence[Nested]) -> set[int]:
         read = {v for k in late for v in graph.nodes[k].inputs} - made
         kept = sum(min(graph.specs[u].nbytes for u in (v, *_behind(graph, v))) for v in read)
         gone = sum(graph.specs[v].nbytes for v in made if not late.keys() >= {*graph.uses[v]})
-        if gone > max(SPREAD * kept, NEGLIGIBLE_BYTES):
+        if gone > max(4 * kept, NEGLIGIBLE_BYTES):
             freed |= {*late}
     return freed
 
