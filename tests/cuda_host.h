@@ -31,7 +31,8 @@ static unsigned turn_;
 enum { RUNS, WAITS_FOR_WARP, WAITS_FOR_BLOCK, OVER };
 static int state_[1024];
 static unsigned long long slot_[1024];
-static char* stacks_ = (char*)malloc(1024l << 18);
+struct Stacks_ { char* at; void* whose; };  // of the threads of all kernels of a process, one of which runs
+static char* stacks_;
 static inline void wait_(int state) {
   const unsigned me = turn_;
   state_[me] = state;
@@ -101,7 +102,8 @@ static void mix_(unsigned* all, unsigned count, unsigned seed) {
 // 0; 1 if some threads wait for others that have ended, or that wait elsewhere; 2 where a GPU would find a
 // misaligned address; 3 if there is less shared memory. Blocks run in an order that `seed` gives, and so do the
 // warps of a block and the lanes of a warp between two places where they wait; shared memory begins as rubbish.
-static int launch_(Run_ run, void** given, const unsigned* grid, const unsigned* block, unsigned seed) {
+static int launch_(
+    Run_ run, void** given, const unsigned* grid, const unsigned* block, unsigned seed, Stacks_* stacks) {
   const unsigned gx = grid[0], gy = grid[1], threads = block[0];
   const long shared = __start_shared_ ? __stop_shared_ - __start_shared_ : 0;
   if (shared > 48 << 10) return 3;
@@ -110,7 +112,9 @@ static int launch_(Run_ run, void** given, const unsigned* grid, const unsigned*
   blocks = (unsigned*)realloc(blocks, sizeof(unsigned) * gx * gy);
   mix_(blocks, gx * gy, seed);
   mix_(order, threads, seed);
-  run_ = run; given_ = given; misaligned_ = false;
+  run_ = run; given_ = given; misaligned_ = false; stacks_ = stacks->at;
+  if (stacks->whose != begun_) memset(begun_, 0, sizeof(begun_));
+  stacks->whose = begun_;
   blockDim = {threads, 1, 1}; gridDim = {gx, gy, 1};
   for (unsigned k = 0; k < gx * gy; ++k) {
     const unsigned b = blocks[k];

@@ -35,6 +35,10 @@ MOST_THREADS = 1024
 MOST_BYTES = 4096  # of what a launch is given, where the driver is older than CUDA 12.1
 _seeds = itertools.count()
 _one_at_a_time = threading.Lock()  # a block's threads have static memory
+# Memory for the threads of a block, and whose they are that lie there. Of each kernel its own would be more in a
+# process of tests than the machine has, of which the system then makes no copy for a child.
+_room = np.empty(MOST_THREADS << 18, np.uint8)
+_stacks = (ctypes.c_void_p * 2)(_room.ctypes.data, None)
 _folder = tempfile.TemporaryDirectory(prefix="cuda-host-")
 
 
@@ -53,8 +57,8 @@ class HostKernel:
         return _library(
             f'#include "{HEADER.name}"\n{code}\n'
             f"static void one_(void** given) {{ {name}({places}); }}\n"
-            'extern "C" int run(void** given, const unsigned* grid, const unsigned* block, unsigned seed)'
-            " { return launch_(one_, given, grid, block, seed); }\n"
+            'extern "C" int run(void** given, const unsigned* grid, const unsigned* block, unsigned seed,'
+            " Stacks_* stacks) { return launch_(one_, given, grid, block, seed, stacks); }\n"
         ).run
 
     def __call__(
@@ -81,7 +85,7 @@ class HostKernel:
         assert 1 <= math.prod(three[1]) <= MOST_THREADS, block
         assert sum(map(ctypes.sizeof, held)) <= MOST_BYTES, "more than a launch is given"
         with _one_at_a_time:
-            wrong = self.run(given, *three, next(_seeds) if seed is None else seed)
+            wrong = self.run(given, *three, next(_seeds) if seed is None else seed, _stacks)
         assert wrong != 1, "some threads of a block wait for others that have ended"
         assert wrong != 2, "a misaligned address"
         assert wrong != 3, "more than 48 KiB of shared memory"
