@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -272,12 +273,35 @@ def test_other_threads_compile_each_text_once(monkeypatch: pytest.MonkeyPatch) -
     assert threading.get_ident() not in compiled
 
 
+def until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not is_so() and time.monotonic() < deadline:
+        time.sleep(0.001)
+
+
+def codes_of(thread: Any) -> set[Any]:
+    """Where a thread is."""
+    frame, found = sys._current_frames()[thread], set()
+    while frame is not None:
+        found.add(frame.f_code)
+        frame = frame.f_back  # type: ignore[assignment]
+    return found
+
+
 @pytest.mark.parametrize("waiting", [1, 4])
 def test_an_interrupt_drops_what_no_thread_compiles_yet(
     waiting: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next run gives right values; a plan whose binding was interrupted is bound anew."""
-    begun, compilers = list[str](), Compilers(1)
+    begun, raised, main = list[str](), threading.Event(), threading.main_thread().ident
+
+    class Interrupted(Compilers):
+        def submit(self, work: Callable[[], None]) -> Any:
+            if waiting == 1 and len(self._waiting) == 1 and not raised.is_set():
+                signal.raise_signal(signal.SIGINT)  # while the plan is bound
+            asked = super().submit(work)
+            until(lambda: bool(begun))
+            return asked
 
     class Slow(WITH_KERNELS.xp.RawKernel):  # type: ignore[misc, name-defined]
         def __init__(self, text: str, name: str, options: Any) -> None:
@@ -286,13 +310,15 @@ def test_an_interrupt_drops_what_no_thread_compiles_yet(
 
         def compile(self) -> None:
             begun.append(self.name)
-            if len(begun) == 1:
-                deadline = time.monotonic() + 60
-                while len(compilers._waiting) < waiting and time.monotonic() < deadline:
-                    time.sleep(0.001)
-                signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
-                time.sleep(0.2)
+            if len(begun) > 1:
+                return
+            if waiting > 1:
+                until(lambda: Interrupted.wait.__code__ in codes_of(main))
+                until(lambda: threading.Condition.wait.__code__ in codes_of(main))
+                signal.pthread_kill(main, signal.SIGINT)
+            raised.wait(60)
 
+    compilers = Interrupted(1)
     monkeypatch.setattr(gpu_device, "COMPILERS", compilers)
     monkeypatch.setattr(WITH_KERNELS, "_compiled", {})
     monkeypatch.setattr(WITH_KERNELS.xp, "RawKernel", Slow)
@@ -305,6 +331,7 @@ def test_an_interrupt_drops_what_no_thread_compiles_yet(
         known = {name: made for name, (_, made) in WITH_KERNELS._compiled.items()}
         assert sum(made.cancelled() for made in known.values()) >= waiting
         assert len(begun) == 1
+        raised.set()
         expected = [X.sum(0), X.cumsum(0), np.sort(X, 1), X.cumsum(1)]
         for value, wanted in zip(f(x), expected, strict=True):
             np.testing.assert_allclose(np.asarray(value), wanted)
