@@ -144,9 +144,19 @@ def blamed(node: Node, kind: type[OstinatoError], got: str) -> OstinatoError:
 def may_fail_later(program: Program) -> bool:
     """Tell whether kernels of a device may find places outside or a matrix without such factors, known when
     somebody looks."""
+    return _has(program, may_note)
+
+
+def calls_blas(program: Program) -> bool:
+    """Tell whether kernels may call NumPy's products, of which the library has threads of its own."""
+    return _has(program, lambda op: op.run.dense or op.run.host_callback)
+
+
+def _has(program: Program, is_it: Callable[[Op], bool]) -> bool:
+    """Whether a program, or a body of it, has such an operation."""
     bodies = [body for found in program.bodies.values() for body in found]
-    ops = [OPS[n.op] for n in program.graph.nodes]
-    return any(map(may_note, ops)) or any(map(may_fail_later, bodies))
+    found = any(is_it(OPS[n.op]) for n in program.graph.nodes)
+    return found or any(_has(body, is_it) for body in bodies)
 
 
 def may_note(op: Op) -> bool:

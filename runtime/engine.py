@@ -11,6 +11,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from queue import SimpleQueue
@@ -366,7 +367,7 @@ class LocalEngine:
 
             one = launch_one if len(specs) == 1 else launch
             return giving(plan, self._looked_at(plan, one), loaded)
-        team, share = self.team, self.threads
+        team, share, multiplies = self.team, self.threads, loaded[0].multiplies
 
         def launch_all(operands: Sequence[Operand]) -> list[Operand]:
             def part(worker: Worker) -> list[Any]:
@@ -374,7 +375,7 @@ class LocalEngine:
                 return worker.step(loaded[r], [o.parts[r] for o in operands])  # type: ignore[attr-defined]
 
             check_thread()
-            with lock, blas_threads(share):
+            with lock, blas_threads(share) if multiplies else nullcontext():
                 made = team.run(part)
             columns = zip(*made, strict=True)
             return [Held(spec, self, parts) for spec, parts in zip(specs, columns, strict=True)]

@@ -32,7 +32,7 @@ from ostinato.planner.title import title
 from ostinato.errors import OstinatoError, SessionError
 
 from .bind import bind
-from .bound import Bound, Row, blamed
+from .bound import Bound, Row, blamed, calls_blas
 from .graph_capture import Replay, has_messages, why_not
 from .messages.communicator import Communicator
 from .packed_weights import Prepacked
@@ -90,11 +90,15 @@ class Loaded:
     seconds: float = 0.0
     talking: float = 0.0  # of those seconds, in communication
     best: float = float("inf")
+    multiplies: bool = field(init=False)  # by NumPy's library, perhaps
     rows: list[Row] = field(default_factory=list)  # its operations, as timed in one run
     # runs to
     going: deque[tuple[bool, Any, Any, float, Sequence[Row]]] = field(default_factory=deque)
     # which the device has not come yet: whether it is the first, marks of begin and end, communication,
     # and its operations if they were timed
+
+    def __post_init__(self) -> None:
+        self.multiplies = calls_blas(self.plan.program)
 
     def clock(self, device: Device) -> None:
         """Record what runs took that are done."""

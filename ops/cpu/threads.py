@@ -13,13 +13,14 @@ import math
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from ostinato.ops.core.locks import cached_property
 
 from .jit.code import CodeAddress, address_of, once
 
@@ -173,18 +174,23 @@ class Blas:
     def address(self, name: str) -> CodeAddress:
         return address_of(self.library, f"{self.prefix}{name}{self.suffix}")
 
-    def threads(self) -> int:
-        return int(getattr(self.library, f"{self.prefix}openblas_get_num_threads{self.suffix}")())
+    @cached_property
+    def threads(self) -> Callable[[], int]:
+        return self._function("get_num_threads", ctypes.c_int)
 
-    def limit(self, threads: int) -> None:
-        getattr(self.library, f"{self.prefix}openblas_set_num_threads{self.suffix}")(threads)
+    @cached_property
+    def limit(self) -> Callable[[int], None]:
+        return self._function("set_num_threads", None)
+
+    def _function(self, name: str, kind: Any) -> Any:
+        found = getattr(self.library, f"{self.prefix}openblas_{name}{self.suffix}")
+        found.restype = kind
+        return found
 
     @property
     def kernels(self) -> str:
         """Which processor's kernels it picked."""
-        name = getattr(self.library, f"{self.prefix}openblas_get_corename{self.suffix}")
-        name.restype = ctypes.c_char_p
-        return str(name().decode())
+        return str(self._function("get_corename", ctypes.c_char_p)().decode())
 
 
 @once

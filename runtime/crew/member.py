@@ -78,7 +78,7 @@ class Member:
         loaded, parts = self.plans.get(plan), self.parts
         if loaded is None:
             raise Malformed(f"plan {plan.hex()[:8]}, which worker {self.rank} was not given")
-        with blas_threads(self.worker.threads):
+        with blas_threads(self.worker.threads) if loaded.multiplies else contextlib.nullcontext():
             made = self.worker.step(loaded, [parts[h] for h in operands])
         for part in made:
             parts[first] = part
