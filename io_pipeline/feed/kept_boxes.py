@@ -14,12 +14,12 @@ much as what would take its place. What nobody keeps is read from the file by wh
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from ostinato.ops.core.layout import Box, intersect, slices, volume
+from ostinato.ops.core.layout import Box, around, intersect, slices, volume
+from ostinato.ops.core.locks import make_lock
 
 from ..source import Source
 from .batches import bytes_of
@@ -38,7 +38,7 @@ class Room:
 
     def __init__(self, size: int) -> None:
         self.size, self.used = size, 0
-        self._lock = threading.Lock()
+        self._lock = make_lock()
 
     def take(self, size: int) -> bool:
         """Take so many of them, if they are there; below 0, give them back."""
@@ -57,7 +57,7 @@ class Own:
         self.rank = 0
         self.kept: dict[int, tuple[Box3, list[Any]]] = {}
         self.known: dict[int, Leaves] = {}  # of samples, without voxels
-        self._locks = [threading.Lock() for _ in range(64)]
+        self._locks = [make_lock() for _ in range(64)]
 
     def about(self, index: int) -> Leaves:
         """A sample, with no voxel of what is cut."""
@@ -220,8 +220,6 @@ def _is_form(kind: str, leaf: Any) -> bool:
 
 def _outside(box: Box3, piece: Box3) -> list[Box3]:
     """Boxes of all that a box has besides a piece of it."""
-    found = []
-    for d, ((lo, hi), (first, end)) in enumerate(zip(box, piece, strict=True)):
-        cuts = [cut for cut in ((lo, first), (end, hi)) if cut[0] < cut[1]]
-        found += [(*piece[:d], cut, *box[d + 1 :]) for cut in cuts]
-    return found
+    slabs = around(slices(piece, box), [hi - lo for lo, hi in box])
+    cuts = [[(lo + s.start, lo + s.stop) for (lo, _), s in zip(box, slab)] for slab in slabs]  # noqa: B905
+    return [(*cut, *box[len(cut) :]) for cut in cuts]

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 
 from ostinato.ops.core.helpers import begin_to_help
+from ostinato.ops.core.locks import make_lock
 
 
 class Compilers:
@@ -19,7 +20,7 @@ class Compilers:
 
     def __init__(self, count: int) -> None:
         self.count = count
-        self._lock = threading.Lock()
+        self._lock = make_lock()
         self._threads: set[threading.Thread] = set()
         self._waiting: deque[tuple[Future[None], Callable[[], None]]] = deque()
 
