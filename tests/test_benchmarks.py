@@ -354,7 +354,8 @@ def test_messages_are_slowed_down(capsys, monkeypatch):
 
 def test_networks_are_cut_in_space(capsys, monkeypatch):
     monkeypatch.setattr(space, "by_ranks", lambda *_: None)
-    monkeypatch.setattr(overlap, "PROGRAMS", {"volumes": lambda: overlap.volumes(8, 2, 2)})
+    # whose planes take longer to make again than one message less saves
+    monkeypatch.setattr(overlap, "PROGRAMS", {"volumes": lambda: overlap.volumes(32, 16, 2)})
     asked = ["space", "--json", "--workload", "cosmoflow,volumes", "--cube", "8", "--width", "1"]
     assert command.main([*asked, "--seconds", "0.01"]) == 0
     steps, hidden = map(json.loads, capsys.readouterr().out.splitlines())
