@@ -214,4 +214,5 @@ def test_what_is_too_large_to_read_can_be_written_as_the_error_says(tmp_path: Pa
             z.numpy()
         ost.save(tmp_path / "z.npy", z)
         written = ost.load(tmp_path / "z.npy", resident=False)
-        assert float(written.sum()) == pytest.approx(float(z.sum()))
+        assert float(abs(written - z).max()) == 0
+        assert float(abs(z).max()) > 3
