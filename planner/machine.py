@@ -368,17 +368,26 @@ def resolve(machine: Machine | str | os.PathLike[str]) -> Machine:
     return MACHINES.get(str(machine)) or Machine.load(machine)
 
 
+# each worker a core, with vectors of 256 bits or more
 NOMINAL = Machine(
     "nominal",
     call_seconds=2e-6,
     stream=((NOMINAL_CACHE_BYTES, 1e11), (NOMINAL_CACHE_BYTES + 1, 2e10)),
+    products=(Rate("float32", 1e11), Rate("float64", 5e10)),
+    elements=(("float32", 2.5e10), ("float64", 1.25e10)),
+    functions=(("float32", 2e9), ("float64", 7e8)),
+    levels=((0, Link(30e-6, 5e9)),),
+)
+# one that computes slowly, and on which all starts at once: small arrays are cut as large ones are
+PROMPT = replace(
+    NOMINAL,
+    name="prompt",
+    call_seconds=0.0,
     products=(Rate("float32", 1e11),),
     elements=(("float32", 1e10),),
     functions=(("float32", 1e9),),
-    levels=((0, Link(30e-6, 5e9)),),
+    levels=((0, Link(2e-7, 5e9)),),
 )
-# on which all starts at once: small arrays are cut as large ones are
-PROMPT = replace(NOMINAL, name="prompt", call_seconds=0.0, levels=((0, Link(2e-7, 5e9)),))
 MACHINES = {m.name: m for m in (NOMINAL, PROMPT)}
 
 
