@@ -20,7 +20,7 @@ from tests.sessions import JOB
 ROOT = Path(__file__).resolve().parents[1]
 PATH = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
 MPIEXEC = shutil.which("mpiexec", path=PATH)
-PATIENCE = 30.0  # seconds until processes count as still there
+PATIENCE = 60.0  # seconds until processes count as still there
 
 
 def needs(*modules: str) -> pytest.MarkDecorator:

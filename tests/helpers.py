@@ -9,6 +9,7 @@ the reference makes of NumPy arrays."""
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -36,6 +37,22 @@ MESHES: tuple[tuple[tuple[int, ...], int], ...] = (
     (((2,), 2), ((3,), 5), ((2, 2), 4)) if THOROUGH else (((2,), 2), ((3,), 3), ((2, 2), 2))
 )
 TOLERANCE = {"float64": 1e-11, "float32": 1e-5, "float16": 4e-3, "bfloat16": 3e-2}
+
+
+def one_of(tries: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A test of what a clock says, which others who have the machine disturb: that one try in so many holds."""
+
+    def decorate(test: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(test)
+        def run(*args: Any, **kwargs: Any) -> None:
+            for _ in range(tries - 1):
+                with contextlib.suppress(AssertionError):
+                    return test(*args, **kwargs)
+            return test(*args, **kwargs)
+
+        return run
+
+    return decorate
 
 
 @contextlib.contextmanager

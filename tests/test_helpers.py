@@ -7,7 +7,7 @@ import pytest
 
 import ostinato as ost
 from tests import seconds
-from tests.helpers import assert_same, on, ways
+from tests.helpers import assert_same, on, one_of, ways
 from tests.thorough import is_quick, starts_processes
 
 X = np.arange(15.0).reshape(5, 3)
@@ -35,6 +35,23 @@ def test_wrong_shape():
 def test_wrong_number_of_results():
     with pytest.raises(AssertionError, match="needed tuple"):
         assert_same(lambda x: (x,), lambda x: (x, x), X)
+
+
+@pytest.mark.parametrize("wrong", [0, 2, 3])
+def test_one_of_several_tries_is_enough(wrong):
+    tried = []
+
+    @one_of(3)
+    def measured(at):
+        tried.append(at)
+        assert len(tried) > wrong, "it was disturbed"
+
+    if wrong == 3:
+        with pytest.raises(AssertionError, match="it was disturbed"):
+            measured(at=1)
+    else:
+        measured(at=1)
+    assert len(tried) == min(wrong + 1, 3)
 
 
 def test_not_an_array():

@@ -556,9 +556,9 @@ def interrupted() -> None:
     seen, took = [], 0.0
     for rank in range(2):  # who waits is the lead, or another
         timer = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
-        timer.start()
         start = time.perf_counter()
         try:
+            timer.start()
             for _ in plain.sleep_on(rank, 2.5).batch(8).run_with(threads=1).epoch():
                 session.wait()
         except KeyboardInterrupt:

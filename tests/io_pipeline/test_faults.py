@@ -9,7 +9,8 @@ import os
 import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,33 @@ def no_thread_is_left() -> Iterator[None]:
 
 
 # -- reads that hang ---------------------------------------------------------------------------
+class Found(timed._Call):
+    """A call whose time is over as soon as it hangs, and not before, whoever has the machine."""
+
+    at_work = threading.local()
+
+    def __init__(self, work: Callable[[], Any]) -> None:
+        super().__init__(partial(self.begin, work))
+        self.hangs, self.answered, self.lock = False, self.lock, self  # type: ignore[assignment]
+
+    def begin(self, work: Callable[[], Any]) -> Any:
+        self.at_work.call = self
+        return work()
+
+    def acquire(self, timeout: float) -> bool:
+        while not (is_there := self.answered.acquire(timeout=0.005)) and not self.hangs:
+            pass
+        return is_there
+
+    def release(self) -> None:
+        self.answered.release()
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timed, "_Call", Found)
+
+
 class Hanging:
     """Samples of which some are not there until the end."""
 
@@ -45,6 +73,8 @@ class Hanging:
     def __getitem__(self, k: int) -> int:
         if k in self.late:
             self.asked.append(k)
+            if (call := getattr(Found.at_work, "call", None)) is not None:
+                call.hangs = True
             self.end.wait(30)
         return k
 
@@ -58,14 +88,14 @@ def hanging() -> Iterator[Hanging]:
 
 @pytest.mark.parametrize("threads", [1, 3])
 def test_a_read_that_hangs_is_a_fault_of_its_sample(hanging: Hanging, threads: int) -> None:
-    pipe = ost.io.samples(hanging).on_error("skip", timeout=0.5).batch(8).to("numpy")
+    pipe = ost.io.samples(hanging).on_error("skip", timeout=1).batch(8).to("numpy")
     pipe, begin = pipe.run_with(threads=threads), time.monotonic()
     found = joined(pipe.epoch(0))[0]
     np.testing.assert_array_equal(found, [k for k in range(40) if k not in hanging.late])
     assert time.monotonic() - begin < 25, "of them, one alone would answer after 30 s"
     assert {f.sample for f in pipe.faults()} == hanging.late
     assert {f.reason for f in pipe.faults()} == {
-        "DataFileError: sample 3: got no answer within 0.5 s; needed a source that answers, or more "
+        "DataFileError: sample 3: got no answer within 1 s; needed a source that answers, or more "
         "time by on_error(timeout=...)".replace("sample 3", f"sample {k}")
         for k in hanging.late
     }
@@ -73,6 +103,7 @@ def test_a_read_that_hangs_is_a_fault_of_its_sample(hanging: Hanging, threads: i
     hanging.end.set()
 
 
+@pytest.mark.usefixtures("at_once")
 def test_what_hangs_is_replaced_or_raised(hanging: Hanging) -> None:
     pipe = ost.io.samples(hanging).on_error("replace", timeout=0.4, most=1).batch(8).to("numpy")
     found = joined(pipe.epoch(0))[0]
@@ -84,6 +115,7 @@ def test_what_hangs_is_replaced_or_raised(hanging: Hanging) -> None:
     assert isinstance(caught.value.__cause__, OSError)
 
 
+@pytest.mark.usefixtures("at_once")
 def test_no_more_than_so_many_hang(hanging: Hanging, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timed, "MOST_STUCK", 2)
     pipe = ost.io.samples(hanging).on_error("skip", timeout=0.4, most=1).batch(8, tail="keep")
@@ -95,6 +127,7 @@ def test_no_more_than_so_many_hang(hanging: Hanging, monkeypatch: pytest.MonkeyP
     hanging.end.set()
 
 
+@pytest.mark.usefixtures("at_once")
 def test_functions_that_hang_are_faults_of_their_samples(hanging: Hanging) -> None:
     def slow(x: Any) -> Any:
         return hanging[int(x)]
@@ -121,6 +154,7 @@ def test_functions_that_hang_are_faults_of_their_samples(hanging: Hanging) -> No
     hanging.end.set()
 
 
+@pytest.mark.usefixtures("at_once")
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("cropped", [False, True])
 def test_files_that_take_long_to_decode_are_faults(

@@ -14,6 +14,7 @@ from ostinato.io_pipeline.feed.pipe import Pipe
 
 import ostinato as ost
 from ostinato.errors import ArgumentError, SampleError
+from tests.helpers import one_of
 from tests.io_pipeline.functions import is_small
 from tests.io_pipeline.pictures import folder
 from tests.io_pipeline.test_pipes import joined, noisy, same, settled
@@ -98,6 +99,7 @@ def test_stages_behind_and_single_samples(tmp_path: Path) -> None:
     np.testing.assert_array_equal(joined(other.epoch(0))[0], np.arange(20))
 
 
+@one_of(5)
 def test_what_a_filter_costs_is_known() -> None:
     """Also of samples that it leaves out, which here are all that are timed."""
 

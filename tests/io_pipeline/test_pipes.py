@@ -620,14 +620,16 @@ def test_interrupts_end_it() -> None:
     code = f"""
 import signal, threading
 signal.signal(signal.SIGINT, signal.default_int_handler)
-threading.Timer(0.3, lambda: os.kill(os.getpid(), {int(signal.SIGINT)})).start()
 try:
+    threading.Timer(0.3, lambda: os.kill(os.getpid(), {int(signal.SIGINT)})).start()
     for x in pipe.epoch(0):
         pass
 except KeyboardInterrupt:
     pass
-time.sleep(0.1)
-print([t.name for t in threading.enumerate() if 'feed' in t.name])
+until = time.monotonic() + 30
+while (left := [t.name for t in threading.enumerate() if 'feed' in t.name]) and time.monotonic() < until:
+    time.sleep(0.01)
+print(left)
 """
     ran = run_script(code)
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "[]\n", "")

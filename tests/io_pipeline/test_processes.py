@@ -162,7 +162,7 @@ def test_a_process_that_hangs_is_ended_and_replaced() -> None:
     pipe = pipe.batch(4, tail="keep").to("numpy").run_with(threads=3)
     with pipe.epoch(0) as epoch:
         found = joined(epoch)[0]
-        assert time.monotonic() - begin < 20
+        assert time.monotonic() - begin < 50
         faults = pipe.faults()
         assert {f.sample for f in faults} == {2, 5, 11}
         assert sorted(found[:, 0]) == [4.0 * k for k in range(24) if k not in (2, 5, 11)]
@@ -211,7 +211,7 @@ def test_break_and_exceptions_end_what_is_at_work() -> None:
     del epoch
     assert settled() == []
     assert children() == []
-    assert time.monotonic() - begin < 20
+    assert time.monotonic() - begin < 50
 
 
 SCRIPT = """
@@ -264,7 +264,7 @@ def test_scripts_have_functions_too_and_leave_no_process(tmp_path: Path, how: st
     assert "Traceback" not in ran.stderr, ran.stderr
     pids = [int(p) for p in ran.stdout.split()]
     assert pids
-    until = time.monotonic() + 5
+    until = time.monotonic() + 60
     while time.monotonic() < until and any(Path(f"/proc/{p}").exists() for p in pids):
         time.sleep(0.02)
     assert not [p for p in pids if Path(f"/proc/{p}").exists()]

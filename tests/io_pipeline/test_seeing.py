@@ -16,6 +16,7 @@ from ostinato.io_pipeline.feed.stats import MIN_LAP_SECONDS, Consumer, Quantile
 
 import ostinato as ost
 from ostinato.errors import ArgumentError
+from tests.helpers import one_of
 from tests.io_pipeline.pictures import folder
 
 
@@ -58,6 +59,7 @@ def numbers(n: int = 64) -> Pipe:
     return ost.io.arrays(np.arange(n)).batch(8).to("numpy")
 
 
+@one_of(5)
 def test_who_waits_is_known() -> None:
     """A step that takes long, and a stage that does."""
 
@@ -88,6 +90,7 @@ def test_who_waits_is_known() -> None:
     assert re.search(r"^map +\d", text, re.M)
 
 
+@one_of(5)
 def test_functions_that_compute_wait_for_the_lock() -> None:
     """Threads of Python beside each other, and a loop that computes, too."""
 
@@ -171,6 +174,7 @@ def test_threads_times_tell_what_stages_do_not(
     assert seeing.binds({**times, **threads, "stages": rows}) == wanted
 
 
+@one_of(5)
 def test_reading_is_what_reading_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not what its chunk waits for in front of the call that reads."""
     pytest.importorskip("simplejpeg")
@@ -209,6 +213,7 @@ def test_metrics_are_what_prometheus_reads() -> None:
     assert names[-1] == "ostinato_feed_step_seconds_count"
 
 
+@one_of(5)
 def test_threads_park_and_come_back_and_change_no_bit() -> None:
     wanted = [*numbers(800).epoch(1)]
     seen: set[str] = set()
@@ -343,6 +348,7 @@ def test_progress_is_shown_until_the_epoch_ends(capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])
+@one_of(5)
 def test_a_line_of_progress_fits_its_terminal(
     width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -359,6 +365,7 @@ def test_a_line_of_progress_fits_its_terminal(
         assert ("the step binds" in line) == (width > 60)
 
 
+@one_of(5)
 def test_a_line_of_progress_in_a_file_is_whole(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -476,9 +476,8 @@ def test_a_loop_inside_that_has_no_end_lets_others_run_and_ends_by_a_signal() ->
         assert ops(g) == ["fused_loop"]
         endless = ost.asarray(1.0)
         other = threading.Timer(0.1, interrupt)  # of the kernel, which only this ends
-        other.start()
         with pytest.raises(KeyboardInterrupt):
-            np.asarray(g(endless))
+            other.start(), np.asarray(g(endless))
         other.join()
 
 

@@ -524,7 +524,7 @@ def test_a_plan_that_rests_takes_no_room_and_one_that_is_gone_no_thread(alone: N
         for worker in workers:
             worker.restart()
         for thread in threads:
-            thread.join(10)
+            thread.join(60)
             assert not thread.is_alive()
         for file in files:
             with pytest.raises(OSError, match="Bad file descriptor"):

@@ -272,13 +272,18 @@ def test_an_iteration_is_one_small_message(session: sessions.Session) -> None:
 
 def test_what_the_scheduler_sees(cluster: ost.LocalCluster, session: sessions.Session) -> None:
     """No task, and no array."""
+
+    def tasks() -> int:
+        return cluster.client.run_on_scheduler(lambda dask_scheduler: len(dask_scheduler.tasks))
+
+    gc.collect()
+    assert soon(lambda: not tasks()), "those of other tests are forgotten a while later"
     f = ost.compile(lambda x: x + 1)
     x = ost.asarray(np.ones(1000), split=0)
     for _ in range(50):
         x = f(x)
     session.wait()
-    tasks = cluster.client.run_on_scheduler(lambda dask_scheduler: len(dask_scheduler.tasks))
-    assert tasks == 0
+    assert tasks() == 0
 
 
 def test_errors_come_with_the_users_line(session: sessions.Session) -> None:
@@ -440,7 +445,7 @@ def test_crews_that_come_together_at_once_do_not_mix(cluster: ost.LocalCluster) 
 
 def soon(happened: Callable[[], bool]) -> bool:
     """Whether something comes true within some seconds."""
-    end = time.monotonic() + 30
+    end = time.monotonic() + 60
     while not (true := happened()) and time.monotonic() < end:
         time.sleep(0.05)
     return true
@@ -527,11 +532,11 @@ def interrupted(run: Callable[[], Any]) -> None:
     timer = threading.Timer(0.15, os.kill, (os.getpid(), signal.SIGINT))
 
     def run_and_wait() -> None:
+        timer.start()
         run()
         timer.join()  # where a machine was done before, the signal comes here, in no other test
-        time.sleep(1.0)
+        time.sleep(30)
 
-    timer.start()
     with pytest.raises(KeyboardInterrupt):
         run_and_wait()
     timer.join()
@@ -676,8 +681,8 @@ def test_something_dies(who: str) -> None:
         }[who]
         os.kill(victim, sign)
         start = time.monotonic()
-        error = caught(lambda: [(f(x), session.wait()) for _ in iter(time.monotonic, start + 20)])
-        assert time.monotonic() - start < 10
+        error = caught(lambda: [(f(x), session.wait()) for _ in iter(time.monotonic, start + 60)])
+        assert time.monotonic() - start < 30, "Dask alone would wait for a minute"
         assert isinstance(error, CommunicatorError), error
         assert re.search(r"process \d+ on .*start again", str(error))
         with pytest.raises(SessionError, match="a cluster that lost a worker"):
@@ -760,7 +765,7 @@ def test_dask_hears_of_its_workers_while_they_compute(
         start = time.perf_counter()
         cluster.client.run(os.getpid)
         waits.append(time.perf_counter() - start)
-    assert max(waits) < 5, "the loop of a worker stood still"
+    assert max(waits) < 20, "the loop of a worker stood still"
     assert np.isfinite(np.asarray(y)).all()
 
 

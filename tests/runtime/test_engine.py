@@ -113,9 +113,9 @@ def test_threads_trace_at_once() -> None:
 
         def work(k: int) -> None:
             def body(x: Any) -> Any:
-                gate.wait(20)
+                gate.wait(60)
                 y = x * k
-                gate.wait(20)
+                gate.wait(60)
                 return ost.random.uniform((3,)) * 0 + y.sum()
 
             results.append((k, float(ost.compile(body)(ost.ones(3)).sum())))
@@ -392,12 +392,12 @@ def test_a_loop_that_talks_to_nobody_ends_with_ctrl_c() -> None:
         count = ost.while_loop(
             lambda k: k >= 0, lambda k: k + 1, ost.zeros(()), most=400_000_000_000
         )
-        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+        interrupt = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
         start = time.monotonic()
         before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may ignore it
         try:
             with pytest.raises(KeyboardInterrupt):
-                np.asarray(count)
+                interrupt.start(), np.asarray(count)
         finally:
             signal.signal(signal.SIGINT, before)
         assert time.monotonic() - start < 60, "all turns take several minutes"

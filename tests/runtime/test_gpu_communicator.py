@@ -101,7 +101,7 @@ def test_who_come_first_at_once_meet(monkeypatch: pytest.MonkeyPatch) -> None:
                 both.wait(0.1)  # for one more that would be made meanwhile
 
     monkeypatch.setattr(fake_nccl, "_worlds", defaultdict[bytes, Any](Slow))
-    monkeypatch.setattr(fake_nccl, "PATIENCE", 1.0)
+    monkeypatch.setattr(fake_nccl, "PATIENCE", 10.0)
     assert team(2, lambda comm: comm.rank) == [0, 1]
 
 

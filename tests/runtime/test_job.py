@@ -195,7 +195,7 @@ def test_one_worker_fails_in_the_middle_of_a_sum(rank: int) -> None:
     error = found["error"]
     assert "by test" in error["text"]
     assert rank == 0 or f"worker {rank}" in error["text"]
-    assert error["seconds"] < 10
+    assert error["seconds"] < 30
     assert found["again"] == pytest.approx([1 / 12] * 12), "afterwards all is well"
 
 
@@ -234,7 +234,7 @@ def test_an_error_of_the_operation_names_the_line() -> None:
 def test_a_worker_that_is_not_where_the_others_are() -> None:
     found = good(3, "astray")
     assert "worker 1 got order" in found["error"]["text"]
-    assert found["error"]["seconds"] < 5
+    assert found["error"]["seconds"] < 30
     assert found["again"] == pytest.approx(1)
     error = good(3, "unknown")["error"]
     assert "which worker 1 was not given" in error["text"]
@@ -249,7 +249,7 @@ def test_a_worker_dies(name: str) -> None:
         error = found["error"]
         assert error["kind"] == "CommunicatorError"
         assert "worker 2 (process" in error["text"]
-        assert error["seconds"] < 10
+        assert error["seconds"] < 30
     assert found["status"] != 0
     assert gone(found["processes"])
 

@@ -233,10 +233,10 @@ def test_what_would_take_too_long(what: str, tmp_path: Path, tally: Tally) -> No
     make, text = BOMBS[what]
     path = tmp_path / "bomb.plan"
     path.write_bytes(make())
-    start = time.monotonic()
+    start = time.process_time()
     with pytest.raises(PlanFileError, match=text) as error:
         Plan.from_file(path)
-    assert time.monotonic() - start < 60
+    assert time.process_time() - start < 60
     assert len(str(error.value)) < 1000
     tally("bombs", 1)
 

@@ -26,7 +26,7 @@ from ostinato import sessions, signature_cache
 
 Tally = Callable[[str, int], None]
 Census = collections.Counter[str]
-PATIENCE = 10.0  # seconds that a thread has to end
+PATIENCE = 60.0  # seconds that a thread has to end
 
 
 @pytest.fixture(autouse=True)

@@ -35,12 +35,12 @@ MEMORY = 200 << 20
 def refused(path: Path, match: str | None = None) -> None:
     """One sentence, of either way to load, before any number is used, or when some are."""
     for resident in (True, False):
-        start = time.monotonic()
+        start = time.process_time()
         with pytest.raises(DataFileError, match=match) as found:
             np.asarray(ost.load(path, resident=resident)[:3])
         assert "\n" not in str(found.value)
         assert len(str(found.value)) < 800
-        assert time.monotonic() - start < 30, "not a hang"
+        assert time.process_time() - start < 30, "not a hang"
 
 
 def npy(folder: Path, header: str | bytes, version: bytes = b"\x01\x00", body: bytes = b"") -> Path:
