@@ -41,20 +41,22 @@ $(VENV)/made-cluster: $(VENV)/made
 demo-cluster: $(VENV)/made-cluster
 	@$(BIN)/python examples/cluster.py
 
-SHARED := -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart=0  # in the order of tests/conftest.py
+# In the order of tests/conftest.py, on two cores: a third process computes while tests of the others wait.
+WORKERS ?= 3
+SHARED := --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 test test-stale quick: export OSTINATO_TEST_KERNELS ?= $(CURDIR)/$(VENV)/kernels
 
 test: $(VENV)/made-dev
-	$(BIN)/python -m pytest $(SHARED)
+	$(BIN)/python -m pytest -n $(WORKERS) $(SHARED)
 
 quick: $(VENV)/made-dev
-	OSTINATO_TRUST=quick $(BIN)/python -m pytest $(SHARED)
+	OSTINATO_TRUST=quick $(BIN)/python -m pytest -n 2 $(SHARED)
 
 newest: $(VENV)/made-dev
 	@.ci/newest $(BIN)/python
 
 test-stale: $(VENV)/made-dev
-	OSTINATO_CHECK_STALE=1 $(BIN)/python -m pytest $(SHARED)
+	OSTINATO_CHECK_STALE=1 $(BIN)/python -m pytest -n $(WORKERS) $(SHARED)
 
 docs: $(VENV)/made
 	@$(BIN)/python -m pip install -q -e '.[docs,feed,io,cluster]'
@@ -76,7 +78,7 @@ wheel: $(VENV)/made-dev
 	$(BIN)/python -m build -q --wheel .
 	rm -rf build/lib build/bdist.*
 
-check: lint types quick test
+check: lint types test
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .typecheck out
