@@ -53,8 +53,20 @@ class Sleep(ost.io.Stage):
         return x
 
 
+NAMED: list[str] = []  # the scenario, if it is one of several
+
+
 def say(**what: Any) -> None:
-    print(json.dumps(what), flush=True)
+    print(json.dumps({NAMED[-1]: what} if NAMED else what), flush=True)
+
+
+def each() -> None:
+    """Scenarios of one crew, one after another: such as change nothing before all connect."""
+    for name in sys.argv[3:]:
+        NAMED.append(name)
+        globals()[name]()
+        if (session := ost.session()) is not None:
+            session.close()
 
 
 def pictures(root: str, batch: int = 8, tail: str = "keep") -> Pipe:

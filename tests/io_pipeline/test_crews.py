@@ -3,11 +3,12 @@ of one process, and whatever fails leaves the crew usable."""
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 import shutil
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,12 @@ def job(count: int, name: str, root: Path, *more: str, **settings: str) -> dict[
     return found
 
 
+@pytest.fixture(scope="module")
+def several(root: Path) -> Callable[[int], dict[str, Any]]:
+    """What scenarios said that share their processes, of which there are so many."""
+    return functools.cache(lambda count: job(count, "each", root, "tails", "later", "alone"))
+
+
 # -- processes of mpiexec ----------------------------------------------------------------------
 @needs_mpi
 @pytest.mark.parametrize("count", some([2, 3], 2, 1))
@@ -86,8 +93,8 @@ def test_each_makes_its_part_and_nobody_sends_samples(root: Path, count: int) ->
 
 @needs_mpi
 @pytest.mark.parametrize("count", some([2, 3], 2, 0))
-def test_uneven_parts_never_hang(root: Path, count: int) -> None:
-    right = job(count, "tails", root)["right"]
+def test_uneven_parts_never_hang(several: Callable[[int], Any], count: int) -> None:
+    right = several(count)["tails"]["right"]
     assert len(right) == 7
     assert all(right.values()), right
 
@@ -126,8 +133,8 @@ def test_a_damaged_file_on_any_worker(damaged: Path, count: int) -> None:
 
 
 @needs_mpi
-def test_what_cannot_be_told_is_made_by_the_program(root: Path) -> None:
-    found = job(2, "alone", root)
+def test_what_cannot_be_told_is_made_by_the_program(several: Callable[[int], Any]) -> None:
+    found = several(2)["alone"]
     assert found["right"] == [True] * 4
     assert found["said"]["stage"] == ""
     assert "map(<lambda>) is a function" in found["said"]["map"]
@@ -190,8 +197,8 @@ def test_all_count_their_faults_together(root: Path, tmp_path: Path, count: int)
 
 @needs_mpi
 @pytest.mark.parametrize("count", some([2, 3], 2, 0))
-def test_stages_on_a_device_are_part_of_the_plan(root: Path, count: int) -> None:
-    found = job(count, "later", root)
+def test_stages_on_a_device_are_part_of_the_plan(several: Callable[[int], Any], count: int) -> None:
+    found = several(count)["later"]
     assert all(found["right"].values()), found["right"]
     assert len(found["right"]) == 13
     assert found["inputs"][0].startswith("uint8")

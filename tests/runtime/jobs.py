@@ -26,8 +26,20 @@ import ostinato as ost
 RANK, SIZE = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
 
 
+NAMED: list[str] = []  # the scenario, if it is one of several
+
+
 def say(**what: Any) -> None:
-    print(json.dumps(what), flush=True)
+    print(json.dumps({NAMED[-1]: what} if NAMED else what), flush=True)
+
+
+def each() -> None:
+    """Scenarios of one crew, one after another: such as change nothing before all connect."""
+    for name in sys.argv[2:]:
+        NAMED.append(name)
+        globals()[name]()
+        if (session := ost.session()) is not None:
+            session.close()
 
 
 def fail_in(order: int, rank: int, go: Path | None = None) -> None:
@@ -72,7 +84,7 @@ def orders() -> None:
     """Bytes per iteration of graphs of 10, 100 and many nodes."""
     session = ost.connect()
     found = {}
-    for count in (10, 100, int(sys.argv[2])):
+    for count in (10, 100, 2000):
 
         def chain(x: Any, count: int = count) -> Any:
             for k in range(count):
@@ -448,8 +460,8 @@ def two_sessions() -> None:
         outer = np.asarray(x).tolist()
     with ost.connect():
         again = np.asarray(f(ost.asarray(np.ones(6), split=0))).tolist()
-    say(before=before, inner=inner, outer=outer, again=again, after=np.asarray(f(x)).tolist())
-    say(threads=caught(lambda: ost.connect(threads=7)))
+    after, threads = np.asarray(f(x)).tolist(), caught(lambda: ost.connect(threads=7))
+    say(before=before, inner=inner, outer=outer, again=again, after=after, threads=threads)
 
 
 def forgotten() -> None:

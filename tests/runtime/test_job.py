@@ -69,6 +69,17 @@ def good(count: int, *arguments: str) -> dict[str, Any]:
     return found
 
 
+@pytest.fixture(scope="module")
+def pair() -> dict[str, Any]:
+    """What several scenarios of two processes said, which share them."""
+    return good(2, "each", "orders", "matrices_stay", "idle", "singular")
+
+
+@pytest.fixture(scope="module")
+def trio() -> dict[str, Any]:
+    return good(3, "each", "progress", "freed", "two_sessions", "closes")
+
+
 # -- the same answers ----------------------------------------------------------------------
 @needs_mpi
 @pytest.mark.slow
@@ -78,7 +89,7 @@ def test_files_of_tests_give_the_same_answers(count: int) -> None:
     operands that stay, which are for three. All in one job."""
     files = ["planner/test_any_layout", "planner/test_narrow_sums", "planner/test_space"]
     files += ["runtime/test_replicas"] if count == 3 else []
-    chosen = "test_any_layout or test_replicas or values or inside or loops or test_space"
+    chosen = "test_any_layout or test_replicas or values or inside or loops or test_layers"
     paths = [f"tests/{file}.py" for file in files]
     job = mpiexec(count, "-m", "pytest", "-q", "-p", "no:xdist", *paths, "-k", chosen, limit=280)
     assert job.returncode == 0, job.stdout[-4000:] + job.stderr[-2000:]
@@ -106,8 +117,8 @@ def test_messages_longer_than_mpi_counts() -> None:
 
 
 @needs_mpi
-def test_what_was_started_goes_on_by_itself() -> None:
-    assert good(3, "progress")["done"]
+def test_what_was_started_goes_on_by_itself(trio: dict[str, Any]) -> None:
+    assert trio["progress"]["done"]
 
 
 @needs_mpi
@@ -126,8 +137,8 @@ def test_small_messages_are_made_ready_once(count: int) -> None:
 
 # -- one small message ---------------------------------------------------------------------
 @needs_mpi
-def test_an_iteration_costs_the_same_whatever_the_plan_contains() -> None:
-    found = good(2, "orders", "2000")["found"]
+def test_an_iteration_costs_the_same_whatever_the_plan_contains(pair: dict[str, Any]) -> None:
+    found = pair["orders"]["found"]
     assert set(found) == {"10", "100", "2000"}
     for messages, total in found.values():
         assert messages == 20
@@ -136,15 +147,15 @@ def test_an_iteration_costs_the_same_whatever_the_plan_contains() -> None:
 
 
 @needs_mpi
-def test_handles_that_nobody_holds_are_freed_everywhere() -> None:
-    found = good(3, "freed")
+def test_handles_that_nobody_holds_are_freed_everywhere(trio: dict[str, Any]) -> None:
+    found = trio["freed"]
     assert found["operands"] == [2, 2, 2]
     assert found["value"] == 101
 
 
 @needs_mpi
-def test_everybody_keeps_a_matrix_that_stays() -> None:
-    found = good(2, "matrices_stay")
+def test_everybody_keeps_a_matrix_that_stays(pair: dict[str, Any]) -> None:
+    found = pair["matrices_stay"]
     assert found["right"] == [True] * 4
     assert found["kept"] == [[not isinstance(onednn.library(), str)] * 2] * 2
 
@@ -160,9 +171,9 @@ def test_products_of_numpy_have_the_threads_of_a_worker() -> None:
 
 
 @needs_mpi
-def test_who_has_nothing_to_do_sleeps() -> None:
+def test_who_has_nothing_to_do_sleeps(pair: dict[str, Any]) -> None:
     """Looking for orders all the time would take the whole core."""
-    assert max(good(2, "idle")["share"]) < 0.1
+    assert max(pair["idle"]["share"]) < 0.1
 
 
 def test_orders_are_refused_if_anything_is_wrong_with_them() -> None:
@@ -223,8 +234,8 @@ def test_what_the_lead_puts_off_is_done_before_anything_else(tmp_path: Path, ran
 
 
 @needs_mpi
-def test_an_error_of_the_operation_names_the_line() -> None:
-    found = good(2, "singular")
+def test_an_error_of_the_operation_names_the_line(pair: dict[str, Any]) -> None:
+    found = pair["singular"]
     assert found["error"]["kind"] == "LinAlgError"
     assert "jobs.py:" in found["error"]["text"]
     assert found["good"] == [[1, 0, 0], [0, 1, 0], [0, 0, 1]]
@@ -326,8 +337,8 @@ def test_lifelines_between_machines_are_where_others_can_come() -> None:
 
 
 @needs_mpi
-def test_sessions_of_one_crew_follow_each_other() -> None:
-    found = good(3, "closes")
+def test_sessions_of_one_crew_follow_each_other(trio: dict[str, Any]) -> None:
+    found = trio["closes"]
     assert found["y"] == [1, 2, 3, 4, 5, 6]
     assert found["late"]["kind"] == "SessionError"
     assert found["z"] == [0, 2, 4, 6, 8, 10]
@@ -335,8 +346,8 @@ def test_sessions_of_one_crew_follow_each_other() -> None:
 
 
 @needs_mpi
-def test_sessions_of_one_crew_have_arrays_of_their_own() -> None:
-    found = good(3, "two_sessions")
+def test_sessions_of_one_crew_have_arrays_of_their_own(trio: dict[str, Any]) -> None:
+    found = trio["two_sessions"]
     x = np.arange(6.0)
     assert found["before"] == found["after"] == (2 * x).tolist()
     assert found["outer"] == x.tolist()
