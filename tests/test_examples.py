@@ -78,7 +78,7 @@ def test_train_images(
         module.main(tmp_path / "nothing", 1, tmp_path / "other")
 
 
-@pytest.mark.parametrize("workers", some([1, 2], 1, 1))
+@pytest.mark.parametrize("workers", some([1, 2], 2, 1))
 def test_fit_digits(tmp_path: Path, workers: int) -> None:
     pytest.importorskip("sklearn")
     pytest.importorskip("matplotlib")
@@ -121,7 +121,7 @@ def test_plan_2048_gpus(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_plan_cosmoflow(capsys: pytest.CaptureFixture[str]) -> None:
-    found = example("plan_cosmoflow").main(64, (4, 2), (2, 8))
+    found = example("plan_cosmoflow").main(32, (4, 2), (2, 4))
     assert found.fits
     said = capsys.readouterr().out
     assert "simulated on 8 workers (mesh 4x2) of dgx-v100" in said

@@ -10,6 +10,7 @@ import pytest
 import ostinato as ost
 from ostinato import nn
 from tests import example_models
+from tests.thorough import THOROUGH
 
 models = pytest.fixture(autouse=True)(example_models.models)
 
@@ -91,11 +92,14 @@ SMALL: Any = [
     ("tdnnf", {"steps": 8}, 0.4),
     pytest.param("alexnet", {"part": 16, "image": 67}, 0.8, marks=pytest.mark.slow),
     pytest.param("resnet", {"steps": 10}, 0.4, marks=pytest.mark.slow),
-    pytest.param("resnet", {"depth": 50, "width": 4, "steps": 6}, 0.4, marks=pytest.mark.slow),
     pytest.param("unet", {"steps": 8}, 0.8, marks=pytest.mark.slow),
     pytest.param("googlenet", {"part": 16, "steps": 8}, 0.85, marks=pytest.mark.slow),
-    pytest.param("inception", {"steps": 6}, 0.5, marks=pytest.mark.slow),
 ]
+if THOROUGH:  # as resnet and googlenet, but for how much there is to plan
+    SMALL += [
+        ("resnet", {"depth": 50, "width": 4, "steps": 6}, 0.4),
+        ("inception", {"steps": 6}, 0.5),
+    ]
 
 
 @pytest.mark.parametrize(("name", "options", "share"), SMALL)

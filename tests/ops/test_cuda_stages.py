@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import random
 from collections.abc import Callable, Sequence
@@ -35,7 +34,7 @@ from tests import nvrtc
 from tests.cuda_host import COMPILER, HostKernel
 from tests.fake_device import KERNELS
 from tests.sessions import JOB, use
-from tests.thorough import turns
+from tests.thorough import some, turns
 
 pytestmark = [
     pytest.mark.skipif(JOB > 1, reason="workers of such a device are threads"),
@@ -555,7 +554,11 @@ def slopes_of_factors(x: Any, scale: Any, groups: Any) -> Any:
 
 LINES = [(700, 40), (1100, 300), (2049, 768), (600, 1000)]
 SUMMED = [
-    *itertools.product((normal_slopes, likelihood, loss_and_slopes), LINES),
+    (function, shape)
+    for k, function in enumerate((normal_slopes, likelihood, loss_and_slopes))
+    for shape in some([*LINES[k:], *LINES[:k]], 2)
+]
+SUMMED += [
     (slopes_of_factors, (16, 1000)),  # which one block does
 ]
 

@@ -14,9 +14,10 @@ import ostinato as ost
 from ostinato.sessions import current
 from tests.programs import Program, make_program
 from tests.sessions import JOB, MESHES, use
+from tests.thorough import few
 
 RELAXED = settings(
-    max_examples=50 if JOB == 1 else 30,  # jobs of three sizes run them
+    max_examples=few(180 if JOB == 1 else 120),  # jobs of three sizes run them
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
     derandomize=True,

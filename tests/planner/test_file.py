@@ -299,7 +299,7 @@ def test_random_changes_never_change_what_is_computed() -> None:
         {"f": "nan"},
     ]
     refused = 0
-    for _ in range(700):
+    for _ in range(300):
         changed = copy.deepcopy(good)
         place = r.choice(places)
         inner = changed
@@ -318,7 +318,7 @@ def test_random_changes_never_change_what_is_computed() -> None:
             continue
         same_graph = plan.traced == PLAN.traced and plan.program == PLAN.program
         assert plan.id != PLAN.id or same_graph, f"{place} changed what is computed, not the id"
-    assert refused > 450
+    assert refused > 190
 
 
 @pytest.mark.parametrize("numerics", ["same-plan", "any-workers"])

@@ -545,7 +545,7 @@ def interrupted(run: Callable[[], Any]) -> None:
 def test_after_an_interrupt_the_session_can_be_used(session: sessions.Session) -> None:
     lead: Any = session.engine.lead  # type: ignore[attr-defined]
     x = ost.asarray(np.random.default_rng(0).normal(size=(200, 200)) / 15, split=0)
-    f = ost.compile(lambda x: ost.repeat(2000, lambda y: ost.tanh(y @ x), x))
+    f = ost.compile(lambda x: ost.repeat(1000, lambda y: ost.tanh(y @ x), x))
     np.asarray(f(x))
     before = session.stats()["workers"][0]["operands"]
     large = ost.asarray(np.ones(1 << 25), split=0)  # more than a connection holds
@@ -756,7 +756,7 @@ def test_dask_hears_of_its_workers_while_they_compute(
     cluster: ost.LocalCluster, session: sessions.Session
 ) -> None:
     x = ost.asarray(np.random.default_rng(0).normal(size=(200, 200)) / 15, split=0)
-    f = ost.compile(lambda x: ost.repeat(3000, lambda y: ost.tanh(y @ x), x))
+    f = ost.compile(lambda x: ost.repeat(1500, lambda y: ost.tanh(y @ x), x))
     f(x)
     session.wait()
     y = f(x)

@@ -210,7 +210,13 @@ def test_numpys_functions_are_ours_or_say_what_to_write(tally: Tally, thorough: 
     dtypes = [d for d in DTYPES if d != "bfloat16"] if thorough else ["float64", "int32"]
     said = {"same": 0, "refused": 0}
     wrong, names = [], set()
-    for call in numpy_calls.trials(dtypes, 9 if thorough else 2):
+    calls = [
+        call
+        for k, dtype in enumerate(dtypes)  # each form has its turn with one of two dtypes
+        for n, call in enumerate(numpy_calls.trials([dtype], 9 if thorough else 2))
+        if thorough or (n + k) % 2
+    ]
+    for call in calls:
         verdict = numpy_calls.verdict(call)
         names.add(call[0])
         if verdict in said:
@@ -218,7 +224,7 @@ def test_numpys_functions_are_ours_or_say_what_to_write(tally: Tally, thorough: 
         else:
             wrong.append((call[0], call[2], call[3], verdict))
     assert not wrong, f"{len(wrong)} calls, the first: {wrong[:3]}"
-    assert said["same"] > len(dtypes) * 2000
+    assert said["same"] > len(dtypes) * (2000 if thorough else 1000)
     tally("functions of NumPy", len(names))
     tally("calls as NumPy's", said["same"])
     tally("calls refused in a sentence", said["refused"])
