@@ -47,7 +47,7 @@ DECOMPOSED = ("eigh", "svd")
 
 @pytest.mark.parametrize("name", SAMPLED)
 def test_samples(name):
-    """On one worker each; the first on two of three meshes, and a fifth of the others on one."""
+    """On one worker each; the first on two meshes, and a fifth of the others on one."""
     r = random.Random(name)
     for k, sample in enumerate(of(name)):
         others = r.sample(MESHES, 1) if r.random() < 0.2 else []
