@@ -218,6 +218,8 @@ class CompiledFunction(Entries, Generic[P, R]):
 
     def _call(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         session = current()
+        if _Reader().show(args, session):
+            return self(*args, **kwargs)
         entry, leaves, given = self._entry(args, kwargs, session)
         if entry is None:  # inside another trace, or under a gradient: part of it
             return self.function(*args, **kwargs)

@@ -23,6 +23,7 @@ from ostinato.ops.core.apply import DEEP
 from ostinato.ops.core.array import Array, Term, Trace, from_term, settled
 from ostinato.ops.core.device import described
 from ostinato.ops.core.operand import File, Host, Operand, Split
+from ostinato.ops.core.registry import Place
 from ostinato.ops.core.spec import Spec, is_integer, lent
 from ostinato.ops.core.trace import Collected, Ref, collect
 from ostinato.ops.core.tracebacks import shorten
@@ -31,6 +32,7 @@ from ostinato.ops.core.user_line import asked_by_library, misfit, on_behalf, sho
 from ostinato.ops.flow.callback import name_functions
 from ostinato.planner.pipeline import make_plan
 from ostinato.planner.plan import Key, Plan
+from ostinato.runtime.engine import Held
 
 from .cards import array_card
 from .corners import corners, is_large
@@ -41,6 +43,7 @@ from .sessions import Session, current, here, one_by_one
 from .streaming import held_too, operands_of, reads_files, rebase, smaller, sorted_before
 from .unrolled import place_of, tell
 
+GLANCE = 1 << 18  # bytes that are copied sooner than a plan of views is found and run
 MUCH = 1 << 16  # elements of what numbers among the arguments make, from which somebody is told
 
 
@@ -245,12 +248,29 @@ class _Reader:
         try:
             session = current()
             with one_by_one(session.settling, session):
-                if roots := _still(pending):
+                if roots := [ref for ref in _still(pending) if not _show(ref, session)]:
                     settle_terms(roots, session)
             _still(pending)
         except Exception as error:
             shorten(error)
             raise
+
+    def show(self, xs: Sequence[Any], session: Session) -> bool:
+        """Settle those of what a function is given that show a little of what is here; whether any did."""
+        pending = [x for x in xs if isinstance(x, Array) and x._operand is None]
+        pending = [x for x in pending if x._term is not None and not x._term.is_open]
+        if not pending:
+            return False
+        with one_by_one(session.settling, session):
+            return True in [_show(ref, session) for ref in _still(pending)]
+
+    def row(self, x: Array, k: int) -> Operand | None:
+        session = here()
+        value = _find_value(x._operand, session) if session is not None else None
+        if session is None or value is None or not value.ndim or not -len(value) <= k < len(value):
+            return None
+        row = value[k, ...]
+        return session.put(row.copy()) if row.nbytes <= GLANCE else None
 
     def _refuse_traced(self, x: Array, what: str, shape: bool) -> None:
         if x._operand is not None or x._term is None or not x._term.is_traced:
@@ -387,6 +407,42 @@ def placeholders(root: Term) -> list[Term]:
                 seen.add(id(t))
                 stack.append(t)
     return found
+
+
+def _find_value(operand: Operand | None, session: Session) -> np.ndarray[Any, Any] | None:
+    """The values where this process has them in one piece, and little memory beside is not counted."""
+    if session.workers > 1 or session.target.memory_limit is not None:
+        return None
+    if isinstance(operand, Host):
+        return operand.value if described(session.target.device).is_host else None
+    if not isinstance(operand, Held) or operand.engine is not session.engine:
+        return None
+    value = operand.parts[0]
+    return value if isinstance(value, np.ndarray) else None
+
+
+def _show(ref: Ref, session: Session) -> bool:
+    """Settle what views show of a value here by a copy, if it is little; whether that was done."""
+    term, k = ref
+    views = list[Term]()
+    while not isinstance(term, array.Late) and term.operands is None and term.op is not None:
+        if not term.op.is_view or ref[0].specs[0].nbytes > GLANCE:
+            return False
+        views.append(term)
+        ((term, k),) = term.inputs
+    found = term.operands[k] if views and term.operands is not None else None
+    value = _find_value(found, session)
+    if value is None:
+        return False
+    for view in reversed(views):
+        assert view.op is not None
+        assert view.op.view is not None
+        shown = view.specs[0].shape
+        ins, outs = (tuple((0, n) for n in shape) for shape in (value.shape, shown))
+        at = Place((ins,), (outs,), (value.shape,), (shown,))
+        value = view.op.view(np, value, at, **dict(view.params))
+    ref[0].settle(0, session.put(value.copy()))
+    return True
 
 
 def settle_terms(roots: Sequence[Ref], session: Session, also: Sequence[Ref] | None = None) -> None:

@@ -273,6 +273,7 @@ class Reader(Protocol):
     def on_gpu(self, x: Array) -> Any: ...  # its values there in one piece, or None
     def adopt(self, values: Any, split: Split, copy: bool) -> Operand | None: ...
     def settle(self, xs: Sequence[Array]) -> None: ...
+    def row(self, x: Array, k: int) -> Operand | None: ...  # a copy, if it is at hand and little
     def place(self, x: Array) -> Spec: ...
     def known(self, x: Array, what: str, shape: bool = False) -> np.ndarray[Any, Any]: ...
     def is_given(self, x: Array) -> bool: ...  # made of numbers that a trace can be given
@@ -624,7 +625,9 @@ class Array(ArrayMethods["Array"]):
 
     # -- indexing --------------------------------------------------------------------------
     def __getitem__(self, key: Any) -> Array:
-        made = call("getitem", self, key)
+        made = self._row(key) if key.__class__ is int else None
+        if made is None:
+            made = call("getitem", self, key)
         if made.__class__ is not Array:
             return made
         term, of = made._term, self._of
@@ -635,6 +638,14 @@ class Array(ArrayMethods["Array"]):
         ):
             made._of = weakref.ref(self) if of is None or of() is None else of
         return made
+
+    def _row(self, k: int) -> Array | None:
+        """x[k] of a value that is at hand, if that is little: at once, so that the turns of a loop over rows
+        are one computation."""
+        if self._term is not None or self._operand is None or current_thread.trace is not None:
+            return None
+        row = reader.row(self, k)
+        return from_operand(row) if row is not None else None
 
     def __setitem__(self, key: Any, values: Operandish) -> None:
         try:

@@ -122,6 +122,38 @@ def test_numbers_that_vary_are_operands() -> None:
         assert plans([2, 3, 5], lambda x, v: x**v + 0.375) == 3
 
 
+def test_loops_over_rows_and_batches_are_few_plans() -> None:
+    """Rows of a value that is there are operands, and slices of it make no plans for compiled steps; what is
+    assigned to it later changes neither."""
+    values, weights = np.random.default_rng(0).normal(size=(300, 4)), np.ones(4)
+    with on() as session:
+        x, w, begun = ost.asarray(values), ost.ones(4), len(session.plans.plans)
+        for k, row in enumerate(x):
+            w, weights = w * 0.5 + row * x[-1 - k], weights * 0.5 + values[k] * values[-1 - k]
+            if k % 10 == 9:
+                assert float(w[2]) == pytest.approx(weights[2])
+        assert len(session.plans.plans) - begun < 10
+
+        @ost.compile
+        def step(w: Any, x: Any, y: Any) -> Any:
+            return w - 0.1 * (x.T @ (x @ w - y))
+
+        kept = x[7]
+        w = step(w, x[:20], x[::15, 1])
+        begun = len(session.plans.plans)
+        for k in range(0, 300, 20):
+            w = step(w, x[k : k + 20], x[::15, 1])
+        assert len(session.plans.plans) == begun
+        for k in [0, *range(0, 300, 20)]:
+            part = values[k : k + 20]
+            weights = weights - 0.1 * (part.T @ (part @ weights - values[::15, 1]))
+        np.testing.assert_allclose(np.asarray(w), weights, rtol=1e-9)
+        x[7] = 0.0
+        assert kept.tolist() == values[7].tolist()
+        slope = ost.grad(lambda x: sum((row**2).sum() for row in x))(x)  # of rows that are traced
+        np.testing.assert_array_equal(np.asarray(slope), 2 * np.asarray(x))
+
+
 def test_numbers_keep_their_sign() -> None:
     with on():
         for value in (1.0, 0.0, -0.0, 0.0, -0.0):
