@@ -58,7 +58,8 @@ def hint(name: str, room: str = "") -> str:
         return f"; only {theirs} has it"
     places = dict.fromkeys((room, "", *ROOMS))
     known = {n: f"{r}.{n}" if r else n for r in reversed(places) for n in names_in(r)}
-    near = difflib.get_close_matches(name, known, 1, cutoff=0.75)
+    near = [n for n in known if n.lower() == name.lower()]
+    near = near or difflib.get_close_matches(name, known, 1, cutoff=0.75)
     if near:
         return f"; the nearest name is ostinato.{known[near[0]]}"
     as_function = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()  # GroupNorm is group_norm

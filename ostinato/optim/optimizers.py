@@ -230,20 +230,25 @@ class Optimizer:
         """Find what a state has for each leaf of the parameters."""
         names = (*self.slots, *(("master",) if self.master else ()))
         found: dict[str, list[Any]] = {}
+        begin = "begin with opt.init(params)"
+        if not isinstance(state, dict) or "step" not in state:
+            got, needed = f"state={state!r:.60}", f"a dict of {', '.join(('step', *names))}"
+            what = f"{type(self).__name__}.update"
+            raise misfit(ArgumentError, what, got=got, needed=needed, do=begin)
         for name in names:
             kept = [
                 t and (name != "master" or wide(_dtype(x)) != _dtype(x))
                 for x, t in zip(leaves, trained, strict=True)
             ]
             needed = flatten(unflatten(structure, [0 if k else None for k in kept]))[1]
-            values, around = flatten(state[name]) if {name, "step"} <= {*state} else ([], None)
+            values, around = flatten(state[name]) if name in state else ([], None)
             if around != needed:
                 raise misfit(
                     ArgumentError,
                     f"{type(self).__name__}.update",
                     got=f"a state with {', '.join(map(str, state))}, whose {name} is {around!r:.200}",
                     needed=f"step, {', '.join(names)}, each as the parameters are",
-                    do="begin with opt.init(params)",
+                    do=begin,
                 )
             rest = iter(values)
             found[name] = [next(rest) if k else None for k in kept]

@@ -277,6 +277,8 @@ def test_masters_keep_what_halves_lose() -> None:
         (lambda: optim.SGD(-1.0), "SGD .*: got lr=-1.0; needed a number that is 0 or more"),
         (lambda: optim.SGD(0.1).update({"a": 1.0}, {"b": [1.0, 2.0]}, {"step": 0}), "a gradient for each"),
         (lambda: optim.Adam().update(1.0, 1.0, {"step": 0}), "begin with opt.init"),
+        (lambda: optim.Adam().update(1.0, 1.0, None), "got state=None; needed a dict of step, m, v; begin"),
+        (lambda: optim.SGD(0.1).update(1.0, 1.0, {}), "got state={}; needed a dict of step; begin with"),
         (lambda: optim.Adam().update([1.0], [1.0], optim.Adam().init((1.0, 2.0))), "as the parameters are"),
         (lambda: optim.Adam().init(np.ones(2, complex)), "a parameter  of complex numbers"),
         (lambda: optim.AdamW(mask=[1]).update([1.0], [1.0], optim.Adam().init([1.0])), "or bools as in"),

@@ -406,6 +406,7 @@ def test_no_hint_names_what_there_is() -> None:
         (lambda: ost.zeros(2).numel, "; write x.size"),
         (lambda: ost.zeros(2).backward, "; write ostinato.grad(loss)(x)"),
         (lambda: ost.Adam, "; here it is ostinato.optim.Adam"),
+        (lambda: ost.nn.Relu, "; the nearest name is ostinato.nn.relu"),
         (lambda: ost.nn.GELU, "; the nearest name is ostinato.nn.gelu"),
         (lambda: ost.debug.pritn, "; the nearest name is ostinato.debug.print"),
     ],

@@ -150,6 +150,8 @@ class _File(Mapping[str, Any]):
         try:
             with path.open("rb") as file:
                 self.begin, self.entries = _header(file, path)
+        except DataFileError:
+            raise
         except OSError as error:
             raise _damaged(path, error.strerror or str(error)) from None
 
@@ -192,7 +194,7 @@ def _header(file: BinaryIO, path: Path) -> tuple[int, dict[str, Entry]]:
         return found
 
     try:
-        said = json.loads(file.read(length).decode(), object_pairs_hook=unique)
+        said = {**json.loads(file.read(length).decode(), object_pairs_hook=unique)}
         said.pop("__metadata__", None)
         found = {name: _entry(e, size - 8 - length) for name, e in said.items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
