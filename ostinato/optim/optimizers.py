@@ -232,9 +232,9 @@ class Optimizer:
         found: dict[str, list[Any]] = {}
         begin = "begin with opt.init(params)"
         if not isinstance(state, dict) or "step" not in state:
-            got, needed = f"state={state!r:.60}", f"a dict of {', '.join(('step', *names))}"
+            got, slots = f"state={state!r:.60}", f"a dict of {', '.join(('step', *names))}"
             what = f"{type(self).__name__}.update"
-            raise misfit(ArgumentError, what, got=got, needed=needed, do=begin)
+            raise misfit(ArgumentError, what, got=got, needed=slots, do=begin)
         for name in names:
             kept = [
                 t and (name != "master" or wide(_dtype(x)) != _dtype(x))
