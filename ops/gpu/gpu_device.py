@@ -398,14 +398,16 @@ class Gpu(Device):
     def launching(self, kernel: Kernel) -> Function:
         """Compiled by NVRTC, all cores at once, and kept on disk by CuPy."""
         room = (self.xp.zeros(kernel.room, np.uint8),) if kernel.room else ()
-        first = self.launched(kernel, room)
-        if kernel.then is None:
-            return first
-        second = self.launched(kernel.then, room)
+        launches = [self.launched(kernel, room)]
+        while kernel.then is not None:
+            kernel = kernel.then
+            launches.append(self.launched(kernel, room))
+        if len(launches) == 1:
+            return launches[0]
 
         def launch(*arrays: Any) -> None:
-            first(*arrays)
-            second(*arrays)
+            for one in launches:
+                one(*arrays)
 
         return launch
 

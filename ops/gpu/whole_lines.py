@@ -3,14 +3,17 @@ not take is left to the ops' own kernels, and so to CuPy."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from ostinato.ops.array.selection import lines_of
 from ostinato.ops.core.device import Function
-from ostinato.ops.core.spec import is_inexact
+from ostinato.ops.core.spec import is_inexact, strided_like
 
 from .loops.scans import running
+from .loops.selects import selected
 from .loops.sorts import keys_of_lines, sorted_lines
 from .loops.tallies import step_of, tally
 
@@ -36,6 +39,7 @@ def register(gpu: Any) -> None:
     runs("partition", _sorted)
     runs("argsort", _places)
     runs("argpartition", _places)
+    runs("order_statistics", _ranked)
     for op, kind in _RUNNING.items():
         runs(op, partial(_running, kind=kind))
     runs("tally", _counted)
@@ -68,6 +72,26 @@ def _places(
 ) -> Function | None:
     kernel = sorted_lines(x, out, axis, descending, places=True)
     return None if kernel is None else gpu.launching(kernel)
+
+
+def _ranked(gpu: Any, x: Any, ranks: Any, out: Any, *, axes: tuple[int, ...]) -> Function | None:
+    if not out.size:
+        return None
+    left = [d for d in range(x.ndim) if d not in axes]
+    step = step_of(x.transpose(*left, *axes)[(0,) * len(left)])  # None: a copy has lines
+    shape = (*[x.shape[d] for d in left], math.prod(x.shape[a] for a in axes))
+    strides = None if step is None else [*[x.strides[d] for d in left], step]
+    every = [s if n > 1 else 0 for n, s in zip(ranks.shape, ranks.strides, strict=True)]
+    lines, places = ((shape, x.dtype, strides), (out.shape, ranks.dtype, every))
+    kernel = selected(strided_like(*lines), out, strided_like(*places))
+    if kernel is None:
+        return None
+    launch, xp = gpu.launching(kernel), gpu.xp
+
+    def run(x: Any, ranks: Any, out: Any) -> None:
+        launch(x if step is not None else xp.ascontiguousarray(lines_of(x, axes)), out, ranks)
+
+    return run
 
 
 def _running(gpu: Any, x: Any, out: Any, *, axis: int, kind: str, **_: Any) -> Function | None:

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ostinato.ops.array.sorting import keys_of, numbers_of
 from ostinato.ops.core.spec import bfloat16
-from ostinato.ops.gpu.loops import scans, sorts
+from ostinato.ops.gpu.loops import scans, selects, sorts
 from ostinato.ops.gpu.loops.scans import running
+from ostinato.ops.gpu.loops.selects import selected
 from ostinato.ops.gpu.loops.sorts import sorted_lines
 from ostinato.ops.gpu.loops.tallies import range_of, step_of, tally
 from ostinato.ops.gpu.loops.text import OPTIONS, Kernel
@@ -128,6 +130,55 @@ def test_long_lines_are_a_blocks_up_to_a_limit() -> None:
         assert sorted_lines(np.zeros(n + 1, dtype), np.zeros(n + 1, dtype), 0) is None
 
 
+RANKED = [(1,), (7,), (5, 40), (9, 300), (3, 1500), (2, 3, 1100), (9, 1300), (5000,)]
+
+
+def at_ranks(x: np.ndarray, ranks: np.ndarray) -> np.ndarray:
+    """By what sorts keys: NaN is the largest, and of two zeros the negative one comes first."""
+    real = x.dtype.kind not in "biu"
+    keys = np.sort(keys_of(np, x) if real else x, -1)
+    found = np.take_along_axis(keys, ranks, -1)
+    return numbers_of(np, found, x.dtype) if real else found
+
+
+@needs_compiler
+@settings(max_examples=few(56), deadline=None)
+@given(st.sampled_from(RANKED), st.sampled_from(["f4", "f8", "i2", "u1", "f2", "i8", "?", bfloat16]),
+       st.sampled_from([1, 3, 9]), LAID, LAID, st.booleans(), st.integers(0, 99))  # fmt: skip
+def test_elements_of_ranks_are_found(
+    shape: Any, dtype: Any, count: int, given: str, made: str, alike: bool, seed: int
+) -> None:
+    x, rng = laid(numbers(shape, dtype, seed), given), np.random.default_rng(seed)
+    ranks = rng.integers(0, shape[-1], (count,) if alike else (*shape[:-1], count))
+    ranks = np.broadcast_to(ranks, (*shape[:-1], count))
+    out = laid(np.zeros(ranks.shape, dtype), made)
+    with mock.patch.object(selects, "AHEAD", 2):  # so that several blocks share shorter lines
+        run(selected(x, out, ranks), x, out, ranks)
+    assert out.tobytes() == at_ranks(x, ranks).tobytes()
+
+
+@needs_compiler
+def test_long_lines_are_shared_and_short_ones_are_not() -> None:
+    rng = np.random.default_rng(0)
+    for shape, several, launches in (((1024,), 0, 1), ((700, 1025), 0, 1), ((20_000,), 1, 3)):
+        x = rng.normal(size=shape).astype("f4")
+        ranks = np.broadcast_to([0, shape[-1] // 2, shape[-1] - 1], (*shape[:-1], 3))
+        out = np.zeros(ranks.shape, "f4")
+        kernel = selected(x, out, ranks)
+        assert kernel is not None
+        run(kernel, x, out, ranks)
+        assert (out == at_ranks(x, ranks)).all()
+        chain = [kernel]
+        while chain[-1].then is not None:
+            chain.append(chain[-1].then)
+        assert len(chain) == launches
+        assert (kernel.room > 0) == several
+    many, x = np.arange(33), np.zeros(20_000)
+    assert selected(x, many.astype("f8"), many) is None
+    run(selected(x[:2000], out := np.ones(33), many), x[:2000], out, many)
+    assert not out.any()
+
+
 KINDS = [("sum", "f4", "f4"), ("sum", "f2", "f4"), ("sum", "i4", "i8"), ("sum", "?", "i8"),
          ("prod", "f8", "f8"), ("prod", "u1", "u8"), ("max", "f4", "f4"), ("min", "f2", "f2"),
          ("max", bfloat16, bfloat16), ("min", "i2", "i2"), ("max", "?", "?")]  # fmt: skip
@@ -220,7 +271,22 @@ def test_plans_use_them() -> None:
             np.asarray(ost.take(given, ost.asarray(k + 280), axis=0))
 
 
+@needs_compiler
+def test_quantiles_read_lines_where_they_lie() -> None:
+    x = numbers((30, 9, 70), "f4", 3)
+    with ost.connect(device=KERNELS):
+        given = ost.asarray(x)
+        for axes in (0, 1, 2, (0, 1), (1, 2), (0, 2), None):
+            np.testing.assert_array_equal(
+                ost.nanmedian(given, axis=axes), np.nanmedian(x, axis=axes)
+            )
+            np.testing.assert_array_equal(ost.median(given, axis=axes), np.median(x, axis=axes))
+
+
 CASES = {
+    "ranks": lambda: select("f4", (16, 200_001), 3, turned=True),
+    "ranks of rows": lambda: select("f8", (4096, 4096), 1),
+    "ranks of short rows": lambda: select("i2", (4096, 128), 3),
     "columns": lambda: sorted_lines(np.empty((4096, 8), "f4"), np.empty((4096, 8), "f4"), 0),
     "rows": lambda: sorted_lines(np.empty((8, 300), "f8"), np.empty((8, 300), "f8"), 1, True),
     "places": lambda: sorted_lines(np.empty((8, 64), "f2"), np.empty((8, 64), "i8"), 1, False, True),
@@ -230,6 +296,11 @@ CASES = {
     "many counts": lambda: tally(np.empty(9000, "i8"), 1, 10_000),
     "range": lambda: range_of(np.empty(9000, "i2")),
 }  # fmt: skip
+
+
+def select(dtype: str, shape: tuple[int, int], count: int, turned: bool = False) -> Kernel | None:
+    x = np.empty(shape[::-1], dtype).T if turned else np.empty(shape, dtype)
+    return selected(x, np.empty((shape[0], count), dtype), np.empty((shape[0], count), np.int64))
 
 
 @needs_nvrtc

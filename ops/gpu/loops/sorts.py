@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from ostinato.ops.core.spec import DType, is_inexact
 
-from .line_places import LinePlaces, line_places
+from .line_places import line_places
 from .text import Kernel, whole
 
 KEPT = 128  # bytes of keys in a thread's registers
@@ -53,40 +53,31 @@ class LineKeys:
 
     def text(self) -> str:
         """Functions from an element's bits to its key and back."""
-        bits, key = f"u{self.width}", f"u{self.bits}"
-        sign = f"({bits})(({bits})1 << {self.width - 1})"
-        kind = self.dtype.kind
-        code = [f"typedef {bits} Bits; typedef {key} Key;"]
-        code += [f"__device__ inline Key key_of(Bits b, u{self.bits} place) {{"]
-        back = list[str]()
-        if is_inexact(self.dtype):
-            infinite, nan = (
-                int(np.array(x, self.dtype).view(f"u{self.dtype.itemsize}"))
-                for x in (np.inf, np.nan)
-            )
-            nan &= ~(1 << self.width - 1)
-            code.append(f"if ((Bits)(b & (Bits)~{sign}) > (Bits){infinite}u) b = (Bits){nan}u;"
-                        if self.width < 64 else
-                        f"if ((b & ~{sign}) > {infinite}ull) b = {nan}ull;")  # fmt: skip
-            if self.places:
-                code.append(f"if (b == {sign}) b = 0;")
-            code.append(f"b = (b & {sign}) ? (Bits)~b : (Bits)(b | {sign});")
-            back.append(f"b = (b & {sign}) ? (Bits)(b ^ {sign}) : (Bits)~b;")
-        elif kind == "i":
-            code.append(f"b = (Bits)(b ^ {sign});")
-            back.append(f"b = (Bits)(b ^ {sign});")
-        if self.descending:
-            code.append("b = (Bits)~b;")
-            back.insert(0, "b = (Bits)~b;")
-        code.append(f"return (Key)b << {self.shift} | place;" if self.places else "return (Key)b;")
-        code.append("}")
-        if self.places:
-            mask = (1 << self.shift) - 1
-            code.append(f"__device__ inline s64 made_of(Key x) {{ return (s64)(x & {mask}u); }}")
-        else:
-            code.append("__device__ inline Bits made_of(Key x) { Bits b = (Bits)x;")
-            code += [*back, "return b; }"]
-        return "\n".join(code)
+        bits, real = f"u{self.width}", is_inexact(self.dtype)
+        ends = np.array([np.inf, np.nan] if real else [0, 0], self.dtype)
+        infinite, nan = ends.view(f"u{self.dtype.itemsize}").tolist()
+        nan &= ~(1 << self.width - 1)
+        words = {"REAL": real, "SIGNED": self.dtype.kind == "i", "FALLS": self.descending}
+        flags = ", ".join(f"{word} = {int(yes)}" for word, yes in words.items())
+        return f"""\
+typedef {bits} Bits; typedef u{self.bits} Key; typedef {"s64" if self.places else bits} Made;
+enum {{ {flags}, SHIFT = {self.shift}, TOP = {self.width - 1} }};
+__device__ inline Key key_of(Bits b, Key place) {{
+  const Bits sign = (Bits)((Bits)1 << TOP);
+  if (REAL && (Bits)(b & ~sign) > (Bits){infinite}ull) b = (Bits){nan}ull;
+  if (REAL && SHIFT && b == sign) b = 0;
+  if (REAL) b = (Bits)(b & sign ? ~b : b | sign);
+  if (SIGNED) b ^= sign;
+  if (FALLS) b = (Bits)~b;
+  return SHIFT ? (Key)b << SHIFT | place : (Key)b;
+}}
+__device__ inline Made made_of(Key x) {{
+  if (SHIFT) return (Made)(x & ((Key)1 << SHIFT) - 1);
+  const Bits sign = (Bits)((Bits)1 << TOP);
+  Bits b = (Bits)(FALLS ? ~x : x);
+  if (REAL) b = (Bits)(b & sign ? b ^ sign : ~b);
+  return (Made)(SIGNED ? b ^ sign : b);
+}}"""
 
 
 NETWORK = """\
@@ -187,102 +178,93 @@ def way(keys: LineKeys, count: int) -> Way | None:
 
 
 def sorted_lines(
-    x: Any, out: Any, axis: int, descending: bool = False, places: bool = False
+    x: Any, out: Any, axis: int, descending: bool = False, places: bool = False, *ranks: Any
 ) -> Kernel | None:
     """A kernel of an array and its elements in order, or the first places of these, as many as the
-    result has room for. None: lines are too long, or none of what there are keys of."""
+    result has room for, or the elements of some ranks, which are an array of the result's shape.
+    None: lines are too long, or none of what there are keys of."""
     keys = LineKeys(x.dtype, places, descending)
     how = way(keys, x.shape[axis]) if x.size and out.size else None
     if how is None or x.dtype.kind == "c" or (places and keys.width > 32):
         return None
-    over = line_places((x, out), axis)
+    over = line_places((x, out, *ranks), axis)
     across = [over.is_across(k) and how.abreast > 1 and how.sharing > 1 for k in (0, 1)]
-    given = [*over.parameters(), "s64 count"]
-    code = _body(over, how, keys, across)
+    begins = {
+        f"// line of array {k}": over.begin(k, "q < lines ? q : 0") for k in range(len(over.steps))
+    }
+    text = _READS + (_PICKS if ranks else _WRITES)
+    code = [part for line in text.splitlines() for part in begins.get(line.strip(), [line])]
     words = {"EACH": how.each, "SHARING": how.sharing, "THREADS": how.threads, "CHUNK": how.chunk}
-    words |= {"LINES": how.abreast}
+    words |= {"LINES": how.abreast, "ROW": how.threads + how.abreast}
+    words |= {"READS_ACROSS": int(across[0]), "WRITES_ACROSS": int(across[1] and not ranks)}
     text = "\n".join(f"enum {{ {name} = {n} }};" for name, n in words.items())
-    text = f"{text}\n{keys.text()}\n{NETWORK}{TOGETHER * (how.sharing > 1)}"
+    text += f"\n{keys.text()}\n{NETWORK}{TOGETHER}"
     grid = (-(-over.lines // how.abreast), 1)
-    facts = (*over.facts(), out.shape[axis])
+    given, facts = [*over.parameters(), "s64 count"], (*over.facts(), out.shape[axis])
     return whole("sort", given, code, {text}, grid, facts, threads=how.threads)
 
 
-def _body(over: LinePlaces, how: Way, keys: LineKeys, across: list[bool]) -> list[str]:
-    row = (
-        "THREADS + LINES"  # of a register of all threads; a line's are apart from those of the next
-    )
-    own, other = (
-        "const int line = t / SHARING, m = t % SHARING;",
-        "const int line = t % LINES, m = t / LINES;",
-    )
-    at = "line * (SHARING + 1) + m"
-    made = "s64" if keys.places else "Bits"
-    code = ["const int t = threadIdx.x;", "const s64 before = (s64)blockIdx.x * LINES;"]
-    if how.sharing > 1:
-        code.append(f"__shared__ Key held[CHUNK * ({row})];")
-    code += ["Key x[EACH];", "{", other if across[0] else own]
-    code += ["const s64 q = before + line;", *over.begin(0, "q < lines ? q : 0")]
-    load = "q < lines && i < n ? key_of(*(const Bits*)(p0 + step0 * i), i) : ~(Key)0;"
-    if across[0]:
-        code += [
-            "#pragma unroll",
-            "for (int first = 0; first < EACH; first += CHUNK) {",
-            "  Key y[CHUNK];",
-            "  #pragma unroll",
-            "  for (int r = 0; r < CHUNK; ++r) {",
-            "    const s64 i = (first + r) * SHARING + m;",
-            f"    y[r] = {load}",
-            "  }",
-            "  __syncthreads();",
-            "  #pragma unroll",
-            f"  for (int r = 0; r < CHUNK; ++r) held[r * ({row}) + {at}] = y[r];",
-            "  __syncthreads();",
-            "  #pragma unroll",
-            f"  for (int r = 0; r < CHUNK; ++r) x[first + r] = held[r * ({row}) + t + t / SHARING];",
-            "}",
-        ]
-    else:
-        code += [
-            "#pragma unroll",
-            "for (int r = 0; r < EACH; ++r) {",
-            "  const s64 i = r * SHARING + m;",
-            f"  x[r] = {load}",
-            "}",
-        ]
-    code += ["}", "sort_inside(x);"]
-    if how.sharing > 1:
-        code.append("sort_together(x, t % SHARING, held);")
-    code += ["{", other if across[1] else own]
-    code += ["const s64 q = before + line;", *over.begin(1, "q < lines ? q : 0")]
-    store = f"if (q < lines && i < count) *({made}*)(p1 + step1 * i) = made_of("
-    if how.sharing == 1:
-        code += [
-            "#pragma unroll",
-            f"for (int r = 0; r < EACH; ++r) {{ const s64 i = r; {store}x[r]); }}",
-        ]
-    else:
-        # neighbouring threads write neighbours: of a line, or of neighbouring lines
-        if across[1]:
-            place = f"const int r = k; const int from = r * ({row}) + {at}; const s64 i = m * EACH + first + r;"
-        else:
-            place = (
-                "const int r = (k * SHARING + m) % CHUNK, of = (k * SHARING + m) / CHUNK; "
-                f"const int from = r * ({row}) + line * (SHARING + 1) + of; "
-                "const s64 i = of * EACH + first + r;"
-            )
-        code += [
-            "#pragma unroll",
-            "for (int first = 0; first < EACH; first += CHUNK) {",
-            "  __syncthreads();",
-            "  #pragma unroll",
-            f"  for (int r = 0; r < CHUNK; ++r) held[r * ({row}) + t + t / SHARING] = x[first + r];",
-            "  __syncthreads();",
-            "  #pragma unroll",
-            f"  for (int k = 0; k < CHUNK; ++k) {{ {place} {store}held[from]); }}",
-            "}",
-        ]
-    return [*code, "}"]
+# of ROW keys in shared memory, one register of all threads, a line's are apart from those of the next
+_READS = """\
+const int t = threadIdx.x;
+const s64 before = (s64)blockIdx.x * LINES;
+__shared__ Key held[CHUNK * ROW];
+Key x[EACH];
+{
+  const int line = READS_ACROSS ? t % LINES : t / SHARING;
+  const int m = READS_ACROSS ? t / LINES : t % SHARING;
+  const s64 q = before + line;
+  // line of array 0
+  #pragma unroll
+  for (int first = 0; first < EACH; first += CHUNK) {
+    #pragma unroll
+    for (int r = first; r < first + CHUNK; ++r) {
+      const s64 i = r * SHARING + m;
+      x[r] = q < lines && i < n ? key_of(*(const Bits*)(p0 + step0 * i), i) : ~(Key)0;
+    }
+    if (!READS_ACROSS) continue;
+    __syncthreads();
+    #pragma unroll
+    for (int r = 0; r < CHUNK; ++r) held[r * ROW + line * (SHARING + 1) + m] = x[first + r];
+    __syncthreads();
+    #pragma unroll
+    for (int r = 0; r < CHUNK; ++r) x[first + r] = held[r * ROW + t + t / SHARING];
+  }
+}
+sort_inside(x);
+if (SHARING > 1) sort_together(x, t % SHARING, held);
+const int line = WRITES_ACROSS ? t % LINES : t / SHARING;
+const int m = WRITES_ACROSS ? t / LINES : t % SHARING;
+const s64 q = before + line;
+// line of array 1
+"""
+# neighbouring threads write neighbours: of a line, or of neighbouring lines
+_WRITES = """\
+#pragma unroll
+for (int first = 0; first < EACH; first += CHUNK) {
+  if (SHARING > 1) __syncthreads();
+  #pragma unroll
+  for (int r = 0; r < CHUNK && SHARING > 1; ++r) held[r * ROW + t + t / SHARING] = x[first + r];
+  if (SHARING > 1) __syncthreads();
+  #pragma unroll
+  for (int k = 0; k < CHUNK; ++k) {
+    const int r = WRITES_ACROSS ? k : (k * SHARING + m) % CHUNK;
+    const int of = WRITES_ACROSS ? m : (k * SHARING + m) / CHUNK;
+    const s64 i = of * EACH + first + r;
+    const Key key = SHARING > 1 ? held[r * ROW + line * (SHARING + 1) + of] : x[first + k];
+    if (q < lines && i < count) *(Made*)(p1 + step1 * i) = made_of(key);
+  }
+}
+"""
+_PICKS = """\
+// line of array 2
+for (s64 k = 0; k < count; ++k) {
+  const s64 own = *(const s64*)(p2 + step2 * k) - m * EACH;
+  #pragma unroll
+  for (int r = 0; r < EACH; ++r)
+    if (q < lines && r == own) *(Made*)(p1 + step1 * k) = made_of(x[r]);
+}
+"""
 
 
 def keys_of_lines(
@@ -296,15 +278,11 @@ def keys_of_lines(
         over = line_places((array,), axis)
         pointer, *numbers = over.parameters()
         given = ["u8* keys", pointer] if is_back else [pointer, "u8* keys"]
-        given += numbers
         code = [f"const s64 g = (s64)blockIdx.x * {SOME_THREADS} + threadIdx.x;"]
         code += ["if (g >= n * lines) return;", *over.begin(0, "g / n")]
-        place = "*(Bits*)(p0 + step0 * (g % n))"
-        if is_back:
-            code.append(f"{place} = made_of(((const Key*)keys)[g]);")
-        else:
-            code.append(f"((Key*)keys)[g] = key_of({place}, 0);")
+        place, key = "*(Bits*)(p0 + step0 * (g % n))", "((Key*)keys)[g]"
+        code.append(f"{place} = made_of({key});" if is_back else f"{key} = key_of({place}, 0);")
         grid = (-(-array.size // SOME_THREADS), 1)
-        return whole("keys", given, code, {keys.text()}, grid, over.facts())
+        return whole("keys", [*given, *numbers], code, {keys.text()}, grid, over.facts())
 
     return kernel(x, False), kernel(out, True), np.dtype(f"u{keys.bits // 8}")

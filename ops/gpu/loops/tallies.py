@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ostinato.ops.core.spec import int64
-from ostinato.ops.jit.values import cast
-
-from ..jit.lines import CudaLines, memory_type
+from ..jit.lines import memory_type
 from . import schedule
 from .text import Kernel, whole
-from .totals import Total, reduce_block, reduce_warp
 
 HELD = 8192  # counts that a block has in shared memory
 THREADS = 512  # of a block that counts
@@ -38,39 +34,38 @@ def tally(x: Any, lines: int, count: int) -> Kernel | None:
     if step is None or not x.size or not count or lines > MOST_LINES:
         return None
     n = x.size // lines
-    kind = memory_type(x.dtype)
     sign = "s" if x.dtype.kind == "i" else "u"
-    held = count <= HELD
-    text = f"typedef {sign}{kind[1:]} Given; enum {{ THREADS = {THREADS}, AHEAD = {AHEAD} }};"
-    code = ["const u8* const p = q0 + blockIdx.y * n * step;"]
-    code += ["u64* const counts = (u64*)q1 + blockIdx.y * count;"]
-    one = "atomicAdd(&counts[at], 1ull)"
-    if held:
-        code += [f"__shared__ u32 held[{HELD}];"]
-        code += ["for (int k = threadIdx.x; k < count; k += THREADS) held[k] = 0;"]
-        code += ["__syncthreads();"]
-        one = "atomicAdd(&held[at], 1u)"
-    code += [
-        "const s64 far = (s64)THREADS * gridDim.x;",
-        "for (s64 i = (s64)blockIdx.x * THREADS + threadIdx.x; i < n; i += far * AHEAD) {",
-        "  u64 found[AHEAD];",
-        "  #pragma unroll",
-        "  for (int k = 0; k < AHEAD; ++k)",
-        "    found[k] = i + far * k < n ? (u64)*(const Given*)(p + step * (i + far * k)) : ~0ull;",
-        "  #pragma unroll",
-        "  for (int k = 0; k < AHEAD; ++k) {",
-        "    const u64 at = found[k];",
-        f"    if (at < (u64)count) {one};",
-        "  }",
-        "}",
-    ]
-    if held:
-        code += ["__syncthreads();", "for (int k = threadIdx.x; k < count; k += THREADS)"]
-        code += ["  if (held[k]) atomicAdd(&counts[k], (u64)held[k]);"]
-    blocks = min(-(-n // (THREADS * EACH)), max(1, MOST_BLOCKS // lines))
+    text = f"typedef {sign}{memory_type(x.dtype)[1:]} Given; enum {{ HELD = {HELD}, AHEAD = {AHEAD} }};"
+    text += f" enum {{ THREADS = {THREADS}, IN_BLOCK = {int(count <= HELD)} }};"
+    grid = (min(-(-n // (THREADS * EACH)), max(1, MOST_BLOCKS // lines)), lines)
     given = ["u8* q0", "u8* q1", "s64 n", "s64 step", "s64 count"]
-    facts = (n, step, count)
-    return whole("tally", given, code, {text}, (blocks, lines), facts, threads=THREADS)
+    code, facts = _TALLY.splitlines(), (n, step, count)
+    return whole("tally", given, code, {text}, grid, facts, threads=THREADS)
+
+
+_TALLY = """\
+const u8* const p = q0 + blockIdx.y * n * step;
+u64* const counts = (u64*)q1 + blockIdx.y * count;
+__shared__ u32 held[HELD];
+if (IN_BLOCK) for (int k = threadIdx.x; k < count; k += THREADS) held[k] = 0;
+__syncthreads();
+const s64 far = (s64)THREADS * gridDim.x;
+for (s64 i = (s64)blockIdx.x * THREADS + threadIdx.x; i < n; i += far * AHEAD) {
+  u64 found[AHEAD];
+  #pragma unroll
+  for (int k = 0; k < AHEAD; ++k)
+    found[k] = i + far * k < n ? (u64)*(const Given*)(p + step * (i + far * k)) : ~0ull;
+  #pragma unroll
+  for (int k = 0; k < AHEAD; ++k) {
+    const u64 at = found[k];
+    if (at < (u64)count && IN_BLOCK) atomicAdd(&held[at], 1u);
+    else if (at < (u64)count) atomicAdd(&counts[at], 1ull);
+  }
+}
+__syncthreads();
+if (IN_BLOCK) for (int k = threadIdx.x; k < count; k += THREADS)
+  if (held[k]) atomicAdd(&counts[k], (u64)held[k]);
+"""
 
 
 def range_of(x: Any) -> Kernel | None:
@@ -78,29 +73,26 @@ def range_of(x: Any) -> Kernel | None:
     step = step_of(x)
     if step is None or not x.size:
         return None
-    least, most = Total("min", int64, "0"), Total("max", int64, "1")
-    lines, inner = CudaLines(), CudaLines()
-    found = cast(inner.load("q0 + step * i", x.dtype), int64)
-    least.add(inner, found)
-    most.add(inner, found)
-    code = [
-        *least.declared(),
-        *most.declared(),
-        f"const s64 far = (s64){schedule.THREADS} * gridDim.x;",
-        f"#pragma unroll {AHEAD}",
-        f"for (s64 i = (s64)blockIdx.x * {schedule.THREADS} + threadIdx.x; i < n; i += far) {{",
-        *inner.text,
-        "}",
-        *reduce_warp(lines, [least, most]),
-        *reduce_block(lines, [least, most]),
-    ]
-    code += [
-        "if (threadIdx.x == 0) {",
-        "  volatile s64* const seen = (volatile s64*)q1;",
-        "  if ((s64)tot0 < seen[0]) atomicMin((s64*)q1, (s64)tot0);",
-        "  if ((s64)tot1 > seen[1]) atomicMax((s64*)q1 + 1, (s64)tot1);",
-        "}",
-    ]
-    blocks = min(-(-x.size // (schedule.THREADS * AHEAD)), MOST_BLOCKS)
+    sign = "s" if x.dtype.kind == "i" else "u"
+    text = f"typedef {sign}{memory_type(x.dtype)[1:]} Given; enum {{ AHEAD = {AHEAD} }};"
+    grid = (min(-(-x.size // (schedule.THREADS * AHEAD)), MOST_BLOCKS), 1)
     given = ["u8* q0", "u8* q1", "s64 n", "s64 step"]
-    return whole("range", given, code, lines.declared | inner.declared, (blocks, 1), (x.size, step))
+    return whole("range", given, _RANGE.splitlines(), {text}, grid, (x.size, step))
+
+
+_RANGE = """\
+s64 low = *(const Given*)q0, high = low;
+const s64 all = (s64)blockDim.x * gridDim.x;
+#pragma unroll AHEAD
+for (s64 i = (s64)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += all) {
+  const s64 x = *(const Given*)(q0 + step * i);
+  low = x < low ? x : low, high = x > high ? x : high;
+}
+for (int far = 16; far > 0; far /= 2) {
+  const s64 a = from_lane(low, far), b = from_lane(high, far);
+  low = a < low ? a : low, high = b > high ? b : high;
+}
+volatile s64* const seen = (volatile s64*)q1;
+if (threadIdx.x % 32 == 0 && low < seen[0]) atomicMin((s64*)q1, low);
+if (threadIdx.x % 32 == 0 && high > seen[1]) atomicMax((s64*)q1 + 1, high);
+"""
