@@ -319,6 +319,7 @@ op(
     indices=running,
     kernel=_partition_kernel,
     grad=_partition_grad,
+    ranked="order_statistics",
     cost=_partition_cost,
 )
 op(

@@ -106,6 +106,7 @@ op(
     indices=running,
     kernel=_sort_kernel,
     grad=_sort_grad,
+    ranked="order_statistics",
     cost=_sort_cost,
 )
 

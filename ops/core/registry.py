@@ -135,6 +135,8 @@ class Moves:
     # Of what its second operand says are places along `axis`: "read", or "added" to, where there
     # is one in each line.
     places: str = ""
+    # The operation that finds those at some ranks, if each line along `axis` has its own in order.
+    ranked: str = ""
     # (shapes of operands, **params) -> what its result is put together of, if it is
     pieces: Callable[..., Sequence[Piece] | None] | None = None
 

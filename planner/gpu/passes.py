@@ -17,6 +17,7 @@ from .align_sums import align_sums
 from .batch_products import batch_products
 from .fuse import fuse
 from .point_products import multiply_at_points
+from .select_ranks import select_ranks
 from .split_terms import split_terms
 from .spread_numbers import spread_numbers
 from .stacked_operands import line_up_stacks
@@ -38,6 +39,7 @@ PASSES = (
     close_windows,
     fold_products,
     batch_products,
+    select_ranks,
     split_terms,
     sum_rows,
     spread_numbers,
