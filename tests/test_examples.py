@@ -121,7 +121,7 @@ def test_plan_2048_gpus(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_plan_cosmoflow(capsys: pytest.CaptureFixture[str]) -> None:
-    found = example("plan_cosmoflow").main(32, (4, 2), (2, 4))
+    found = example("plan_cosmoflow").main(64, (4, 2), (2, 8))
     assert found.fits
     said = capsys.readouterr().out
     assert "simulated on 8 workers (mesh 4x2) of dgx-v100" in said
