@@ -29,7 +29,6 @@ import gc
 import signal
 import sys
 import zlib
-from collections import Counter
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -49,9 +48,6 @@ from ostinato import sessions, settings
 from . import fake_device, kept, seconds, thorough  # noqa: F401  (OSTINATO_DEVICE=fake runs tests there)
 
 GPU_IS_LOST = pytest.StashKey[bool]()
-IS_QUICK = pytest.StashKey[set[pytest.Item]]()  # those of a quick run, in a whole one
-QUICK_ONES = pytest.StashKey[Counter[str]]()  # how many were run, and their seconds of processor
-QUICK_SECONDS = 300.0  # of processor that a quick run may take, on slow machines too
 WORDS = ("illegaladdress", "misalignedaddress", "launchfailed")
 
 if settings.device != "cpu":  # on borrowed machines packages may lack what they need
@@ -107,31 +103,9 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.stash[QUICK_ONES] = Counter()
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_testnodedown(node: Any) -> None:
-    node.config.stash[QUICK_ONES] += Counter(getattr(node, "workeroutput", {}).get("quick", {}))
-
-
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    told = session.config.stash[QUICK_ONES]
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        session.config.workeroutput["quick"] = dict(told)  # type: ignore[attr-defined]
-        return
-    kept.tidy()
-    if told["ms"] > 1e3 * QUICK_SECONDS and not session.exitstatus:
-        session.exitstatus = pytest.ExitCode.TESTS_FAILED
-
-
-def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    if told := config.stash[QUICK_ONES]:
-        terminalreporter.write_line(
-            f"{told['tests']} of the tests are those of `make quick`: {told['ms'] / 1e3:.0f} s of processor,"
-            f" of {QUICK_SECONDS:.0f} that they may take"
-        )
+def pytest_sessionfinish() -> None:
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        kept.tidy()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -142,8 +116,6 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     np.random.seed(seed)
     before = seconds.used()
     done = yield
-    if item in item.config.stash.get(IS_QUICK, ()):
-        item.config.stash[QUICK_ONES] += Counter(tests=1, ms=round(1e3 * (seconds.used() - before)))
     if "OSTINATO_TEST_SECONDS" in os.environ:
         seconds.note(item.nodeid, seconds.used() - before)
     if item.stash.get(GPU_IS_LOST, False) and "PYTEST_XDIST_WORKER" in os.environ:
@@ -169,8 +141,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item], config: pytest.Confi
         for item in items:
             if item.get_closest_marker("cpu_only"):
                 item.add_marker(pytest.mark.skip(reason=reason))
-    if not thorough.QUICK and "PYTEST_XDIST_WORKER" in os.environ:
-        config.stash[IS_QUICK] = {*thorough.quick(items, took)}
     if thorough.QUICK:
         chosen = thorough.quick(items, took)
         config.hook.pytest_deselected(items=[item for item in items if item not in {*chosen}])
