@@ -10,6 +10,7 @@ from typing import Any
 
 from ostinato.ops.array.selection import lines_of
 from ostinato.ops.core.device import Function
+from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import is_inexact, strided_like
 
 from .loops.scans import running
@@ -18,12 +19,6 @@ from .loops.sorts import keys_of_lines, sorted_lines
 from .loops.tallies import step_of, tally
 
 _OTHER_NORM = {"backward": "forward", "forward": "backward", "ortho": "ortho"}
-_RUNNING = {
-    "cumulative_sum": "sum",
-    "cumulative_prod": "prod",
-    "cumulative_max": "max",
-    "cumulative_min": "min",
-}
 
 
 def register(gpu: Any) -> None:
@@ -40,8 +35,9 @@ def register(gpu: Any) -> None:
     runs("argsort", _places)
     runs("argpartition", _places)
     runs("order_statistics", _ranked)
-    for op, kind in _RUNNING.items():
-        runs(op, partial(_running, kind=kind))
+    for name, op in OPS.items():
+        if kind := op.element.running:
+            runs(name, partial(_running, kind=kind))
     runs("tally", _counted)
     runs("fft", _transformed)
 
@@ -82,8 +78,8 @@ def _ranked(gpu: Any, x: Any, ranks: Any, out: Any, *, axes: tuple[int, ...]) ->
     shape = (*[x.shape[d] for d in left], math.prod(x.shape[a] for a in axes))
     strides = None if step is None else [*[x.strides[d] for d in left], step]
     every = [s if n > 1 else 0 for n, s in zip(ranks.shape, ranks.strides, strict=True)]
-    lines, places = ((shape, x.dtype, strides), (out.shape, ranks.dtype, every))
-    kernel = selected(strided_like(*lines), out, strided_like(*places))
+    lines = strided_like(shape, x.dtype, strides)
+    kernel = selected(lines, out, strided_like(out.shape, ranks.dtype, every))
     if kernel is None:
         return None
     launch, xp = gpu.launching(kernel), gpu.xp

@@ -6,7 +6,7 @@ before                                           after
 return %2                                        %3 = reshape(%2) : float32[1,16]
                                                  return %3
 
-Bits are the same. This belongs to this machine: plan files hold the graph without it."""
+Bits are the same. Plan files hold the graph without it."""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
 """Elements of lines by their ranks, digit by digit of their keys, the highest first, and nothing in order.
 
 Each element whose higher digits are those of a wanted one is counted by its next digit; the counts say
-in which digit a rank lies, and which rank it has among these. Counts are in shared memory, of each rank
-of each line of a block; ranks whose digits are the same so far share those of the first one. A block has
-a line, or neighbouring ones where lines lie across. Where lines are few, several blocks share them: each
-digit is a launch, and the block that ends last goes on. Short lines are put in order (sorts.py)."""
+in which digit a rank lies, and which it has among these. Counts of each rank of a block's lines are in
+shared memory; ranks of the same digits so far share them. A block has a line, or neighbours that lie
+across; few lines are shared by blocks, by a launch a digit. Short ones are put in order (sorts.py)."""
 
 from __future__ import annotations
 
@@ -39,21 +38,20 @@ def selected(x: Any, out: Any, ranks: Any) -> Kernel | None:
     bits = min(DIGITS[1], (room // beside).bit_length() - 1) if parts > 1 else DIGITS[0]
     turns = -(-keys.width // bits)
     bits, slots = -(-keys.width // turns), beside * count
-    words = {"THREADS": THREADS, "LINES": beside, "RANKS": count, "SLOTS": slots, "BITS": bits}
-    words |= {"COUNTS": 1 << bits, "WIDTH": keys.width, "TURNS": turns, "AHEAD": AHEAD}
-    words |= {"SEVERAL": int(parts > 1), "STATE": 16 * (1 + slots)}
-    text = "\n".join(f"enum {{ {word} = {n} }};" for word, n in words.items())
-    given = [*over.parameters(), "s64 parts", "s64 size", "s64 now", *["u8* room"] * (parts > 1)]
+    state, more = 16 * (1 + slots), int(parts > 1)
+    text = f"""enum {{ THREADS = {THREADS}, AHEAD = {AHEAD}, LINES = {beside}, RANKS = {count} }};
+enum {{ SLOTS = {slots}, BITS = {bits}, COUNTS = {1 << bits}, WIDTH = {keys.width}, TURNS = {turns} }};
+enum {{ SEVERAL = {more}, STATE = {state} }};"""
+    given = [*over.parameters(), "s64 parts", "s64 size", "s64 now", *["u8* room"] * more]
     begins = [*over.begin(0, "q < lines ? q : 0"), *over.begin(1, "own"), *over.begin(2, "own")]
     code = ["u8* const room = 0;"] * (parts == 1)
     for line in _TEXT.splitlines():
         code += begins if line == "// where lines begin" else [line]
-    size = groups * (words["STATE"] + 4 * slots * words["COUNTS"]) if parts > 1 else 0
+    size = groups * (state + (4 * slots << bits)) * more
     made = whole("select", given, code, {f"{text}\n{keys.text()}"}, (groups * parts, 1), (), size)
     facts, found = (*over.facts(), parts, -(-over.count // parts)), None
     for turn in reversed(range(turns if parts > 1 else 1)):
         found = replace(made, facts=(*facts, turn), then=found)
-    assert found is not None
     return found
 
 

@@ -57,13 +57,12 @@ class LineKeys:
         ends = np.array([np.inf, np.nan] if real else [0, 0], self.dtype)
         infinite, nan = ends.view(f"u{self.dtype.itemsize}").tolist()
         nan &= ~(1 << self.width - 1)
-        words = {"REAL": real, "SIGNED": self.dtype.kind == "i", "FALLS": self.descending}
-        flags = ", ".join(f"{word} = {int(yes)}" for word, yes in words.items())
+        signed, falls = self.dtype.kind == "i", self.descending
         return f"""\
 typedef {bits} Bits; typedef u{self.bits} Key; typedef {"s64" if self.places else bits} Made;
-enum {{ {flags}, SHIFT = {self.shift}, TOP = {self.width - 1} }};
+enum {{ REAL = {int(real)}, SIGNED = {int(signed)}, FALLS = {int(falls)}, SHIFT = {self.shift} }};
 __device__ inline Key key_of(Bits b, Key place) {{
-  const Bits sign = (Bits)((Bits)1 << TOP);
+  const Bits sign = (Bits)((Bits)1 << {self.width - 1});
   if (REAL && (Bits)(b & ~sign) > (Bits){infinite}ull) b = (Bits){nan}ull;
   if (REAL && SHIFT && b == sign) b = 0;
   if (REAL) b = (Bits)(b & sign ? ~b : b | sign);
@@ -73,7 +72,7 @@ __device__ inline Key key_of(Bits b, Key place) {{
 }}
 __device__ inline Made made_of(Key x) {{
   if (SHIFT) return (Made)(x & ((Key)1 << SHIFT) - 1);
-  const Bits sign = (Bits)((Bits)1 << TOP);
+  const Bits sign = (Bits)((Bits)1 << {self.width - 1});
   Bits b = (Bits)(FALLS ? ~x : x);
   if (REAL) b = (Bits)(b & sign ? b ^ sign : ~b);
   return (Made)(SIGNED ? b ^ sign : b);
@@ -189,11 +188,10 @@ def sorted_lines(
         return None
     over = line_places((x, out, *ranks), axis)
     across = [over.is_across(k) and how.abreast > 1 and how.sharing > 1 for k in (0, 1)]
-    begins = {
-        f"// line of array {k}": over.begin(k, "q < lines ? q : 0") for k in range(len(over.steps))
-    }
-    text = _READS + (_PICKS if ranks else _WRITES)
-    code = [part for line in text.splitlines() for part in begins.get(line.strip(), [line])]
+    code = list[str]()
+    for line in (_READS + (_PICKS if ranks else _WRITES)).splitlines():
+        begins = "// line of array" in line
+        code += over.begin(int(line[-1]), "q < lines ? q : 0") if begins else [line]
     words = {"EACH": how.each, "SHARING": how.sharing, "THREADS": how.threads, "CHUNK": how.chunk}
     words |= {"LINES": how.abreast, "ROW": how.threads + how.abreast}
     words |= {"READS_ACROSS": int(across[0]), "WRITES_ACROSS": int(across[1] and not ranks)}

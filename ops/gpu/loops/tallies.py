@@ -57,9 +57,8 @@ for (s64 i = (s64)blockIdx.x * THREADS + threadIdx.x; i < n; i += far * AHEAD) {
     found[k] = i + far * k < n ? (u64)*(const Given*)(p + step * (i + far * k)) : ~0ull;
   #pragma unroll
   for (int k = 0; k < AHEAD; ++k) {
-    const u64 at = found[k];
-    if (at < (u64)count && IN_BLOCK) atomicAdd(&held[at], 1u);
-    else if (at < (u64)count) atomicAdd(&counts[at], 1ull);
+    if (found[k] < (u64)count && IN_BLOCK) atomicAdd(&held[found[k]], 1u);
+    else if (found[k] < (u64)count) atomicAdd(&counts[found[k]], 1ull);
   }
 }
 __syncthreads();
