@@ -6,6 +6,7 @@ from ostinato.planner.fusion.fold_products import fold_products
 from ostinato.planner.fusion.horizontal import fuse_horizontally
 from ostinato.planner.fusion.narrow_operands import narrow
 from ostinato.planner.fusion.parted_stacks import part_stacks
+from ostinato.planner.fusion.remaking import make_again
 from ostinato.planner.fusion.sink_transposes import sink_transposes
 from ostinato.planner.fusion.whole_windows import close_windows
 from ostinato.planner.passes.interior import split_interiors
@@ -15,7 +16,6 @@ from .behind_products import take_epilogues
 from .fuse import LARGER, fuse
 from .loop_kernels import make_loop_kernels
 from .prepack import mark_prepacked
-from .remaking import make_again
 from .slices import slice_first
 from .symmetric import halve
 from .tiling import tile_in_cache

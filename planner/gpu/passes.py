@@ -8,6 +8,7 @@ from ostinato.planner.fusion.fold_products import fold_products
 from ostinato.planner.fusion.horizontal import fuse_horizontally
 from ostinato.planner.fusion.narrow_operands import narrow
 from ostinato.planner.fusion.parted_stacks import part_stacks
+from ostinato.planner.fusion.remaking import make_again
 from ostinato.planner.fusion.sink_transposes import sink_transposes
 from ostinato.planner.fusion.whole_windows import close_windows
 from ostinato.planner.passes.order import order
@@ -35,6 +36,11 @@ def sink_behind_windows(graph: Graph, target: Target) -> Graph:
     return sink_transposes(graph, target) if product else graph
 
 
+def make_again_apart(graph: Graph, target: Target) -> Graph:
+    """Make differences from means again where slopes of norms read them."""
+    return make_again(graph, target, apart=True)
+
+
 PASSES = (
     close_windows,
     fold_products,
@@ -53,6 +59,7 @@ PASSES = (
     line_up_stacks,
     join_turns,
     take_operands,
+    make_again_apart,
     fuse,
     tile_in_blocks,
     fuse_horizontally,

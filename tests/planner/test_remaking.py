@@ -9,12 +9,14 @@ import pytest
 from ostinato.ops.core.graph import canonical
 from ostinato.ops.core.show import parse
 from ostinato.ops.cpu.jit.llvm import why_not
-from ostinato.planner.cpu.remaking import make_again
+from ostinato.planner.fusion import remaking
+from ostinato.planner.fusion.remaking import make_again
 from ostinato.planner.plan import Target
 
 import ostinato as ost
 from ostinato import nn
 from tests import sessions
+from tests.fake_device import CONVOLVING
 
 HERE = Target((1,))
 
@@ -239,3 +241,49 @@ def test_a_norm_writes_its_result_and_nothing_else() -> None:
     ]
     assert norms
     assert all(len(large) == 1 for large in norms), graph
+
+
+def test_norms_on_a_gpu_write_no_differences_from_means() -> None:
+    """A relu behind one writes its result, and a byte an element."""
+    model, x = Block(4, 32).init(seed=3), np.ones((4, 4, 32, 32), np.float32)
+
+    def step(model: Any, x: Any) -> Any:
+        def loss(weights: Any) -> Any:
+            made, new = nn.combine(weights, model).apply(x)
+            return (made**2).mean(), new
+
+        return ost.value_and_grad(loss, has_aux=True)(nn.parameters(model))
+
+    given = ost.tree_map(lambda a: ost.spec(a.shape, str(a.dtype)), (model, x))
+    graph = ost.plan(step, *given, machine="h100", device=CONVOLVING).program.graph
+    relus = [
+        [s for s in n.specs if s.size >= 4 * 32 * 32 * 32 and s.dtype == np.float32]
+        for n in graph.nodes
+        if n.op == "fused" and any(m.op == "less_equal" for m in n.kw["body"].nodes)
+    ]
+    assert relus
+    assert all(len(large) == 1 for large in relus), graph
+
+
+def test_slopes_of_norms_on_a_gpu_are_those_of_what_was_kept(monkeypatch: Any) -> None:
+    model = Block(4, 8).init(seed=3)
+    x = np.random.default_rng(0).normal(size=(2, 4, 16, 16)).astype(np.float32)
+
+    def slopes(model: Any, x: Any) -> Any:
+        def loss(weights: Any) -> Any:
+            made, new = nn.combine(weights, model).apply(x)
+            return (made**2).mean(), new
+
+        return ost.value_and_grad(loss, has_aux=True)(nn.parameters(model))
+
+    monkeypatch.setattr(remaking, "NEGLIGIBLE_BYTES", 1)
+    with ost.connect(device=CONVOLVING):
+        step = ost.compile(slopes)
+        found = _leaves(step(model, ost.asarray(x)))
+        nodes = step.plan.program.graph.nodes
+        assert any(node.op == "barrier" for node in nodes), "nothing is made again"
+    monkeypatch.setattr(remaking, "NEGLIGIBLE_BYTES", 1 << 60)
+    with ost.connect(device=CONVOLVING):
+        kept = _leaves(ost.compile(slopes)(model, ost.asarray(x)))
+    for a, b in zip(found, kept, strict=True):
+        np.testing.assert_allclose(a, b, 1e-5, 1e-6 * np.abs(b).max())

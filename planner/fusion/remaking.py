@@ -27,19 +27,19 @@ from typing import NamedTuple
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.registry import OPS, op_of
-from ostinato.ops.cpu.fused import FUSED
-from ostinato.planner.fusion.convex import NEGLIGIBLE_BYTES
 from ostinato.planner.plan import Target
-from ostinato.planner.rewrite import looked_at, replace
+from ostinato.planner.rewrite import is_kernel, looked_at, replace
+
+from .convex import NEGLIGIBLE_BYTES
 
 CUT_OFF, CHOICE = "{0} <= {1}", "({1} if {0} else {2})"  # expressions of elements
 MAX_WORK = (32, 2)  # of several operations that are made again: simple ones, and functions
 
 
-def make_again(graph: Graph, target: Target) -> Graph:
-    """The pass."""
-    found = _Found(graph, target.memory_limit is None)  # else the ladder for that says what is kept
-    return replace(graph, found.readers, found.make, lambda g: make_again(g, target))
+def make_again(graph: Graph, target: Target, apart: bool = False) -> Graph:
+    """The pass. `apart`: sums are kernels of their own, and bytes are what counts."""
+    found = _Found(graph, target.memory_limit is None, apart)  # else its ladder says what is kept
+    return replace(graph, found.readers, found.make, lambda g: make_again(g, target, apart))
 
 
 class _Again(NamedTuple):
@@ -53,8 +53,8 @@ class _Again(NamedTuple):
 class _Found:
     """Values that are made again, and for whom."""
 
-    def __init__(self, graph: Graph, several: bool) -> None:
-        self.graph, self.several = graph, several
+    def __init__(self, graph: Graph, several: bool, apart: bool) -> None:
+        self.graph, self.several, self.apart = graph, several, apart
         self.products = [0] * len(graph.inputs)  # one after the other, up to a value
         for k, node in enumerate(graph.nodes):
             depth = max([self.products[v] for v in node.inputs], default=0)
@@ -89,8 +89,8 @@ class _Found:
             self.roots[v] = found.pop() if len(found) == 1 and min(found) >= 0 else v
 
     def _is_product(self, k: int) -> bool:
-        op = self.graph.nodes[k].op
-        return op_of(op).product is not None or op in FUSED
+        node = self.graph.nodes[k]
+        return op_of(node.op).product is not None or is_kernel(node)
 
     def _look_at(self, k: int, node: Node) -> None:
         graph = self.graph
@@ -99,7 +99,8 @@ class _Found:
             return
         several = self.several and self.late[k] and self.roots.get(v, v) in self.kept - {v}
         found = self._of_one(k, node) or (self._of_several(k) if several else None)
-        if found is not None and self.late[k]:
+        room = 2 * graph.specs[v].nbytes  # a mask, which takes less than what it is made of, stays
+        if found is not None and self.late[k] and room >= self.apart * graph.specs[found.of].nbytes:
             self.again[v] = found
             for u, behind in self.late[k].items():
                 self.readers.setdefault(u, []).append((v, behind))
@@ -164,7 +165,7 @@ class _Found:
         if k < 0 or base in self.again:
             return False
         product = op_of(graph.nodes[k].op).product
-        alone = product is not None and not product.gemm
+        alone = product is not None and (self.apart or not product.gemm)
         seen = [base]
         for w in seen:  # and what looks at it
             for u in graph.uses[w]:
@@ -182,7 +183,11 @@ class _Found:
         graph, deepest = self.graph, self.products.__getitem__
         if self.products[graph.outs(u)[0]] <= depth:
             return -1
-        k = u
+        size = max(graph.specs[v].size for v in graph.nodes[u].inputs)
+        sums = [v for v in graph.nodes[u].inputs if graph.specs[v].size < size]
+        k, v = u, max(sums, key=deepest, default=-1)
+        if self.apart and v >= 0 and deepest(v) > depth:
+            return v  # made of what another kernel has reduced
         while True:
             v = max(graph.nodes[k].inputs, key=deepest, default=-1)
             if v < 0 or self.products[v] <= depth:
