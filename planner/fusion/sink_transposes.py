@@ -1,5 +1,5 @@
-"""What is made of a transpose element by element, and only multiplied or reduced then, is made as its
-operand lies, and turned afterwards.
+"""What is made of a transpose element by element or joined, and only multiplied or reduced then, is made as
+its operand lies, and turned afterwards.
 
 before                                                after
 %1 = permute_dims(%0; axes=(1, 0)) : float32[8,n]     %1 = mean(%0; axes=(0,)) : float32[8]
@@ -158,7 +158,10 @@ def sink_transposes(graph: Graph, target: Target) -> Graph:
             lying(values, u) if u in found.turns else _back(builder, values[u], turn)
             for u in node.inputs
         ]
-        (made[v],) = builder.add(node.op, ins, node.params, (found.lies[v],), node.line)
+        params = {**node.kw}
+        if OPS[node.op].moves.concatenates:
+            params["axis"] = turn[params["axis"]]
+        (made[v],) = builder.add(node.op, ins, params, (found.lies[v],), node.line)
         return (permuted(builder, made[v], turn, node.specs[0], node.line),)
 
     return replace(graph, found.chosen, make, lambda g: sink_transposes(g, target))
@@ -220,22 +223,23 @@ def _possible(graph: Graph, device: Device, unwelcome: set[int]) -> _Turned:
 
 
 def _lying(found: _Turned, node: Node) -> Spec | None:
-    """Return the spec of an elementwise operation that is made as its operands lie, if all large
-    ones lie alike."""
+    """Return the spec of an elementwise operation or a join that is made as its operands lie, if all
+    large ones lie alike."""
     op, specs = OPS[node.op], [found.graph.specs[u] for u in node.inputs]
-    turned = [u for u in node.inputs if u in found.turns]
-    if not (turned and op.scalar and op.aligns and len(node.specs) == 1):
+    turned, joins = [u for u in node.inputs if u in found.turns], op.moves.concatenates
+    if not (turned and (joins or (op.scalar and op.aligns)) and len(node.specs) == 1):
         return None
     (out,), (first, *_) = node.specs, turned
     lies = found.lies[first]
     for u, spec in zip(node.inputs, specs, strict=True):
         if u in found.turns:
             alike = found.turns[u] == found.turns[first] and found.lies[u].layout is lies.layout
-            if not alike or spec.shape != out.shape or spec.layout is not out.layout:
+            if not alike or not (joins or spec.shape == out.shape) or spec.layout is not out.layout:
                 return None
-        elif spec.size == out.size or spec.ndim > out.ndim or not _is_everywhere(spec):
+        elif joins or spec.size == out.size or spec.ndim > out.ndim or not _is_everywhere(spec):
             return None
-    return Spec(lies.shape, out.dtype, lies.layout)
+    shape = [out.shape[a] for a in np.argsort(found.turns[first])]
+    return Spec(tuple(shape), out.dtype, lies.layout)
 
 
 def _is_everywhere(spec: Spec) -> bool:
