@@ -52,6 +52,8 @@ class Native:
     behind: Callable[[Graph, int], Sequence[int]] | None = None
     # (graph, k) -> whether it writes a result whose axes lie in any order for the same price
     turns: Callable[[Graph, int], bool] | None = None
+    # (params) -> operands in whose memory its result may lie, where it then adds to what is there
+    adds_to: Callable[[Params], Sequence[int]] | None = None
 
     def made(
         self,

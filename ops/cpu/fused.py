@@ -4,7 +4,7 @@ machine code (loops/flat.py); the kernel here goes node by node, where there is 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from ostinato.ops.cpu.loops.schedule import BLOCKS, UNITS, analyse, analyse_in_o
 from ostinato.ops.jit.epilogues import begin_of
 from ostinato.ops.jit.foreach_parts import FOREACH
 from ostinato.ops.jit.labels import combines
-from ostinato.ops.jit.library_steps import done, steps_behind
+from ostinato.ops.jit.library_steps import LibraryStep, done, steps_behind
 from ostinato.ops.jit.moves import has_moves, shapes_of
 from ostinato.ops.jit.stage_values import label
 
@@ -201,15 +201,40 @@ def _shapes(body: Graph, given: Sequence[Shape], labelled: Any) -> list[Shape]:
     return found
 
 
+def added(p: Params) -> Sequence[int]:
+    """List the operands that are added to a product."""
+    body: Graph = p["body"]
+    return [s.operand for s in steps_behind(body, begin_of(body)) if s.kind == "+"]
+
+
 def _steps_kernel(xp: Any, out: Any, *xs: Any, body: Graph, at: Place) -> None:
     """The product by its own kernel, then step by step."""
     k = begin_of(body)
     node = body.nodes[k]
-    kernel, made = OPS[node.op].kernel, node.specs[0]
+    kernel, product = OPS[node.op].kernel, node.specs[0]
     assert kernel is not None
-    view, place = product_view(out, made.shape, at)
-    kernel(xp, view, *xs[: len(node.inputs)], at=place, **plain(node.kw))
-    done(xp, out, steps_behind(body, k), xs)
+
+    def multiply(made: Any) -> None:
+        view, place = product_view(made, product.shape, at)
+        kernel(xp, view, *xs[: len(node.inputs)], at=place, **plain(node.kw))
+
+    steps_apart(xp, multiply, steps_behind(body, k), xs, out)
+
+
+def steps_apart(
+    xp: Any,
+    multiply: Callable[[Any], None],
+    steps: Sequence[LibraryStep],
+    xs: Sequence[Any],
+    out: Any,
+) -> None:
+    """The product, then step by step; in other memory than the result's while an operand lies there."""
+    is_over = any(xp.may_share_memory(x, out) for x in xs)
+    made = xp.empty(out.shape, out.dtype) if is_over else out
+    multiply(made)
+    done(xp, made, steps, xs)
+    if is_over:
+        xp.copyto(out, made)
 
 
 def product_view(out: Any, shape: Shape, at: Place) -> tuple[Any, Place]:

@@ -19,11 +19,21 @@ from ostinato.ops.core.spec import DType, Shape, Spec, bfloat16, int64, strided_
 from ostinato.ops.cpu.limits import LIMITS
 from ostinato.ops.flow.control import ONE_KERNEL, WHOLE
 from ostinato.ops.jit.epilogues import begin_of
-from ostinato.ops.jit.library_steps import done, steps_behind
+from ostinato.ops.jit.library_steps import steps_behind
 from ostinato.ops.linalg.factorizations import SINGULAR
 from ostinato.ops.nn.spatial import begins_of
 
-from .fused import IN_STEPS, STEPS, WITH_PRODUCT, product_view, stages, stages_scratch, stages_ways
+from .fused import (
+    IN_STEPS,
+    STEPS,
+    WITH_PRODUCT,
+    added,
+    product_view,
+    stages,
+    stages_scratch,
+    stages_ways,
+    steps_apart,
+)
 from .jit.llvm import why_not
 from .kernels import fft_libraries as fft
 from .kernels.band_solve import banded_kernel
@@ -190,8 +200,10 @@ def _with_steps(arrays: Arrays, threads: int, *, at: Place, body: Graph, **p: An
     first = plainly.function if isinstance(plainly, Prepackable) else plainly
 
     def run(x: Any, w: Any, *rest: Any) -> None:
-        first(x, w, product_view(rest[-1], node.specs[0].shape, at)[0])
-        done(np, rest[-1], steps, (x, w, *rest))
+        def multiply(made: Any) -> None:
+            first(x, w, product_view(made, node.specs[0].shape, at)[0])
+
+        steps_apart(np, multiply, steps, (x, w, *rest[:-1]), rest[-1])
 
     return run
 
@@ -394,7 +406,8 @@ def register(cpu: Device) -> None:
     conv = partial(cpu.runs, make=_conv, ways=_conv_ways, scratch=_conv_scratch, by_threads=True)
     conv("conv", placed=begins_of, behind=_conv_steps, turns=_writes_slopes)
     conv("wide_conv", placed=begins_of, behind=_conv_steps, turns=_writes_slopes)
-    cpu.runs(STEPS, _with_steps, ways=_steps_ways, scratch=_steps_room, placed=_steps_begin)
+    facts = {"ways": _steps_ways, "scratch": _steps_room, "placed": _steps_begin}
+    cpu.runs(STEPS, _with_steps, **facts, adds_to=added)
     cpu.runs("solve", _solve)
     cpu.runs("solve_triangular", triangular_kernel)
     cpu.runs("solve_banded", banded_kernel, least=LEAST_BANDS)

@@ -14,6 +14,7 @@ it."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.device import described
@@ -45,17 +46,18 @@ def take_epilogues(graph: Graph, target: Target) -> Graph:
 
 
 def _steps(graph: Graph, target: Target) -> dict[int, list[LibraryStep]]:
-    """The steps that are done with each product."""
-    device, found = described(target.device), dict[int, list[LibraryStep]]()
-    for k, node in enumerate(graph.nodes):
+    """The steps that are done with each product; what adds two of them, with the later one."""
+    device, found, taken = described(target.device), dict[int, list[LibraryStep]](), set[int]()
+    for k, node in reversed([*enumerate(graph.nodes)]):
         if OPS[node.op].product and (
-            behind := {*device.epilogue_of(graph, k, target.numerics == "fast")}
+            behind := {*device.epilogue_of(graph, k, target.numerics == "fast")} - taken
         ):
-            steps = [s for s in steps_behind(graph, k) if behind.issuperset(s.nodes)]
+            steps = [*takewhile(lambda s: behind.issuperset(s.nodes), steps_behind(graph, k))]
             while steps and not (steps[-1].kind and _are_able(graph, k, steps)):
                 steps.pop()
             if steps:
                 found[k] = steps
+                taken.update(u for step in steps for u in step.nodes)
     return found
 
 

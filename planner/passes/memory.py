@@ -544,6 +544,9 @@ class _Assigner:
     def _overwrites(self, k: int, node: Node, made: int) -> int | None:
         """An operand that dies here and whose memory the result may take."""
         overwrite, spec = self._overwrite(k, node, made), self.graph.specs[made]
+        native = self.device.natives.get(node.op)
+        if native is not None and native.adds_to is not None:
+            overwrite = native.adds_to(node.kw)
         for n, v in enumerate(node.inputs) if overwrite else ():
             if overwrite != ANY and n not in overwrite:
                 continue

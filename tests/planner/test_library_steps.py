@@ -150,6 +150,92 @@ def test_the_same_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
             np.testing.assert_allclose(found, wanted, 1e-3, 2e-5 * np.abs(wanted).max())
 
 
+def block(x: Any, w: Any, v: Any, u: Any, up: Any, down: Any, b: Any) -> Any:
+    """A block whose input goes around it by a convolution, and one where it goes as it is. Sums over 2048
+    channels are begun in the result's memory."""
+    y = ost.nn.relu(ost.nn.conv(x, w) - b)
+    y = ost.nn.relu(ost.nn.conv(y, v, padding=1) * b + ost.nn.conv(x, u))
+    z = ost.nn.relu(ost.nn.conv(y, up))
+    return ost.nn.relu(y + (ost.nn.conv(z, down) - b)).mean((2, 3))
+
+
+@pytest.mark.parametrize("has_library", [True, False])
+def test_sums_are_made_where_an_addend_lies(
+    has_library: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of five convolutions is one kernel with all behind it, and adds to what nobody reads later."""
+    if not has_library:
+
+        def unable(*_: Any, **__: Any) -> None:
+            raise onednn.Unable("there is none")
+
+        monkeypatch.setattr(natives, "onednn_conv", unable)
+    n, rng = 3 + has_library, np.random.default_rng(0)  # other plans than those that are bound
+    filters = (32, 8, 1, 1), (32, 32, 3, 3), (32, 8, 1, 1), (2048, 32, 1, 1), (32, 2048, 1, 1)
+    operands = [rng.normal(size=s) for s in ((n, 8, 11, 10), *filters, (32, 1, 1))]
+    wanted = np.asarray(block(*operands))
+    for workers in (2, 1):
+        with on(workers):
+            made = ost.compile(block)
+            found = np.asarray(made(*(v.astype(np.float32) for v in operands)))
+            np.testing.assert_allclose(found, wanted, 1e-3, 2e-5 * np.abs(wanted).max())
+    graph, slots = made.plan.program.graph, made.plan.program.slots
+    assert [k for k in kinds(made) if k.startswith(("conv", "fused"))] == ["fused_product"] * 5
+    over = [
+        slots[v] == slots[graph.starts[k]]
+        for k, node in enumerate(graph.nodes)
+        for v in node.inputs
+        if node.op == "fused_product" and graph.specs[v] is node.specs[0]
+    ]
+    assert over == [True, True]
+
+
+def test_what_is_read_later_is_not_added_to() -> None:
+    rng = np.random.default_rng(0)
+    x, w = (rng.normal(size=s) for s in ((4, 8, 14, 14), (8, 8, 3, 3)))
+
+    def function(x: Any, w: Any) -> Any:
+        y = ost.nn.relu(ost.nn.conv(x, w, padding=1))
+        z = ost.nn.relu(ost.nn.conv(y, w, padding=1) + y)
+        return (z + ost.nn.relu(ost.nn.conv(z, w, padding=1) - y)).mean((2, 3)), z.max((2, 3))
+
+    low = [v.astype(np.float32) for v in (x, w)]
+    with on(1):
+        given = ost.compile(lambda x, w: ost.nn.conv(x, w, padding=1) + x, donate=("x",))
+        found = given(ost.asarray(low[0]) + 0, low[1])  # in memory that is given away
+        made = ost.compile(function)(*low)
+    exact = np.asarray(ost.nn.conv(x, w, padding=1) + x)
+    for a, b in zip((found, *made), (exact, *function(x, w)), strict=True):
+        wanted = np.asarray(b)
+        np.testing.assert_allclose(np.asarray(a), wanted, 1e-3, 2e-5 * np.abs(wanted).max())
+
+
+def test_joined_channels_lie_last() -> None:
+    """As what is joined does, and convolutions and pools read it: nothing is copied but by the join."""
+    rng = np.random.default_rng(0)
+    shapes = (3, 8, 14, 14), (16, 8, 1, 1), (24, 8, 3, 3), (8, 40, 1, 1)
+    operands = [rng.normal(size=s) for s in shapes]
+
+    def function(x: Any, a: Any, b: Any, w: Any) -> Any:
+        y = ost.concat([ost.nn.relu(ost.nn.conv(x, a)), ost.nn.conv(x, b, padding=1)], axis=1)
+        z = ost.nn.conv(ost.nn.avg_pool(y, 3, stride=1, padding=1), w)
+        return (ost.nn.relu(ost.nn.conv(y, w)) + z).mean((2, 3))
+
+    wanted = np.asarray(function(*operands))
+    for workers in (1, 2):
+        with on(workers):
+            made = ost.compile(function)
+            found = np.asarray(made(*(v.astype(np.float32) for v in operands)))
+            np.testing.assert_allclose(found, wanted, 1e-3, 2e-5 * np.abs(wanted).max())
+    with on(1):
+        made = ost.compile(function)
+        made(*(v.astype(np.float32) for v in operands))
+    graph = made.plan.program.graph
+    (join,) = (n for n in graph.nodes if n.op == "concat")
+    assert join.specs[0].shape == (3, 14, 14, 40)
+    assert "copy" not in kinds(made)
+
+
 def test_weights_stay_packed(monkeypatch: pytest.MonkeyPatch) -> None:
     """From the first few calls on nothing brings them to the library's form, until others come."""
     packs = []

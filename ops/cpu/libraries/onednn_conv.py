@@ -381,7 +381,7 @@ def _made(
             key = part.images, part.results, (*part.before,)
             ends = [lying(part.images, conv.images_lie, kinds[0], images=True)]
             ends += [lying(part.results, conv.results_lie, kinds[2], images=True)]
-            behind = _listed(owner, lying, whole, steps, others)
+            behind = _listed(owner, lying, whole, steps, others, out)
             if key not in ways:
                 made = _algorithm(
                     owner,
@@ -514,10 +514,16 @@ _BINARY = {"+": 0x1FFF0, "*": 0x1FFF1, "/": 0x1FFF4, "-": 0x1FFF5}
 
 
 def _listed(
-    owner: _Owner, lying: Any, part: _Part, steps: Sequence[LibraryStep], others: Sequence[Any]
+    owner: _Owner,
+    lying: Any,
+    part: _Part,
+    steps: Sequence[LibraryStep],
+    others: Sequence[Any],
+    out: Any,
 ) -> _Listed:
-    """Steps as the library has them. Its relu makes 0 of NaN, so that is done as `y * clip(y * 3e38, 0, 1)`,
-    plus 0, which leaves NaN as it is (and makes it of minus infinity)."""
+    """Steps as the library has them; what lies where the result will is added to there. Its relu makes 0 of
+    NaN, so that is done as `y * clip(y * 3e38, 0, 1)`, plus 0, which leaves NaN as it is (and makes it of
+    minus infinity)."""
     if not steps:
         return _Listed(None, None, (), (), ())
     found, forms, names = owner.make("post_ops", "dnnl_post_ops_create"), list[Any](), list[int]()
@@ -546,7 +552,8 @@ def _listed(
             elements(_Name.LINEAR, alpha, beta)
         else:
             x = others[len(forms)]
-            if x.size == results[1]:
+            is_over = x.ctypes.data == out.ctypes.data
+            if x.size == results[1] and not is_over:
                 ones = [1] * (len(results) - 2)
                 form = lying((1, x.size, *ones), (x.size, 1, *[x.size] * len(ones)), x.dtype)
                 begins.append(0)
@@ -556,7 +563,11 @@ def _listed(
                     raise Unable("operands that lie otherwise")
                 form = lying(results, here, x.dtype)
                 begins.append((part.sample * here[0] + part.row * here[2]) * x.itemsize)
-            if step is steps[0] and step.kind == "+" and x.size == results[1]:
+            if is_over:
+                owner.library.dnnl_post_ops_append_sum(found, ctypes.c_float(1.0), 0, 0)
+                names.append(_Name.NOT_USED)
+                listed += 1
+            elif step is steps[0] and step.kind == "+" and x.size == results[1]:
                 bias = form = lying((x.size,), (1,), x.dtype)
                 names.append(_Name.BIAS)
             else:
