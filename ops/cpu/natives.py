@@ -223,7 +223,7 @@ def _steps_room(
 ) -> Sequence[Scratch]:
     node = body.nodes[begin_of(body)]
     made = (*outs[0][:-1], *_split_last(outs[0], node.specs[0]))
-    return _conv_scratch(ins[:2], [made], specs, way, **plain(node.kw))
+    return _conv_scratch(ins[:2], [made], specs, way, has_steps=True, **plain(node.kw))
 
 
 def _solve(arrays: Arrays, threads: int, **_: Any) -> Made:

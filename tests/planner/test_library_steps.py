@@ -210,6 +210,17 @@ def test_what_is_read_later_is_not_added_to() -> None:
         np.testing.assert_allclose(np.asarray(a), wanted, 1e-3, 2e-5 * np.abs(wanted).max())
 
 
+def test_room_is_for_weights_alone() -> None:
+    """And not for slopes, which have no steps: of few places with many channels these would need more."""
+    x, w = np.ones((2, 8, 4, 4), np.float32), np.ones((2048, 8, 1, 1), np.float32)
+    with on(1):
+        made = ost.compile(lambda x, w: ost.nn.relu(ost.nn.conv(x, w)).mean((2, 3)))
+        assert (np.asarray(made(x, w)) == 8).all()
+        assert "fused_product" in kinds(made)
+    made_bytes, packed = 2 * 4 * 4 * 2048 * 4, 64 * 2112 * 4  # whole blocks of channels
+    assert made.plan.program.arena_bytes < made_bytes + packed + (1 << 14)
+
+
 def test_joined_channels_lie_last() -> None:
     """As what is joined does, and convolutions and pools read it: nothing is copied but by the join."""
     rng = np.random.default_rng(0)

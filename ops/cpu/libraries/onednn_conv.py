@@ -237,10 +237,14 @@ def _is_backward(p: Mapping[str, Any]) -> bool:
 
 
 def conv_room(
-    ins: Sequence[Shape], outs: Sequence[Shape], specs: Sequence[Spec], **p: Any
+    ins: Sequence[Shape],
+    outs: Sequence[Shape],
+    specs: Sequence[Spec],
+    has_steps: bool = False,
+    **p: Any,
 ) -> Sequence[Scratch]:
     """For weights in any form: with channels in blocks, which need not be full. Which operand these are follows
-    from how arrays lie, which is not known yet."""
+    from how arrays lie, which is not known yet, unless steps follow, as they do behind no slopes."""
     k, x, w, out = len(p["extents"]), *ins[:2], *outs
     if specs[0].dtype.name not in _TYPES or len(x) != k + 3 or len(w) != k + 3:
         return ()
@@ -259,7 +263,7 @@ def conv_room(
     sizes = [0]
     if made >= over or not alike or over <= MAX_FILTER:
         sizes.append(packed(w[k], over, specs[1].dtype.itemsize))
-    if alike and (over > made or made <= MAX_FILTER):
+    if alike and (over > made or made <= MAX_FILTER) and not has_steps:
         size = packed(out[0], made, 4)
         sizes.append(size * (SUMS if size < LARGE_WEIGHTS else SUMS // 2))
     return [Scratch((max(sizes),), uint8)]
