@@ -411,10 +411,15 @@ def placeholders(root: Term) -> list[Term]:
 
 def _find_value(operand: Operand | None, session: Session) -> np.ndarray[Any, Any] | None:
     """The values where this process has them in one piece, and little memory beside is not counted."""
-    if session.workers > 1 or session.target.memory_limit is not None:
+    target = session.target
+    if (
+        target.workers > 1
+        or target.memory_limit is not None
+        or not described(target.device).is_host
+    ):
         return None
     if isinstance(operand, Host):
-        return operand.value if described(session.target.device).is_host else None
+        return operand.value
     if not isinstance(operand, Held) or operand.engine is not session.engine:
         return None
     value = operand.parts[0]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from ostinato.ops import OPS, Graph, Node
-from ostinato.ops.core.array import term_of
+from ostinato.ops.core.array import Trace, term_of
 from ostinato.ops.core.device import plain
 from ostinato.ops.core.registry import Op, Place
 from ostinato.ops.core.trace import collect
@@ -34,8 +34,9 @@ def of(name: str) -> list[Sample]:
 @functools.lru_cache(None)
 def traced(sample: Sample) -> tuple[Graph, list[Any]]:
     """The graph of a sample, and the values of its inputs."""
-    arrays = [ost.asarray(x) for x in sample.inputs]
-    found = collect([term_of(y) for y in flatten(sample.function(*arrays))[0]])
+    with Trace("sample"):  # else rows would be copied at once
+        arrays = [ost.asarray(x) for x in sample.inputs]
+        found = collect([term_of(y) for y in flatten(sample.function(*arrays))[0]])
     return found.graph, [np.asarray(t.operands[k].value) for t, k in found.captured]
 
 
