@@ -10,8 +10,9 @@ return %4                                                 %5 = wait(%2, %0) : fl
                                                           %8 = join_pieces(%4, %7) : float32[8] @ split 0
                                                           return %8
 
-So is what follows element by element, up to what others read: that is joined, which copies nothing, as kernels
-write pieces where they belong in the whole. `edges`: all that anybody reads of what came, so that the rest of a
+So is what follows element by element, and what reads windows of that, as the steps behind one wider halo do:
+its interior is what needs interiors alone. What others read is joined, which copies nothing, as kernels write
+pieces where they belong in the whole. `edges`: all that anybody reads of what came, so that the rest of a
 worker's own part is not copied. Cut is what saves more time than its kernels take to start: a message that
 other work hides already is left as it is. This belongs to this machine: plan files hold the graph without it.
 Idempotent: nothing that waits reads more than edges."""
@@ -45,6 +46,7 @@ MIN_SAVED_SECONDS = 1e-6  # however soon kernels start
 THIN = 2.0  # times its ends, that a part has at least
 Axes = tuple[int, ...]  # of a mesh
 Pieces = Mapping[Axes, Region]  # of what these axes cut; of others, all
+Piece = frozenset[tuple[Axes, Region]] | None  # None is the interior
 
 
 def split_interiors(graph: Graph, target: Target) -> Graph:
@@ -61,13 +63,16 @@ def split_interiors(graph: Graph, target: Target) -> Graph:
 
 
 # -- what can be cut -----------------------------------------------------------------------------
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Group:
     """Nodes whose results are cut alike, in pieces of `ends` of what mesh axes cut."""
 
     nodes: list[int] = field(default_factory=list)
     ends: dict[Axes, tuple[int, int]] = field(default_factory=dict)
-    waits: set[int] = field(default_factory=set)  # the halos that it reads, as values
+    waits: set[int] = field(default_factory=set)  # the halos that it needs, as values
+    reads: list[_Group] = field(default_factory=list)  # in windows
+    stage: int = 0  # how many such are before it
+    is_read: bool = False  # so that its ends stay
 
     def pieces(self) -> list[Pieces]:
         """The interior, and slabs around it, which have no element in common."""
@@ -95,12 +100,11 @@ class _Group:
             low, high = self.ends[a]
             begin, end = (wide.offset, wide.offset + wide.reach - 1) if wide is not None else (0, 0)
             if piece[a] == Region.INNER:
-                window = Overlap(n, 0, 1, 1, 1, low + begin, high - end, Region.INNER)
-            else:
-                window = Overlap(
-                    n, (begin, end)[piece[a] == Region.HIGH], 1, 1, 1, low, high, piece[a]
-                )
-            windows.append((d, window))
+                begin, low, high = 0, low + begin, high - end
+            elif piece[a] == Region.HIGH:
+                begin = end
+            count = wide.count if wide is not None else n
+            windows.append((d, Overlap(count, begin, 1, 1, 1, low, high, piece[a])))
         return Layout(here.mesh, here.splits, tuple(windows), here.blocks)
 
     def may_have(self, spec: Spec) -> bool:
@@ -109,10 +113,11 @@ class _Group:
         here = spec.layout
         assert here is not None
         for d, wide in here.windows:
-            if (wide.count, wide.stride, wide.every, wide.piece) != (spec.shape[d], 1, 1, 0):
+            if (wide.stride, wide.every, wide.piece) != (1, 1, 0):
                 return False
-            least, _ = extents(here.without_halos, spec.shape[d], d)
-            if least < sum(self.ends.get(here.axes(d), (0, 0))):
+            low, high = self.ends.get(here.axes(d), (0, 0))
+            least, _ = extents(here.without_halos, wide.count, d)
+            if least < low + max(high, wide.offset):
                 return False
         return True
 
@@ -124,6 +129,7 @@ class _Found:
         self.graph, self.target = graph, target
         self.own: dict[int, int] = {}  # of what has a halo, what it was added to
         self.looks: dict[int, int] = {}  # of looks at such, what they look at
+        self.narrowed: dict[int, int] = {}  # of what is in pieces and narrowed, the wider value
         self.made: dict[int, _Group] = {}  # by results
         self.behind = [0] * len(graph.inputs)  # the halos that each value needs, as bits
         for k, node in enumerate(graph.nodes):
@@ -135,18 +141,21 @@ class _Found:
                 self.own[v] = x
                 bits |= 1 << v
             self.behind += [bits] * len(node.specs)
-            if len(node.specs) == 1 and not self._look(k):
+            if node.op == "narrow" and (u := self.source(node.inputs[0])) in self.made:
+                self.narrowed[v] = u
+            elif len(node.specs) == 1 and not self._look(k):
                 self._follow(k)
 
     def groups(self) -> list[_Group]:
         """List those that end with what is worth a place of its own: no looks, nor what is only reduced."""
-        graph, found = self.graph, list({id(g): g for g in self.made.values()}.values())
-        for group in found:
+        graph, found = self.graph, list(dict.fromkeys(self.made.values()))
+        found.sort(key=lambda g: g.stage)
+        for group in reversed(found):
             for k in sorted(group.nodes, reverse=True):
                 v, op = graph.starts[k], OPS[graph.nodes[k].op]
                 readers = [graph.nodes[u] for u in graph.uses[v]]
                 reduced = op.scalar and all(OPS[n.op].reduce is not None for n in readers)
-                is_read = any(self.made.get(graph.starts[u]) is group for u in graph.uses[v])
+                is_read = any(graph.starts[u] in self.made for u in self._readers(v))
                 if not is_read and (op.view or (reduced and v not in graph.outputs)):
                     group.nodes.remove(k)
                     del self.made[v]
@@ -181,46 +190,75 @@ class _Found:
         self.looks[v] = node.inputs[0]
         return True
 
+    def source(self, v: int) -> int:
+        """The value of which this one is what each worker narrowed it to."""
+        return self.narrowed.get(v, v)
+
+    def _readers(self, v: int) -> list[int]:
+        """The nodes that read a value in pieces, also narrowed."""
+        uses, starts = self.graph.uses, self.graph.starts
+        each = [uses[starts[k]] if starts[k] in self.narrowed else (k,) for k in uses[v]]
+        return [*itertools.chain(*each)]
+
     def _follow(self, k: int) -> None:
-        """Let a node join a group, if it can be done in pieces."""
+        """Let a node join a group, or begin one, if it can be done in pieces."""
         graph, node = self.graph, self.graph.nodes[k]
-        ins, spec = [graph.specs[u] for u in node.inputs], node.specs[0]
+        spec, op = node.specs[0], OPS[node.op]
         roots = [self.root(u) for u in node.inputs]
-        halos = {j: root for j, root in enumerate(roots) if root is not None}
-        before = {id(g): g for u in node.inputs if (g := self.made.get(u)) is not None}
-        windows = bool(halos) and not OPS[node.op].run.carries_state
-        if not (windows or (before and (OPS[node.op].scalar or OPS[node.op].view is not None))):
-            return
-        sharding = self.way(k, spec.layout)
+        before = [self.made.get(self.source(u)) for u in node.inputs]
+        pieces = [j for j, g in enumerate(before) if g is not None or roots[j] is not None]
+        sharding = self.way(k, spec.layout) if pieces and not op.run.carries_state else None
         if sharding is None:
             return
-        group = _Group()
-        for j, root in halos.items():
-            ends = self._ends(node, j, sharding.needs[j], spec)
-            if ends is None:
-                return
-            group.ends = _wider(group.ends, ends)
-            group.waits.add(root)
-        for g in before.values():
+        group, needs = _Group(), sharding.needs
+        for j, g in enumerate(before):
+            if g is not None:
+                alike = op.scalar or op.view is not None
+                alike = alike and graph.specs[node.inputs[j]].layout is needs[j]
+                group.stage = max(group.stage, g.stage + (not alike))
+        merged = dict.fromkeys([g for g in before if g is not None and g.stage == group.stage])
+        for j in pieces:
+            if (g := before[j]) not in merged:
+                ends = self._ends(node, j, needs[j], g)
+                if ends is None:
+                    return
+                group.ends = _wider(group.ends, ends)
+                group.reads += [g] if g is not None else []
+                group.waits |= (
+                    g.waits if g is not None else {w for w in roots[j : j + 1] if w is not None}
+                )
+        for g in merged:
             group.ends, group.waits = _wider(group.ends, g.ends), group.waits | g.waits
+            group.nodes, group.reads = group.nodes + g.nodes, group.reads + g.reads
+        group.nodes.append(k)
         bits = sum(1 << w for w in group.waits)
         for j, u in enumerate(node.inputs):
-            layout, need = ins[j].layout, sharding.needs[j]
-            if u in self.made:
-                if need is not layout:
-                    return
-            elif j not in halos and (self.behind[u] & bits or not _has(ins[j], need)):
+            if j not in pieces and (self.behind[u] & bits or not _has(graph.specs[u], needs[j])):
                 return
-        for g in before.values():
-            group.nodes += g.nodes
-        group.nodes.append(k)
         lies = [layout_of(graph.nodes[n].specs[0]) for n in group.nodes]
         around = {frozenset([(w.axes(d), window) for d, window in w.windows]) for w in lies}
         if len(around) > 1 or not group.may_have(spec):
             return
-        if self.way(k, group.layout(spec, dict.fromkeys(group.ends, Region.INNER))) is None:
+        if any(g.is_read and g.ends != group.ends for g in merged):
             return
+        inner = self.way(k, group.layout(spec, group.pieces()[0]))
+        if inner is None or not all(
+            self._interior(node.inputs[j], group if before[j] in merged else before[j]).has_copy(
+                inner.needs[j], graph.specs[node.inputs[j]].shape
+            )
+            for j in pieces
+        ):
+            return
+        for g in group.reads:
+            g.is_read = True
         self.made.update({graph.starts[n]: group for n in group.nodes})
+
+    def _interior(self, v: int, group: _Group | None) -> Layout:
+        """Where that lies of an operand which needs no halo: in pieces, or what has one."""
+        spec = self.graph.specs[self.source(v)]
+        if group is None:
+            return layout_of(spec).without_halos
+        return group.layout(spec, group.pieces()[0])
 
     def way(self, k: int, end: Layout | None) -> Sharding | None:
         """The way to run a node whose result comes in a layout, which may be a piece."""
@@ -231,31 +269,30 @@ class _Found:
         return sharding_to(node, ins, end, self.target, True)
 
     def _ends(
-        self, node: Node, j: int, need: Layout, made: Spec
+        self, node: Node, j: int, need: Layout, group: _Group | None
     ) -> dict[Axes, tuple[int, int]] | None:
-        """How many results at the ends of parts need the halo of an operand, on any worker; None where
-        that is no matter of ends."""
-        graph, spec = self.graph, self.graph.specs[node.inputs[j]]
-        here, gives = spec.layout, made.layout
-        assert here is not None
-        assert gives is not None
-        if here.without_halos.splits != need.splits or not _has(spec, need):
+        """How many results at the ends of parts need more of an operand than its interior, on any worker;
+        None where that is no matter of ends."""
+        graph, spec = self.graph, self.graph.specs[self.source(node.inputs[j])]
+        has, (made, *_) = self._interior(node.inputs[j], group), node.specs
+        gives = layout_of(made)
+        if has.splits != need.splits or not _has(spec, need):
             return None
         indices = OPS[node.op].indices(
             tuple([graph.specs[u] for u in node.inputs]), node.specs, node.kw
         )
         found = dict[Axes, tuple[int, int]]()
         for d, size in enumerate(spec.shape):
-            axes, window, dim = here.axes(d), need.window(d), indices.ins[j][d]
-            if not axes or window is None:
+            axes, dim = has.axes(d), indices.ins[j][d]
+            if not axes or (group is None and need.window(d) is None):
                 continue
-            if not isinstance(dim, Window) or dim.label not in indices.outs[0] or window.stride < 1:
+            window = Window(dim) if isinstance(dim, str) else dim
+            if window is None or window.label not in indices.outs[0] or window.stride < 1:
                 return None
-            out = indices.outs[0].index(dim.label)
+            out = indices.outs[0].index(window.label)
             if gives.axes(out) != axes:
                 return None
-            ends = _at_ends(here.without_halos, size, d, window, gives, made.shape[out], out)
-            found[axes] = ends
+            found[axes] = _at_ends(has, size, d, window, gives, made.shape[out], out)
         return found
 
 
@@ -271,13 +308,14 @@ def _wider(
 
 
 def _at_ends(
-    has: Layout, size: int, d: int, window: Overlap, gives: Layout, extent: int, out: int
+    has: Layout, size: int, d: int, window: Window, gives: Layout, extent: int, out: int
 ) -> tuple[int, int]:
-    """How many results at the lower and the upper end of a part need what others have."""
+    """How many results at the lower and the upper end of a part need more than these places."""
     coords = all_coords(has.mesh, has.axes(d))
     lo, hi = bounds_of_many(has, size, d, coords)
     begin, end = bounds_of_many(gives, extent, out, coords)
-    every, step, first = window.every, window.stride, window.offset
+    every, step = window.every, window.stride
+    first = window.offset + min(0, window.dilation * (window.size - 1))
     low = -((first - every * (lo - 1) - 1) // step) - begin  # the first whose windows begin here
     high = end - 1 - (every * hi - window.reach - first) // step  # behind the last that ends here
     low = np.where(lo > 0, np.clip(low, 0, end - begin), 0)
@@ -289,20 +327,26 @@ def _at_ends(
 def _worth(graph: Graph, machine: Machine, found: _Found, groups: Sequence[_Group]) -> list[_Group]:
     """The groups that save more than they cost, of those whose interior is within all parts."""
     exposed = {w: _exposed(graph, machine, w, x) for w, x in found.own.items()}
-    chosen = []
-    for group in groups:
-        inner, *others = group.pieces()
-        if not inner or any(_is_thin(graph, group, k) for k in group.nodes):
-            continue
-        spent = sum(_inner_seconds(graph, machine, group, k, inner) for k in group.nodes)
-        left = sum(exposed[w] for w in group.waits)
-        saved = machine.background * min(spent, left)
-        calls = 1 + sum(OPS[graph.nodes[k].op].run.dense for k in group.nodes)
-        if saved > WORTH * max(MIN_SAVED_SECONDS, len(others) * calls * machine.call_seconds):
-            chosen.append(group)
-            for w in group.waits:
-                exposed[w] -= min(exposed[w], saved)
-    return chosen
+    chosen = dict[_Group, None]()
+    for last in groups:
+        several = [last]
+        for group in several:
+            several += [g for g in group.reads if g not in chosen and g not in several]
+        spent = cost = 0.0
+        for group in several:
+            inner, *ends = group.pieces()
+            if not inner or any(_is_thin(graph, group, k) for k in group.nodes):
+                break
+            spent += sum(_inner_seconds(graph, machine, group, k, inner) for k in group.nodes)
+            calls = 1 + sum(OPS[graph.nodes[k].op].run.dense for k in group.nodes)
+            cost += len(ends) * calls * machine.call_seconds
+        else:
+            saved = machine.background * min(spent, sum(exposed[w] for w in last.waits))
+            if saved > WORTH * max(MIN_SAVED_SECONDS, cost):
+                chosen.update(dict.fromkeys(several))
+                for w in last.waits:
+                    exposed[w] -= min(exposed[w], saved)
+    return list(chosen)
 
 
 def _exposed(graph: Graph, machine: Machine, wait: int, x: int) -> float:
@@ -353,7 +397,7 @@ class _InPieces:
     def __init__(self, found: _Found, chosen: Sequence[_Group]) -> None:
         self.found, self.old = found, found.graph
         self.group = {k: g for g in chosen for k in g.nodes}
-        self.made: dict[tuple[int, int], int] = {}  # a value, which piece: of the new graph
+        self.made: dict[tuple[int, Piece], int] = {}  # a value, which piece: of the new graph
         self.waits = {w for g in chosen for w in g.waits}
         self.edges = {w: e for w in self.waits if (e := self._edges(w)) is not None}
 
@@ -402,36 +446,30 @@ class _InPieces:
         """A node's pieces, and what they are together, if anybody else reads that."""
         node, v, group = self.old.nodes[k], self.old.starts[k], self.group[k]
         (spec,) = node.specs
-        pieces = []
-        for n, piece in enumerate(group.pieces()):
-            end = group.layout(spec, piece)
+        made = list[int]()
+
+        def read(u: int, need: Layout) -> int:
+            u = self.found.source(u)
+            x = self.made.get((u, key), values[u])
+            if key is None and self.found.root(u) in self.waits:
+                x = self._own(builder, u, values)
+            elif not layout_of(builder.specs[x]).has_copy(need, builder.specs[x].shape):
+                x = values[u]  # of several pieces
+            there = builder.specs[x].at(need)
+            return (
+                x
+                if builder.specs[x] is there
+                else builder.add("narrow", (x,), (), (there,), node.line)[0]
+            )
+
+        for piece in group.pieces():
+            end, key = group.layout(spec, piece), frozenset(piece.items()) if made else None
             sharding = self.found.way(k, end)
             assert sharding is not None
-            ins = [
-                self._read(builder, u, n, need, values, node.line)
-                for u, need in zip(node.inputs, sharding.needs, strict=True)
-            ]
-            (made,) = builder.add(node.op, ins, node.params, (spec.at(end),), node.line)
-            self.made[v, n] = made
-            pieces.append(made)
-        inside = all(u in self.group for u in self.old.uses[v])
-        if inside and v not in self.old.outputs:
-            return pieces[0]  # which nobody reads by this number
-        return builder.add(PIECES, pieces, (), (spec,), node.line)[0]
-
-    def _read(
-        self, builder: Builder, u: int, n: int, need: Layout, values: Sequence[int], line: str
-    ) -> int:
-        """An operand of a piece, of which the first is the interior."""
-        if (u, n) in self.made:
-            return self.made[u, n]
-        x = values[u]
-        if n == 0 and self.found.root(u) in self.waits:
-            x = self._own(builder, u, values)
-        spec = builder.specs[x]
-        if spec.layout is need:
-            return x
-        return builder.add("narrow", (x,), (), (spec.at(need),), line)[0]
+            ins = [read(u, need) for u, need in zip(node.inputs, sharding.needs, strict=True)]
+            made += builder.add(node.op, ins, node.params, (spec.at(end),), node.line)
+            self.made[v, key] = made[-1]
+        return builder.add(PIECES, made, (), (spec,), node.line)[0]
 
     def _own(self, builder: Builder, u: int, values: Sequence[int]) -> int:
         """Make what a value with a halo is without it."""

@@ -111,9 +111,14 @@ def contiguous(graph: Graph, given: Sequence[bool] | None = None) -> list[bool]:
     found = [True] * len(graph.inputs) if given is None else list(given)
     for node in graph.nodes:
         op = OPS[node.op]
-        for _ in node.specs:
+        for spec in node.specs:
             if op.view is None:
-                found.append(node.op != "barrier" or found[node.inputs[0]])
+                piece = any(graph.nodes[u].op == PIECES for u in graph.uses[len(found)])
+                found.append(
+                    found[node.inputs[0]]
+                    if node.op == "barrier"
+                    else not piece or leading(spec, slice(None))
+                )
             elif op.moves.keeps_order:
                 found.append(found[node.inputs[0]] or op.reshapes)
             else:
@@ -130,11 +135,12 @@ def body_order(graph: Graph, k: int, in_order: Sequence[bool]) -> list[bool] | N
     return [in_order[v] and leading(spec) for v, spec in zip(node.inputs, body.inputs, strict=True)]
 
 
-def leading(spec: Spec) -> bool:
-    """Whether the blocks of an array that is cut into turns are in order where the whole is."""
+def leading(spec: Spec, axes: slice = slice(-1, None)) -> bool:
+    """Whether the blocks of an array that is cut into turns, or along these axes of the mesh, are in order
+    where the whole is."""
     assert spec.layout is not None
-    cut = spec.layout.splits[-1]
-    return not isinstance(cut, int) or all(n <= 1 for n in spec.layout.largest(spec.shape)[:cut])
+    cut = [s for s in spec.layout.splits[axes] if isinstance(s, int)]
+    return all(n <= 1 for n in spec.layout.largest(spec.shape)[: max(cut, default=0)])
 
 
 def _leads(graph: Graph, node: Node) -> bool:
@@ -235,12 +241,13 @@ def _before_join(graph: Graph, k: int, w: int) -> int:
 
 
 def _is_piece(graph: Graph, k: int, w: int) -> bool:
-    """Whether a kernel makes it for this node alone."""
+    """Whether a kernel makes it for this node, and for others only to read it."""
     made = graph.nodes[graph.producers[w]]
     op = OPS[made.op]
     able = op.view is None and bool(op.kernel or op.run.ufunc)
     able &= len(made.specs) == 1 or op.run.writes_parts
-    return able and graph.uses[w] == (k,) and w not in graph.outputs
+    joins = [u for u in graph.uses[w] if _joins(graph.nodes[u])]
+    return able and joins == [k] and w not in graph.outputs
 
 
 def find_before_copy(graph: Graph, v: int, device: Device, reader: int = -1) -> int:
@@ -279,7 +286,7 @@ def is_joined(program: Program, k: int) -> bool:
     v = graph.nodes[k].inputs[0]
     while slots[v].kind == "alias":
         v = slots[v].at
-    return slots[v].kind == "part"
+    return slots[v] == Slot("part", graph.starts[k])
 
 
 def is_update(program: Program, k: int) -> bool:
@@ -297,7 +304,8 @@ def part_getter(
     graph: Graph, v: int, shape_of: Callable[[Spec], Shape], place_of: Callable[[Node], Place]
 ) -> Callable[[Any], Any]:
     """Make a function from a joined array to the part in which a value is made."""
-    (k,) = graph.uses[v]
+    k, *others = graph.uses[v]
+    k = next((u for u in others if graph.nodes[u].op == PIECES), k)
     if graph.nodes[k].op == PIECES:
         boxes = place_of(graph.nodes[k])
         own = slices(boxes.ins[graph.nodes[k].inputs.index(v)], boxes.outs[0])
@@ -407,6 +415,8 @@ class _Assigner:
                 last[self.root[v]] = max(last[self.root[v]], k)
         for v in graph.outputs:
             last[self.root[v]] = len(graph.nodes)
+        for v, whole in self.joined.items():  # who reads a part reads what it is joined to
+            last[self.root[whole]] = max(last[self.root[whole]], last[v])
         return last
 
     def run(self) -> Program:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -14,8 +17,9 @@ from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.layout import Layout, Overlap, Region, intersect, volume
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.show import parse_layout
+from ostinato.planner.machine import NOMINAL
 from ostinato.planner.passes.memory import is_joined
-from ostinato.planner.plan import Program
+from ostinato.planner.plan import Program, local_bytes
 
 import ostinato as ost
 from tests.forced import halos_widened, interiors_cut
@@ -54,7 +58,7 @@ LAYERS: dict[str, tuple[Callable[..., Any], list[Any]]] = {
 }
 
 
-def planned(function: Any, *given: Any, mesh: Any, machine: str = "nominal") -> Any:
+def planned(function: Any, *given: Any, mesh: Any, machine: Any = "nominal") -> Any:
     return ost.plan(function, *given, mesh=mesh, machine=machine)
 
 
@@ -118,6 +122,44 @@ def test_pieces_are_explained_in_words() -> None:
     assert "window" not in text
 
 
+def plate(turns: int) -> Callable[[Any], Any]:
+    def run(u: Any) -> Any:
+        for _ in range(turns):
+            around = u[2:, 1:-1] + u[:-2, 1:-1] + u[1:-1, 2:] + u[1:-1, :-2]
+            u = ost.tanh(ost.pad(around, 1))
+        return u
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("mesh", "split", "seconds", "bandwidth", "steps"),
+    [
+        ((4,), 0, 1e-3, 1e9, [4]),
+        ((3,), 0, 1e-4, 1e9, [1, 1]),
+        ((2, 2), (0, 1), 1e-4, 1e8, [1, 1]),
+        ((2, 2), (0, 1), 1e-3, 2e7, [4]),
+    ],
+    ids=["one for four", "one for two", "blocks for two", "blocks for four"],
+)
+def test_steps_behind_a_wider_halo_begin_while_it_travels(
+    mesh: Any, split: Any, seconds: float, bandwidth: float, steps: list[int]
+) -> None:
+    """As many as take the time of its message. Of their results 19 in 20 need none of it, or more."""
+    ((workers, link),) = NOMINAL.levels
+    slow = replace(
+        NOMINAL, levels=((workers, replace(link, seconds=seconds, bandwidth=bandwidth)),)
+    )
+    x = ost.spec((1021, 1021), "float32", split=split)
+    found = halos(planned(plate(4), x, mesh=mesh, machine=slow).program.graph)
+    assert [sum(n.op == "pad" for n in inner) for _, inner, _ in found] == steps
+    for _, inner, edges in found:
+        few, many = (
+            sum(map(local_bytes, itertools.chain(*[n.specs for n in ns]))) for ns in (edges, inner)
+        )
+        assert 19 * few <= many
+
+
 def test_slopes_of_images_are_cut_where_nothing_else_is_to_be_done() -> None:
     def loss(x: Any, w: Any) -> Any:
         return (ost.nn.conv(x, w, padding=1) ** 2).sum()
@@ -158,8 +200,8 @@ def test_pieces_are_all_of_a_part() -> None:
 
 @pytest.mark.parametrize("seed", range(few(24)))
 def test_steps_of_stencils_in_any_layout(seed: int) -> None:
-    """Sums of products of what lies around, along one or both axes, again and again; parts may have fewer places
-    than windows reach."""
+    """Sums of products of what lies around, along one or both axes, again and again, in a loop or not, have the
+    bits of one worker; parts may have fewer places than windows reach."""
     draw = random.Random(seed)
     n, m = draw.randint(7, 20), draw.randint(7, 12)
     low, high = [draw.randint(0, 2) for _ in "ab"], [draw.randint(0, 2) for _ in "ab"]
@@ -183,10 +225,18 @@ def test_steps_of_stencils_in_any_layout(seed: int) -> None:
     wanted = x
     for _ in range(3):
         wanted = step(wanted, put_in, np)
+
+    def steps(x: Any) -> Any:
+        if seed % 4 < 2:
+            return ost.repeat(3, lambda x: step(x, put, ost), x)
+        return reduce(lambda x, _: step(x, put, ost), range(3), x)
+
+    with use((JOB,)):
+        alone = np.asarray(ost.compile(steps)(x))
     mesh = draw.choice(SEVERAL)
     split = tuple(draw.choice([0, 1]) for _ in mesh)
     wide = halos_widened() if seed % 2 else nullcontext()
     with use(mesh, draw.choice(["same-plan", "any-workers"])), interiors_cut(), wide:
-        run = ost.compile(lambda x: ost.repeat(3, lambda x: step(x, put, ost), x))
-        found = np.asarray(run(ost.asarray(x, split=split)))
+        found = np.asarray(ost.compile(steps)(ost.asarray(x, split=split)))
     np.testing.assert_allclose(found, wanted, 1e-12, 1e-12)
+    np.testing.assert_array_equal(found, alone)

@@ -15,6 +15,7 @@ import pytest
 from ostinato.ops.core.registry import OPS
 from ostinato.planner.machine import NOMINAL, Machine
 from ostinato.planner.passes import wide_halos
+from ostinato.planner.passes.memory import contiguous
 from ostinato.planner.plan import Plan, Target
 
 import ostinato as ost
@@ -174,6 +175,31 @@ def test_the_price_of_messages_decides(mesh: Any, split: Any) -> None:
         assert wide.simulate(far).seconds < 0.97 * each.simulate(far).seconds
         if len(mesh) > 1:
             break  # with slopes, more than a halo of blocks is worth less than halves
+
+
+SPLITS = [((2,), 2), ((2,), 3), ((2, 2), (2, 3))]
+
+
+@pytest.mark.parametrize(("mesh", "split"), [s for s in SPLITS if s[0] in SEVERAL])
+def test_pieces_are_read_where_they_lie(mesh: Any, split: Any) -> None:
+    """By the interior of the next step; and joined, as they are and in the shape in which it reads them."""
+
+    def step(x: Any, w: Any) -> Any:
+        y = ost.nn.max_pool(x, 3, stride=1, padding=1)
+        return y + ost.nn.relu(ost.nn.conv(y, w, padding=1))
+
+    rng = np.random.default_rng(0)
+    x, w = rng.normal(size=(1, 1, 12, 11)), rng.normal(size=(1, 1, 3, 3))
+    with use(ALONE):
+        wanted = np.asarray(ost.compile(step)(x, w))
+    with use(mesh), narrow_links(), halos_widened(), interiors_cut():
+        run = ost.compile(step)
+        np.testing.assert_allclose(run(ost.asarray(x, split=split), w), wanted, 1e-12, 1e-12)
+    graph, slots = run.plan.program.graph, run.plan.program.slots
+    inner = [k for k, n in enumerate(graph.nodes) if n.op in ("max_pool", "conv")][:2]
+    assert [graph.nodes[k].op for k in inner] == ["max_pool", "conv"]
+    assert slots[graph.starts[inner[0]]].kind == "part"
+    assert contiguous(graph)[graph.starts[inner[0]]] == (split == 2)
 
 
 def heat(turns: int) -> Callable[[Any], Any]:
