@@ -17,6 +17,7 @@ the ratio to these. Say OMP_NUM_THREADS=1, as threads that wait take such second
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import sys
 import time
@@ -154,50 +155,49 @@ def rows(measured: Measured, shares: Sequence[float]) -> Iterator[Row]:
 
 
 # -- a picture -----------------------------------------------------------------------------------
-WIDE, HIGH = 300, 220  # of a frame
-COLOURS = {"undivided": "#c0504d", "divided": "#3b6ea5", "memory": "#5aa469", "ladder": "#d9a441"}
+WIDE, HIGH = 300, 180  # of a frame
+FRAMES = {
+    "scratch memory": {"undivided": "#c0504d", "divided": "#3b6ea5"},
+    "all memory": {"memory": "#5aa469", "ladder": "#d9a441"},
+}
+STYLE = (
+    "svg{background:#fff}.frame{fill:none;stroke:#5b6b7b}.grid{stroke:#e3e7ec}"
+    ".curve{fill:none;stroke-width:2}text{font:12px sans-serif}"
+)
 
 
 def drawn(found: Sequence[Row]) -> str:
-    """Curves of each model: speed relative to no limit, over bytes relative to what that takes."""
-    models, texts = list(dict.fromkeys(r.model for r in found)), []
-    for k, model in enumerate(models):
-        mine = [r for r in found if r.model == model]
-        free = mine[0]
-        x0, y0 = 60 + 380 * k, 40
+    """Curves of each model: speed relative to no limit, over the limit relative to what that takes."""
+    models, texts = list(dict.fromkeys(r.model for r in found)), list[str]()
+
+    def write(x: float, y: float, text: str, colour: str = "#000", anchor: str = "middle") -> None:
+        at = f'x="{x:.1f}" y="{y:.1f}" fill="{colour}" text-anchor="{anchor}"'
+        texts.append(f"<text {at}>{text}</text>")
+
+    for (k, model), (n, kind) in itertools.product(enumerate(models), enumerate(FRAMES)):
+        free, x0, y0 = next(r for r in found if r.model == model), 60 + 380 * k, 40 + 270 * n
 
         def place(x: float, y: float, x0: int = x0, y0: int = y0) -> tuple[float, float]:
             return x0 + WIDE * min(x, 1.0), y0 + HIGH * (1 - min(y, 1.2) / 1.2)
 
         texts.append(f'<rect x="{x0}" y="{y0}" width="{WIDE}" height="{HIGH}" class="frame"/>')
-        texts.append(f'<text x="{x0}" y="{y0 - 12}">{model}: speed over share of memory</text>')
-        for y in (0.25, 0.5, 0.75, 1.0):
-            at = place(0, y)[1]
-            texts.append(f'<line x1="{x0}" x2="{x0 + WIDE}" y1="{at}" y2="{at}" class="grid"/>')
-            texts.append(f'<text x="{x0 - 34}" y="{at + 4}">{y:.2f}</text>')
-        for n, (how, colour) in enumerate(COLOURS.items()):
-            points = [
-                place(
-                    (r.limit or 0) / max(free.scratch if how in ("undivided", "divided") else free.peak, 1),
-                    1 / r.ratio,
-                )
-                for r in mine
-                if r.how == how
-            ]  # fmt: skip
+        write(x0, y0 - 12, f"{model}: speed over share of {kind}", anchor="start")
+        for share in (0.25, 0.5, 0.75, 1.0):
+            x, y = place(share, share)
+            texts.append(f'<path d="M{x0} {y}h{WIDE}M{x} {y0}v{HIGH}" class="grid"/>')
+            write(x0 - 18, y + 4, f"{share:.2f}")
+            write(x, y0 + HIGH + 16, f"{share:.2f}")
+        for j, (how, colour) in enumerate(FRAMES[kind].items()):
+            most = free.peak if kind == "all memory" else max(free.scratch, 1)
+            mine = [r for r in found if (r.model, r.how) == (model, how)]
+            points = [place((r.limit or 0) / most, 1 / r.ratio) for r in mine]
             line = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
             texts.append(f'<polyline points="{line}" stroke="{colour}" class="curve"/>')
-            texts += [
-                f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>' for x, y in points
-            ]
-            texts.append(
-                f'<text x="{x0 + 75 * n}" y="{y0 + HIGH + 24}" fill="{colour}">{how}</text>'
-            )
-    style = (
-        ".frame{fill:none;stroke:#5b6b7b}.grid{stroke:#e3e7ec}.curve{fill:none;stroke-width:2}"
-        "text{font:12px sans-serif}"
-    )
-    size = f'width="{60 + 380 * len(models)}" height="300"'
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size}><style>{style}</style>'
+            marks = [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{5 - 2 * j}"' for x, y in points]
+            texts += [f'{mark} fill="{colour}"/>' for mark in marks]
+            write(x0 + 90 * j, y0 + HIGH + 36, how, colour, "start")
+    size = f'width="{60 + 380 * len(models)}" height="{20 + 270 * len(FRAMES)}"'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size}><style>{STYLE}</style>'
     return "\n".join([head, *texts, "</svg>\n"])
 
 
