@@ -49,6 +49,7 @@ from .kernels.gather_scatter import (
 )
 from .kernels.gemm import QUICK, any_product, product, ways
 from .kernels.gemm_epilogue import epilogue_native, epilogue_scratch, epilogue_ways
+from .kernels.pools import pool_begins, pool_kernel
 from .kernels.ranks import order_statistics, order_workspace, select
 from .kernels.scan import running_kernel
 from .kernels.searchsorted import searching_kernel
@@ -408,6 +409,8 @@ def register(cpu: Device) -> None:
     conv("wide_conv", placed=begins_of, behind=_conv_steps, turns=_writes_slopes)
     facts = {"ways": _steps_ways, "scratch": _steps_room, "placed": _steps_begin}
     cpu.runs(STEPS, _with_steps, **facts, adds_to=added)
+    for name in ("max_pool", "sum_pool", "matching_pool"):
+        cpu.runs(name, partial(pool_kernel, name), placed=pool_begins, least=COMPILED)
     cpu.runs("solve", _solve)
     cpu.runs("solve_triangular", triangular_kernel)
     cpu.runs("solve_banded", banded_kernel, least=LEAST_BANDS)

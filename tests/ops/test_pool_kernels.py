@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from ostinato.ops.cpu.jit.llvm import why_not
+from ostinato.ops.nn import pooling
 
 import ostinato as ost
 from tests.cuda_host import COMPILER
@@ -148,6 +149,42 @@ def test_what_is_around_pools_joins_them() -> None:
     np.testing.assert_allclose(made, np.moveaxis(2 * np.max(taps, axis=0) + 1, 1, -1), rtol=1e-6)
     whole = np.maximum(x, 0).reshape(4, 10, 2, 10, 2, 32).max((2, 4))
     np.testing.assert_array_equal(positive, whole)
+
+
+@needs_kernels
+@pytest.mark.cpu_only
+@pytest.mark.skipif(JOB > 1, reason="two and three workers")
+@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize(("sizes", "stride", "padding"), [(2, 2, 0), (3, 2, 1), (3, 1, 1)])
+def test_slabs_have_kernels_too(
+    sizes: int, stride: int, padding: int, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whose windows begin where those of the whole do, in the planes that a worker has of its neighbours."""
+    x = np.random.default_rng(3).integers(0, 9, (2, 31, 20, 9, 8)).astype(np.float32)
+    x[1, 16, 3, 4, 5] = np.nan
+    layout = LAST[3]
+
+    def both(x: Any) -> Any:
+        pool = lambda x: ost.nn.max_pool(x, sizes, stride=stride, padding=padding, layout=layout)  # noqa: E731
+        mean = lambda x: ost.nn.avg_pool(x, sizes, stride=stride, padding=padding, layout=layout)  # noqa: E731
+        slope, even = (ost.grad(lambda x, f=f: (f(x) ** 2).sum())(x) for f in (pool, mean))
+        return pool(x), mean(x), slope, even
+
+    with use():
+        wanted = [np.asarray(v) for v in ost.compile(both)(x)]
+
+    def never(*_: Any) -> Any:
+        raise AssertionError("a pool ran element by element of its windows")
+
+    with use((workers,)):
+        run = ost.compile(both)
+        plan = run.plan_for(given := ost.asarray(x, split=1))
+        pools = [n for n in plan.program.graph.nodes if n.op.endswith("_pool")]
+        monkeypatch.setattr(pooling, "_pairs", never)
+        made = [np.asarray(v) for v in run(given)]
+    assert pools
+    for one, other in zip(made, wanted, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
 
 
 def test_nan_and_infinite_slopes() -> None:

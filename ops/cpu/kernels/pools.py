@@ -1,0 +1,71 @@
+"""Reductions of windows by workers that have parts: a kernel in stages for the part, whose windows begin as
+those of the whole do there."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ostinato.ops.core.build import Builder
+from ostinato.ops.core.registry import OPS, Params, Place
+from ostinato.ops.core.spec import Spec
+from ostinato.ops.cpu.fused import stages
+from ostinato.ops.cpu.jit.llvm import why_not
+from ostinato.ops.jit.stage_values import label
+
+
+def pool_begins(at: Place, p: Params) -> tuple[tuple[int, ...], ...]:
+    """Where the first window of a part begins in the parts of those operands that may be read in windows,
+    before `every` thins them."""
+    space = slice(-len(p["extents"]) - 1, -1)
+    read = at.ins[max(len(at.ins) - 2, 0) :]  # of three operands the first lies as the result does
+    steps = p["offsets"], p["strides"], p["every"], at.outs[0][space]
+    return tuple([
+        tuple([o + s * y[0] - e * x[0] for o, s, e, y, x in zip(*steps, box[space], strict=True)])
+        for box in read
+    ])  # fmt: skip
+
+
+def pool_kernel(
+    name: str,
+    arrays: Sequence[Any],
+    threads: int,
+    *,
+    scratch: Sequence[Any],
+    at: Place,
+    **p: Any,
+) -> Callable[..., None] | None:
+    """The kernel of one reduction of windows of parts that lie so; None if there is none, or if operands lie
+    differently."""
+    *begins, other = pool_begins(at, p)
+    *ins, out = arrays
+    if (
+        why_not()
+        or out.dtype.char not in "fdil"
+        or 0 in out.shape
+        or (begins and begins[0] != other)
+    ):
+        return None
+    specs = [Spec(x.shape, x.dtype) for x in (*ins, out)]
+    p = {**p, "offsets": other, "extents": out.shape[-len(other) - 1 : -1]}
+    made = Builder(specs[:-1])
+    (result,) = made.add(name, range(len(ins)), p, specs[-1:])
+    rule = OPS[name].indices(tuple(specs[:-1]), tuple(specs[-1:]), p)
+    labels, fresh = dict[Any, int](), itertools.count()
+    dims = tuple([
+        tuple([
+            -1 if n == 1 else labels.setdefault(d if isinstance(d, str) else (k, i), next(fresh))
+            for i, (d, n) in enumerate(zip(own, x.shape, strict=True))
+        ])
+        for k, (own, x) in enumerate(zip(rule.ins, ins, strict=True))
+    ])  # fmt: skip
+    body = made.graph([result])
+    found = label(body, dims, (), [x.shape for x in arrays], [x.strides for x in arrays])
+    if found is None:
+        return None
+    rows = found.labels(result)
+    kernel: Callable[..., None] | None = stages(
+        arrays, threads, scratch=scratch, body=body, dims=dims, rows=rows
+    )
+    return kernel
