@@ -147,9 +147,8 @@ def test_steps_behind_a_wider_halo_begin_while_it_travels(
 ) -> None:
     """As many as take the time of its message. Of their results 19 in 20 need none of it, or more."""
     ((workers, link),) = NOMINAL.levels
-    slow = replace(
-        NOMINAL, levels=((workers, replace(link, seconds=seconds, bandwidth=bandwidth)),)
-    )
+    link = replace(link, seconds=seconds, bandwidth=bandwidth)
+    slow = replace(NOMINAL, elements=(("float32", 1e10),), levels=((workers, link),))
     x = ost.spec((1021, 1021), "float32", split=split)
     found = halos(planned(plate(4), x, mesh=mesh, machine=slow).program.graph)
     assert [sum(n.op == "pad" for n in inner) for _, inner, _ in found] == steps
