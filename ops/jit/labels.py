@@ -120,7 +120,8 @@ class Labels:
 
     def now(self, labels: Iterable[int]) -> frozenset[int]:
         """Map labels to those that they were joined with."""
-        return frozenset(self.joined.get(x, x) for x in labels)
+        joined = self.joined
+        return frozenset([joined.get(x, x) for x in labels] if joined else labels)
 
     def take(self, fit: Fit, outs: Sequence[int]) -> None:
         self.extents += fit.extents

@@ -11,6 +11,7 @@ from ostinato.ops.jit.labels import Labels
 # Of a GPU: columns that a unit has side by side; elements that lie one behind the other, or it reads more than
 # it needs; and those that one of few units goes through sooner than more kernels begin.
 UNIT = {"columns": 32, "neighbours": 32, "elements": 1 << 13}
+MIN_CUT_ROWS = 1 << 14  # fewer are not cut, if a longer sum outside of them can be cut instead
 Over = tuple[frozenset[int], frozenset[int]]  # what a reduction is over, and what it leaves
 
 
@@ -51,3 +52,23 @@ def would_idle(
         if units // beside < blocks and each * beside > most:
             return True
     return False
+
+
+def outer_labels(
+    labels: Labels, some: frozenset[int], inner: frozenset[int], least: int
+) -> set[int]:
+    """Find the labels among some that are long, and outside of others, of which there are few: to cut those
+    instead would make rows that lie across all of memory, and long sums in one go."""
+    extents, found = labels.extents, set[int]()
+    rows = math.prod(extents[x] for x in inner)
+    for dims in labels.dims.values() if some and rows < MIN_CUT_ROWS else ():
+        known = [x for x in dims if x is not None]
+        if known and known[-1] in inner:
+            found |= {x for x in known[:-1] if x in some and extents[x] > least}
+    return found
+
+
+def is_shared(labels: Labels, overs: Collection[Over], blocks: int) -> bool:
+    """Whether blocks share a reduction, which those of windows, that go row by row, cannot."""
+    every = (long_labels(labels, [own]) for own in overs)
+    return any(would_idle(labels, *own, blocks, UNIT["elements"]) for own in every)

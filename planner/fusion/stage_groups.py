@@ -11,6 +11,7 @@ waits for the kernel (`convex.py`)."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -40,14 +41,22 @@ from ostinato.ops.jit.values import can_add, can_combine
 from ostinato.planner.plan import Target
 from ostinato.planner.rewrite import is_windowed, replace
 
-from .around import UNIT, Over, is_one_reduction, largest_labels, long_labels, would_idle
+from .around import (
+    UNIT,
+    Over,
+    is_one_reduction,
+    is_shared,
+    largest_labels,
+    long_labels,
+    outer_labels,
+    would_idle,
+)
 from .convex import LATER, NEVER, NOW, Unit, Units
 from .counting import steps_of
 from .groups import NODES, OPERANDS, Lowers, Made, node_of, rows_of
 
 NEGLIGIBLE_BYTES = 1 << 16  # bytes that need no kernel
 ROWS = 16  # fewer are not worth cutting
-MIN_CUT_ROWS = 1 << 14  # fewer are not cut, if a longer sum outside of them can be cut instead
 LINES = 1024  # of running sums; fewer, which are longer, are cut themselves
 PRODUCT = 1024  # multiplications of a row: libraries are better at more
 MAX_ROW_BYTES = 1 << 22  # bytes of a row of a stage at the most
@@ -82,7 +91,6 @@ class Nested(Unit):
     made: set[int] = field(default_factory=set)  # the values of members
     lost: dict[int, frozenset[int]] = field(default_factory=dict)  # what values were reduced over
     reduced: set[int] = field(default_factory=set)
-    # what each reduction is over, and what it leaves
     overs: set[Over] = field(default_factory=set)
     looped: set[int] = field(default_factory=set)  # what its loops run over
     slid: set[int] = field(default_factory=set)  # labels of operands that are windows
@@ -96,17 +104,16 @@ class Nested(Unit):
         """The labels to cut, the larger steps first."""
         extents, common = self.labels.extents, self.common or frozenset()
         parallel = [x for x in common if x not in self.reduced]
-        longest, rows = (
-            max(common, key=lambda x: extents[x]),
-            math.prod(extents[x] for x in parallel),
-        )
+        longest = max(common, key=lambda x: extents[x])
+        rows = math.prod(extents[x] for x in parallel)
         shared = rows < self.blocks and extents[longest] > ROWS * self.blocks
         if self.blocks and parallel and (around := self.around()):
             return around
         if not parallel or rows < ROWS or shared:
             return (longest,)
         least = rows // 4 if self.blocks else rows  # of fewer columns some blocks would have none
-        if outer := _outer(self.labels, common.difference(parallel), frozenset(parallel), least):
+        outside = common.difference(parallel)
+        if outer := outer_labels(self.labels, outside, frozenset(parallel), least):
             return (max(outer, key=lambda x: extents[x]),)
         if windows := [x for x in parallel if x in self.slid]:
             return tuple(sorted({*windows} - self.whole(self.order)))
@@ -508,9 +515,9 @@ def _both(graph: Graph, one: Nested, other: Nested, units: Units) -> Nested | No
     labels = _labels_of_both(one.labels, other.labels)
     if labels is None or not units.merges(one, other):
         return None
-    bits, place = one.bits | other.bits, len(graph.nodes)
-    made = Nested(bits=bits, place=place, labels=labels, blocks=one.blocks)
-    for k in sorted({*one.members, *other.members}):
+    made = _renamed(other, labels)
+    made.bits, made.place = one.bits | other.bits, len(graph.nodes)
+    for k in sorted({*one.members} - {*other.members}):
         node = graph.nodes[k]
         if not _is_look(graph, k):
             if _try(graph, k, made, units) != NOW:
@@ -522,17 +529,44 @@ def _both(graph: Graph, one: Nested, other: Nested, units: Units) -> Nested | No
         made.made |= {*graph.outs(k)}
         lost = frozenset(x for v in node.inputs for x in made.lost.get(v, ()))
         made.lost |= dict.fromkeys(graph.outs(k), lost)
+    made.members.sort()
+    read = (v for k in made.members for v in graph.nodes[k].inputs)
+    made.operands = {v: None for v in read if v in made.operands and v not in made.made}
+    return made
+
+
+def _renamed(group: Nested, labels: Labels) -> Nested:
+    """A copy of a group in labels that its own were joined with; windows' turns have new ones."""
+    for x in sorted(group.looped - labels.joined.keys()):
+        labels.joined[x] = len(labels.extents)
+        labels.extents.append(group.labels.extents[x])
+    made = dataclasses.replace(
+        group,
+        before=0,
+        labels=labels,
+        members=[*group.members],
+        operands={**group.operands},
+        made={*group.made},
+        common=labels.now(group.common or ()),
+        lost={v: labels.now(own) for v, own in group.lost.items()},
+        reduced={*labels.now(group.reduced)},
+        overs=group.overs_now(labels),
+        looped={*labels.now(group.looped)},
+        slid={*labels.now(group.slid)},
+        order=tuple([labels.joined[x] for x in group.order]),
+    )
+    labels.joined = {}
     return made
 
 
 def _labels_of_both(one: Labels, other: Labels) -> Labels | None:
-    """The values that both know say which labels are the same."""
+    """The values that both know say which labels are the same; the other's turn out to be those of one."""
     same: dict[int, int] = {}
     for v in one.dims.keys() & other.dims.keys():
         for mine, its in zip(one.dims[v], other.dims[v], strict=True):
             if its is not None and (mine is None or same.setdefault(its, mine) != mine):
                 return None
-    made = Labels(list(one.extents), dict(one.dims))
+    made = Labels(list(one.extents), dict(one.dims), same)
     for dims in other.dims.values():
         for x in dims:
             if x is not None and x not in same:
@@ -595,7 +629,7 @@ def _try(graph: Graph, k: int, group: Nested, units: Units, wait: bool = False) 
         lost_here -= {fit.outs[0][node.kw["axis"]]}
     labels.take(fit, graph.outs(k))
     rows = math.prod(labels.extents[x] for x in common)
-    apart = _outer(labels, lost_here, common, rows) or (
+    apart = outer_labels(labels, lost_here, common, rows) or (
         group.blocks and would_idle(labels, lost_here, common, group.blocks, UNIT["elements"])
     )
     lines = min(LINES, group.blocks // 4) if group.blocks else LINES
@@ -604,7 +638,7 @@ def _try(graph: Graph, k: int, group: Nested, units: Units, wait: bool = False) 
     overs = group.overs_now(labels)
     overs |= {(fit.reduced, fit.labels - fit.reduced)} if OPS[node.op].reduce else set()
     if (group.behind and not behind and (lost or not is_one_reduction(labels, overs, common))) or (
-        (read or group.slid) and _shares(group, labels, overs)
+        (read or group.slid) and is_shared(labels, overs, group.blocks)
     ):
         return NEVER
     group.labels, group.common = labels, common
@@ -825,24 +859,6 @@ def _rules(node: Node, specs: tuple[Spec, ...]) -> tuple[Indices, Mapping[str, i
 def _is_split(iota: Node) -> bool:
     layout = iota.specs[0].layout
     return layout is None or iota.kw["axis"] in layout.splits
-
-
-def _outer(labels: Labels, some: frozenset[int], inner: frozenset[int], least: int) -> set[int]:
-    """Which of some indices are long, and outside of others, of which there are few: to cut those
-    instead would make rows that lie across all of memory, and long sums in one go."""
-    extents, found = labels.extents, set[int]()
-    rows = math.prod(extents[x] for x in inner)
-    for dims in labels.dims.values() if some and rows < MIN_CUT_ROWS else ():
-        known = [x for x in dims if x is not None]
-        if known and known[-1] in inner:
-            found |= {x for x in known[:-1] if x in some and extents[x] > least}
-    return found
-
-
-def _shares(group: Nested, labels: Labels, overs: Collection[Over]) -> bool:
-    """Whether blocks share a reduction, which those of windows, that go row by row, cannot."""
-    every = (long_labels(labels, [own]) for own in overs)
-    return any(would_idle(labels, *own, group.blocks, UNIT["elements"]) for own in every)
 
 
 def _is_behind(node: Node, group: Nested, fit: Fit, labels: Labels, lost: frozenset[int]) -> bool:

@@ -698,3 +698,37 @@ def test_a_reduction_of_which_a_unit_has_no_room_is_apart() -> None:
     with sessions.use():
         dx, db = ost.compile(ost.grad(loss, (0, 1)))(x, b)
     np.testing.assert_allclose(np.asarray(dx).sum((0, 1, 2, 3), dtype=float), db, rtol=1e-3)
+
+
+def test_a_group_that_is_read_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the group of a reader takes it in, only the reader's operations are tried again."""
+    tried: list[int] = []
+    merged: list[tuple[int, int]] = []  # operations of the group that is read, and how many tried
+    attempt, merge = stages._try, stages._both
+
+    def try_one(graph: Graph, k: int, *rest: Any, **more: Any) -> int:
+        tried.append(k)
+        return attempt(graph, k, *rest, **more)
+
+    def merge_both(graph: Graph, one: Any, other: Any, units: Any) -> Any:
+        members = {*other.members}
+        tried.clear()
+        made = merge(graph, one, other, units)
+        if made is not None:
+            merged.append((len(members), len(members.intersection(tried))))
+        return made
+
+    monkeypatch.setattr(stages, "_try", try_one)
+    monkeypatch.setattr(stages, "_both", merge_both)
+
+    def total(xs: Any) -> Any:
+        y = xs[0]
+        for x in xs[1:]:
+            y = ost.tanh(x / x.sum(1)[:, None]) + y
+        return y.sum(0)
+
+    with sessions.use((1,)):
+        f = ost.compile(total)
+        _ = f.plan_for([np.ones((300, 70), np.float32)] * 8)
+    assert merged
+    assert all(size > 1 and again == 0 for size, again in merged)
