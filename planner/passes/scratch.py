@@ -127,17 +127,21 @@ class Divisible(NamedTuple):
 def divisible(
     graph: Graph, k: int, device: Device, way: str = "", room: float = 0.0
 ) -> Divisible | None:
-    """A node by the index that lets the scratch memory of a way fall most, one that is parallel if that is
-    enough; None if none does."""
+    """A node by an index of which parts need less scratch memory in a way: if that is enough, by the one with
+    the fewest bytes of operands and results that every part reads or adds to; None if there is none."""
     node = graph.nodes[k]
     ins = tuple([graph.specs[v] for v in node.inputs])
     parts = [largest_part(s).shape for s in ins]
     whole = sum(scratch_bytes(device, graph, done_in(node, way)))
-    found = list[tuple[bool, bool, int, int, Divisible]]()
+    outs = [largest_part(s) for s in node.specs]
+    found = list[tuple[bool, int, int, int, Divisible]]()
     for label, axes in axes_of(node, ins).items():
         made = Divisible(graph, done_in(node, ""), device, label, axes.extent(parts))
         if made.extent > 1 and (least := made.bytes(1, way)) < whole:
-            found.append((least > room, bool(axes.monoid), least, -made.extent, made))
+            again = sum(s.nbytes for s, d in zip(ins, axes.ins, strict=True) if d < 0)
+            again += sum(2 * s.nbytes for s, d in zip(outs, axes.outs, strict=True) if d < 0)
+            price = (again, least) if least <= room else (least, again)
+            found.append((least > room, *price, -made.extent, made))
     return min(found, key=lambda f: f[:4])[4] if found else None
 
 

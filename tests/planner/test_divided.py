@@ -243,6 +243,21 @@ def test_a_scratch_limit_is_kept_with_the_same_values() -> None:
     assert all(OWN_KERNEL in way for way in seen[-1])
 
 
+def test_parts_read_no_large_operand_again() -> None:
+    """Of images, filters and results the large ones have samples; filters' slopes add up over these."""
+    rng = np.random.default_rng(4)
+    x, w, g = (rng.normal(size=n) for n in ((16, 3, 63, 63), (8, 3, 7, 7), (16, 8, 32, 32)))
+
+    def layer(x: Any, w: Any, g: Any) -> Any:
+        y, back = ost.vjp(lambda w: ost.nn.conv(x, w, stride=2, padding=3), w)
+        return y, back(g)[0]
+
+    with use():
+        plan = ost.compile(layer, scratch_limit=700_000).plan_for(x, w, g)
+    ways = [n.kw["way"] for n in plan.program.graph.nodes if "along" in n.kw.get("way", "")]
+    assert [way[-1] for way in ways] == ["n", "c"]  # of slopes, c are samples
+
+
 @pytest.mark.usefixtures("copying")
 def test_scratch_memory_gives_way_before_anything_is_cut() -> None:
     """Under a limit of all memory the same plan runs, with less scratch memory where little is left."""
