@@ -305,6 +305,8 @@ def _label(part: Part, k: int, seed: tuple[int, int] | None) -> str | None:
     of_seed = seed is not None and seed[0] in node.inputs
     if node.op in _ALONE or not (of_seed or any(v in part.cut for v in node.inputs)):
         return None
+    if OPS[node.op].moves.concatenates and any(_is_product(part, v) for v in node.inputs):
+        return None  # of which each turn would make more than its part
     ins = indices_at(part.graph, k).ins
     operands = list(zip(node.inputs, ins, strict=True))
     labels = {named(dims[part.cut[v]]) for v, dims in operands if v in part.cut}
@@ -312,6 +314,18 @@ def _label(part: Part, k: int, seed: tuple[int, int] | None) -> str | None:
         found = {named(dims[seed[1]]) for v, dims in operands if v == seed[0]}
         labels = set(sorted(x for x in found if x is not None)[:1])
     return labels.pop() if len(labels) == 1 else None
+
+
+def _is_product(part: Part, v: int) -> bool:
+    """Whether a value is made of products that do not run in turns."""
+    todo, seen = [v], set[int]()
+    while todo:
+        k = -1 if (v := todo.pop()) in part.cut or v in seen else part.graph.producers[v]
+        seen.add(v)
+        if k >= 0 and (OPS[part.graph.nodes[k].op].product or any(part.graph.nodes[k].subgraphs())):
+            return True
+        todo += part.graph.nodes[k].inputs if k >= 0 else ()
+    return False
 
 
 def named(dim: Dim) -> str | None:
