@@ -6,6 +6,7 @@ from ostinato.ops.core.graph import Graph
 
 from .passes.far_pairs import multiply_differences
 from .passes.file_blocks import work_in_blocks
+from .passes.masked_blocks import skip_masked
 from .passes.numerics import fix_order
 from .passes.precision import mix_precision
 from .passes.reads import read_files
@@ -19,6 +20,7 @@ PREPARING = (
     fix_order,
     multiply_differences,
     slide_filters,
+    skip_masked,
     read_files,
     work_in_blocks,
 )

@@ -154,11 +154,14 @@ def sliced(builder: Builder, v: int, starts: Sequence[int], spec: Spec, line: st
     return builder.add("slice", (v,), params, (spec,), line)[0]
 
 
-def padded(builder: Builder, v: int, behind: int, spec: Spec, line: str = "") -> int:
-    """So many zeros behind what has one axis, and this spec."""
-    whole = Spec((spec.shape[0] + behind,), spec.dtype, spec.layout)
-    value = 0.0 if spec.dtype.kind == "f" else 0
-    return builder.add("pad", (v,), {"value": value, "widths": ((0, behind),)}, (whole,), line)[0]
+def padded(
+    builder: Builder, v: int, axis: int, before: int, spec: Spec, line: str = "", value: Any = 0
+) -> int:
+    """A value with others along an axis, so many before it, so that it has this spec."""
+    behind = spec.shape[axis] - before - builder.specs[v].shape[axis]
+    widths = tuple([(before, behind) if d == axis else (0, 0) for d in range(spec.ndim)])
+    value = spec.dtype.type(value).item()
+    return builder.add("pad", (v,), {"value": value, "widths": widths}, (spec,), line)[0]
 
 
 def plane(builder: Builder, v: int, axis: int, n: int) -> int:

@@ -38,7 +38,8 @@ def attention(
 ) -> Array:
     """softmax(query @ key.mT * scale) @ value, of (..., length, features); the scale is 1 over the root of the
     features. A mask of bools says which keys a query sees, one of numbers is added; with `is_causal` a query
-    sees those that are not behind it, both counted from the first one. Who sees nothing gets 0.
+    sees those that are not behind it, both counted from the first one. Who sees nothing gets 0. Keys that no
+    query of a block may see are not read, so what is NaN there need not spoil a result.
 
     Before the length there may be heads, of which keys and values may have fewer: each then serves as many
     heads beside each other. (JAX has heads behind the length: swap these axes.)

@@ -20,6 +20,7 @@ from ostinato.ops.array.expressions import padded
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.registry import OPS
+from ostinato.ops.core.spec import Spec
 from ostinato.planner.plan import Target
 from ostinato.planner.rewrite import replace
 
@@ -38,12 +39,13 @@ def align_sums(graph: Graph, target: Target) -> Graph:
         n = graph.specs[series[0]].shape[0]
         terms = {k: graph.specs[graph.nodes[k].inputs[0]].shape[0] for k in sums}
         if len(sums) >= MIN_SUMS and len({*terms.values()}) > 1:
-            longer |= {k: n - m for k, m in terms.items() if m < n}
+            longer |= {k: n for k, m in terms.items() if m < n}
 
     def make(builder: Builder, k: int, values: Sequence[int]) -> Sequence[int]:
         node = graph.nodes[k]
         (v,) = node.inputs
-        terms = padded(builder, values[v], longer[k], graph.specs[v], node.line)
+        whole = Spec((longer[k],), graph.specs[v].dtype, graph.specs[v].layout)
+        terms = padded(builder, values[v], 0, 0, whole, node.line)
         return builder.add(node.op, [terms], node.params, node.specs, node.line)
 
     return replace(graph, [*longer], make, lambda g: align_sums(g, target))

@@ -269,16 +269,21 @@ def _pointwise(s: _State, node: Node) -> Sequence[int] | None:
 
 
 def _computed(s: _State, node: Node, numbers: Sequence[Any]) -> Sequence[int]:
-    op, (spec,) = OPS[node.op], node.specs
-    out = np.empty((), spec.dtype)
+    args = [np.asarray(n, s.spec(v).dtype) for n, v in zip(numbers, node.inputs, strict=True)]
+    return _full(s, computed(node, args).item(), node)
+
+
+def computed(node: Node, args: Sequence[Any]) -> Any:
+    """Compute now what an operation on elements makes of these arrays."""
+    op = OPS[node.op]
+    out = np.empty(np.broadcast_shapes(*[x.shape for x in args]), node.specs[0].dtype)
     with np.errstate(all="ignore"):
-        args = [np.asarray(n, s.spec(v).dtype) for n, v in zip(numbers, node.inputs, strict=True)]
         if op.run.ufunc:
             getattr(np, op.run.ufunc)(*args, out=out)
         else:
             assert op.kernel is not None
             op.kernel(np, out, *args, **node.kw)
-    return _full(s, out.item(), node)
+    return out
 
 
 # -- what loops carry ----------------------------------------------------------------------
