@@ -289,7 +289,7 @@ FAMILIES = {
     "ops/cpu/kernels/gather_scatter.py": (3, "modes of `put`"),
     "ops/cpu/libraries/scipy_fft.py": (1, "functions of a library"),
     "ops/cpu/loops/loop_values.py": (1, "what writes a part of its operand"),
-    "ops/cpu/natives.py": (4, "the list of who does an op better"),
+    "ops/cpu/natives.py": (3, "the list of who does an op better"),
     "ops/gpu/gpu_device.py": (2, "the list of who does an op better"),
     "ops/gpu/epilogue.py": (1, "what a library's epilogue adds"),
     "ops/gpu/jit/lines.py": (1, "functions of CUDA C++"),
@@ -554,6 +554,6 @@ def test_the_house_does_not_silt_up() -> None:
     texts = {path: path.read_text() for room in (*FLOORS, "io_pipeline") for path in modules(room)}
     lines = {path: text.count("\n") for path, text in texts.items()}
     written_out = sum(len(re.findall(LLVM_TEXT, text)) for text in texts.values())
-    assert sum(lines.values()) <= 143_000
+    assert sum(lines.values()) <= 143_700
     assert written_out <= 318
     assert max(lines.values()) <= 900

@@ -409,8 +409,10 @@ def register(cpu: Device) -> None:
     conv("wide_conv", placed=begins_of, behind=_conv_steps, turns=_writes_slopes)
     facts = {"ways": _steps_ways, "scratch": _steps_room, "placed": _steps_begin}
     cpu.runs(STEPS, _with_steps, **facts, adds_to=added)
-    for name in ("max_pool", "sum_pool", "matching_pool"):
-        cpu.runs(name, partial(pool_kernel, name), placed=pool_begins, least=COMPILED)
+    facts = {"placed": pool_begins, "least": COMPILED}
+    cpu.runs("max_pool", partial(pool_kernel, "max_pool"), **facts)
+    cpu.runs("sum_pool", partial(pool_kernel, "sum_pool"), **facts)
+    cpu.runs("matching_pool", partial(pool_kernel, "matching_pool"), **facts)
     cpu.runs("solve", _solve)
     cpu.runs("solve_triangular", triangular_kernel)
     cpu.runs("solve_banded", banded_kernel, least=LEAST_BANDS)
