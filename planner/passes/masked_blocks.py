@@ -196,8 +196,12 @@ class _Region:
         dtypes = [self.graph.specs[v].dtype for v in node.inputs]
         probes = [*PROBES, *(x for x in values if x is not None and abs(x) < math.inf)]
         with np.errstate(all="ignore"):
-            given = [np.asarray(probes if x is None else [x]) for x in values]
-            xs = [np.unique(x.astype(t)) for x, t in zip(given, dtypes, strict=True)]
+            xs = [
+                np.unique(
+                    [*np.asarray(probes).astype(t), *_ends(t)] if x is None else np.asarray([x], t)
+                )
+                for x, t in zip(values, dtypes, strict=True)
+            ]
         made = computed(node, [x.reshape(-1, *[1] * p) for p, x in enumerate(xs)])
         found = {*made[made == made].tolist()}  # 0/0 is not asked
         return found.pop() if len(found) == 1 else None
@@ -247,6 +251,14 @@ class _Region:
         which a combination of blocks would write."""
         products = {k for k in self.nodes if OPS[self.graph.nodes[k].op].product}
         return bool(products) and products >= {k for k, c in self.nodes.items() if c.out[0] is None}
+
+
+def _ends(dtype: np.dtype[Any]) -> Sequence[Any]:
+    """The least and the greatest number."""
+    if dtype.kind not in "iuf":
+        return ()
+    ends = np.finfo(dtype) if dtype.kind == "f" else np.iinfo(dtype)
+    return [dtype.type(ends.min), dtype.type(ends.max)]
 
 
 # -- blocks ------------------------------------------------------------------------------------
