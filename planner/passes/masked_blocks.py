@@ -37,6 +37,7 @@ from ostinato.planner.rewrite import replace, rewrite_bodies
 from .simplify import computed
 
 ROWS = {2: 256, 4: 256}  # from which on so many blocks may pay; the price takes one of them
+TABLE = 1 << 26  # elements of a mask at the most
 PROBES = (-3e9, -1.5, -1.0, -1e-9, 0.0, 1e-9, 1.0, 1.5, 3e9)  # in the place of what is not known
 
 Axes = tuple[int | None, int | None]  # of a value: its rows', and its columns'
@@ -57,6 +58,7 @@ def skip_masked(graph: Graph, target: Target) -> Graph:
     return _made(graph, chosen) if chosen else graph
 
 
+@np.errstate(all="ignore")
 def _known(graph: Graph) -> dict[int, Any]:
     """Values that follow from numbers and places, with steps of 0 along axes that do not change them."""
     found: dict[int, Any] = {}
@@ -67,12 +69,12 @@ def _known(graph: Graph) -> dict[int, Any]:
         xs = [found[v] for v in node.inputs]
         if op.element.source == "value":
             x = np.asarray(kw["value"], spec.dtype)
-        elif op.element.source == "index":
+        elif op.element.source == "index" and spec.shape[kw["axis"]] <= TABLE:
             x = np.arange(spec.shape[kw["axis"]], dtype=spec.dtype)
             x = x.reshape([-1 if d == kw["axis"] else 1 for d in range(spec.ndim)])
         elif op.scalar and not (op.element.draws or op.run.placed or op.run.scratch):
             xs = [y[tuple([slice(None if step else 1) for step in y.strides])] for y in xs]
-            if math.prod(np.broadcast_shapes(*[y.shape for y in xs])) <= 1 << 26:
+            if math.prod(np.broadcast_shapes(*[y.shape for y in xs])) <= TABLE:
                 x = computed(node, xs)
         elif op.view is not None and op.is_view and len(xs) == 1:
             boxes = [tuple([(0, n) for n in s]) for s in (xs[0].shape, spec.shape)]
