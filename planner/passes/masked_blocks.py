@@ -27,8 +27,8 @@ from ostinato.ops.array.expressions import Expression, joined, padded, sliced
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph, Node, canonical
 from ostinato.ops.core.monoid import MONOIDS, identity
-from ostinato.ops.core.registry import OPS, Place
-from ostinato.ops.core.spec import Spec
+from ostinato.ops.core.registry import OPS, Op, Place
+from ostinato.ops.core.spec import Spec, bool_
 from ostinato.planner.layouts.costs import graph_seconds
 from ostinato.planner.machine import NOMINAL
 from ostinato.planner.plan import Target
@@ -37,7 +37,7 @@ from ostinato.planner.rewrite import replace, rewrite_bodies
 from .simplify import computed
 
 ROWS = {2: 256, 4: 256}  # from which on so many blocks may pay; the price takes one of them
-TABLE = 1 << 26  # elements of a mask at the most
+TABLE = 1 << 27  # bytes of a mask, or of what it is made of, at the most
 PROBES = (-3e9, -1.5, -1.0, -1e-9, 0.0, 1e-9, 1.0, 1.5, 3e9)  # in the place of what is not known
 
 Axes = tuple[int | None, int | None]  # of a value: its rows', and its columns'
@@ -58,23 +58,48 @@ def skip_masked(graph: Graph, target: Target) -> Graph:
     return _made(graph, chosen) if chosen else graph
 
 
+def _masks(graph: Graph) -> set[int]:
+    """Find values that follow from comparisons of numbers and places, and are read by others; and all that
+    these are made of."""
+    able, masks = set[int](), set[int]()
+    for k, node in enumerate(graph.nodes):
+        op, v, ins = OPS[node.op], graph.starts[k], {*node.inputs}
+        known = op.element.source or _is_computed(op) or (op.is_view and op.view is not None)
+        if known and len(node.specs) == 1 and node.specs[0].size and able >= ins:
+            able.add(v)
+            if node.specs[0].dtype == bool_ or masks & ins:
+                masks.add(v)
+    found = {v for v in masks if any(graph.starts[u] not in able for u in graph.uses[v])}
+    for k in reversed(range(len(graph.nodes))):
+        if graph.starts[k] in found:
+            found.update(graph.nodes[k].inputs)
+    return found
+
+
+def _is_computed(op: Op) -> bool:
+    return bool(op.scalar) and not (op.element.draws or op.run.placed or op.run.scratch)
+
+
 @np.errstate(all="ignore")
 def _known(graph: Graph) -> dict[int, Any]:
-    """Values that follow from numbers and places, with steps of 0 along axes that do not change them."""
-    found: dict[int, Any] = {}
+    """Masks that follow from numbers and places, what they are made of, and single numbers, with steps of 0
+    along axes that do not change them."""
+    masks, found = _masks(graph), dict[int, Any]()
     for k, node in enumerate(graph.nodes):
-        op, (spec, *more), kw, x = OPS[node.op], node.specs, node.kw, None
-        if more or not spec.size or not found.keys() >= {*node.inputs}:
+        op, spec, kw, x = OPS[node.op], node.specs[0], node.kw, None
+        is_mask = graph.starts[k] in masks
+        if not (is_mask or op.scalar or op.element.source) or not found.keys() >= {*node.inputs}:
             continue
         xs = [found[v] for v in node.inputs]
         if op.element.source == "value":
             x = np.asarray(kw["value"], spec.dtype)
-        elif op.element.source == "index" and spec.shape[kw["axis"]] <= TABLE:
+        elif op.element.source == "index" and is_mask and spec.shape[kw["axis"]] <= TABLE:
             x = np.arange(spec.shape[kw["axis"]], dtype=spec.dtype)
             x = x.reshape([-1 if d == kw["axis"] else 1 for d in range(spec.ndim)])
-        elif op.scalar and not (op.element.draws or op.run.placed or op.run.scratch):
+        elif _is_computed(op):
             xs = [y[tuple([slice(None if step else 1) for step in y.strides])] for y in xs]
-            if math.prod(np.broadcast_shapes(*[y.shape for y in xs])) <= TABLE:
+            size = math.prod(np.broadcast_shapes(*[y.shape for y in xs])) * spec.dtype.itemsize
+            if size <= (TABLE if is_mask else spec.dtype.itemsize):
                 x = computed(node, xs)
         elif op.view is not None and op.is_view and len(xs) == 1:
             boxes = [tuple([(0, n) for n in s]) for s in (xs[0].shape, spec.shape)]

@@ -174,3 +174,25 @@ def test_long_ones_still_stay_in_cache() -> None:
     plan = plan_of(*[(6, 4096, 64)] * 3, f=slopes)
     assert sum(n.op == "blocks" for n in plan.lowered.nodes) == 3
     assert plan.peak_bytes < 300 << 20
+
+
+def test_tables_that_are_no_masks_are_left_to_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numbers of places alone exclude nothing, however large a table of them is."""
+    sizes, computed = [0], masked_blocks.computed
+
+    def counted(node: Any, args: Any) -> Any:
+        made = computed(node, args)
+        sizes.append(made.size)
+        return made
+
+    monkeypatch.setattr(masked_blocks, "computed", counted)
+
+    def blurred(x: Any) -> Any:
+        i = ost.arange(1024)
+        return ost.exp(-((i[:, None] - i[None]) ** 2) / 50) @ x
+
+    x = np.ones((1024, 3), np.float32)
+    ost.compile(blurred).plan_for(x)
+    assert max(sizes) <= 1
+    ost.compile(lambda x: ost.where(ost.arange(1024)[:, None] >= ost.arange(1024), 1.0, 0.0) @ x)(x)
+    assert max(sizes) == 1024**2
