@@ -4,7 +4,7 @@ those of the whole do there."""
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ostinato.ops.core.build import Builder
@@ -28,14 +28,8 @@ def pool_begins(at: Place, p: Params) -> tuple[tuple[int, ...], ...]:
 
 
 def pool_kernel(
-    name: str,
-    arrays: Sequence[Any],
-    threads: int,
-    *,
-    scratch: Sequence[Any],
-    at: Place,
-    **p: Any,
-) -> Callable[..., None] | None:
+    name: str, arrays: Sequence[Any], threads: int, *, scratch: Sequence[Any], at: Place, **p: Any
+) -> Any:
     """The kernel of one reduction of windows of parts that lie so; None if there is none, or if operands lie
     differently."""
     *begins, other = pool_begins(at, p)
@@ -65,7 +59,4 @@ def pool_kernel(
     if found is None:
         return None
     rows = found.labels(result)
-    kernel: Callable[..., None] | None = stages(
-        arrays, threads, scratch=scratch, body=body, dims=dims, rows=rows
-    )
-    return kernel
+    return stages(arrays, threads, scratch=scratch, body=body, dims=dims, rows=rows)
