@@ -110,7 +110,7 @@ def axes_of(node: Node, ins: Specs) -> dict[str, Axes]:
     op = OPS[node.op]
     if op.kernel is None or op.run.carries_state or op.view is not None:
         return {}
-    if any(True for _ in node.subgraphs()) and not op.run.placed:
+    if any(True for _ in node.subgraphs()) and (not op.run.placed or op.aligns):
         return {}  # of what is inside nothing is known
     rule = op.indices(ins, node.specs, node.kw)
     taken = {c for dims in rule.ins for d in dims if isinstance(d, Window) for c in d.labels}

@@ -22,7 +22,7 @@ from ostinato.ops.jit.foreach_parts import FOREACH
 from ostinato.ops.jit.labels import combines
 from ostinato.ops.jit.library_steps import LibraryStep, done, steps_behind
 from ostinato.ops.jit.moves import has_moves, shapes_of
-from ostinato.ops.jit.stage_values import label
+from ostinato.ops.jit.stage_values import begins_at, label
 
 from .jit.kept_text import kept_on_disk
 from .kernels.gemm_epilogue import shape_of
@@ -100,11 +100,18 @@ def _in_order(
 
 
 def stages(
-    arrays: Sequence[Any], threads: int, *, scratch: Sequence[Any], way: str = "", **labelled: Any
+    arrays: Sequence[Any],
+    threads: int,
+    *,
+    scratch: Sequence[Any],
+    at: Place | None = None,
+    way: str = "",
+    **labelled: Any,
 ) -> Any:
     """The kernel in stages for operands and results that lie so."""
     shapes, strides = tuple([a.shape for a in arrays]), tuple([a.strides for a in arrays])
-    told = _told(shapes, strides, lanes_of(way), threads, **labelled)
+    begins = begins_at(at, labelled)
+    told = _told(shapes, strides, begins, lanes_of(way), threads, **labelled)
     return nest_kernel(*told, len(arrays), scratch) if told is not None else None
 
 
@@ -112,25 +119,29 @@ def stages(
 def _told(
     shapes: Sequence[Shape],
     strides: Sequence[Sequence[int]],
+    begins: Sequence[Sequence[int]],
     lanes: Sequence[int],
     threads: int,
     **labelled: Any,
 ) -> tuple[str, list[int]] | None:
     """Say what a kernel in stages is made of; None if there is none."""
-    nest = analyse(**labelled, shapes=shapes, strides=strides, lanes=lanes)
+    nest = analyse(**labelled, shapes=shapes, strides=strides, lanes=lanes, begins=begins)
     return nest_told(nest, threads) if nest is not None else None
 
 
-def _kernel(xp: Any, out: Any, *xs: Any, body: Graph, **labelled: Any) -> None:
+def _kernel(
+    xp: Any, out: Any, *xs: Any, body: Graph, at: Place | None = None, **labelled: Any
+) -> None:
     """Node by node."""
     outs: Sequence[Any] = out if isinstance(out, tuple) else (out,)
-    values, shapes = list(xs), _shapes(body, [x.shape for x in (*xs, *outs)], labelled)
+    values, given = list(xs), [x.shape for x in (*xs, *outs)]
+    boxes = _boxes(body, given, labelled, begins_at(at, {"body": body}))
     for k, node in enumerate(body.nodes):
         ins, rule, params = [values[v] for v in node.inputs], OPS[node.op], plain(node.kw)
-        made = [shapes[v] for v in body.outs(k)]
+        made = [tuple([hi - lo for lo, hi in boxes[v]]) for v in body.outs(k)]
         at = Place(
-            tuple(_box(x.shape) for x in ins),
-            tuple(map(_box, made)),
+            tuple([boxes[v] for v in node.inputs]),
+            tuple([boxes[v] for v in body.outs(k)]),
             tuple(x.shape for x in ins),
             tuple(made),
         )
@@ -177,12 +188,24 @@ def _box(shape: Shape) -> Box:
     return tuple((0, n) for n in shape)
 
 
-def _shapes(body: Graph, given: Sequence[Shape], labelled: Any) -> list[Shape]:
+def _boxes(
+    body: Graph, given: Sequence[Shape], labelled: Any, begins: Sequence[Sequence[int]]
+) -> list[Box]:
+    """The box of each value on this worker, which begins at 0 where nothing reads windows."""
+    if not labelled:
+        return list(map(_box, _shapes(body, given)))
+    nest = label(body, labelled["dims"], labelled["rows"], given, given, begins)
+    assert nest is not None
+
+    def side(x: int | None) -> tuple[int, int]:
+        low = 0 if x is None else nest.begins.get(x, 0)
+        return low, low + (1 if x is None else nest.extents[x])
+
+    return [tuple(map(side, own)) for own in nest.dims]
+
+
+def _shapes(body: Graph, given: Sequence[Shape]) -> list[Shape]:
     """The shape of each value on this worker."""
-    if labelled:
-        nest = label(body, labelled["dims"], labelled["rows"], given, given)
-        assert nest is not None
-        return [tuple(1 if x is None else nest.extents[x] for x in own) for own in nest.dims]
     found = list(given[: len(body.inputs)])
     if has_moves(body):
         return shapes_of(body, found)
@@ -293,7 +316,7 @@ for _name, _overwrite in (
 ):
     op(_name, **_FACTS, kernel=_kernel, overwrite=_overwrite, cost=_cost, dense=True)
 # in stages
-op("fused_nest", **_FACTS, kernel=_kernel, cost=_cost)
+op("fused_nest", **_FACTS, kernel=_kernel, cost=_cost, placed=True)
 op(FOREACH, **_FACTS, kernel=_foreach_kernel, cost=_cost, writes_parts=True)
 
 STEPS = "fused_product"

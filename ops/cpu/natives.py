@@ -20,6 +20,7 @@ from ostinato.ops.cpu.limits import LIMITS
 from ostinato.ops.flow.control import ONE_KERNEL, WHOLE
 from ostinato.ops.jit.epilogues import begin_of
 from ostinato.ops.jit.library_steps import steps_behind
+from ostinato.ops.jit.stage_values import windows_at
 from ostinato.ops.linalg.factorizations import SINGULAR
 from ostinato.ops.nn.spatial import begins_of
 
@@ -400,7 +401,7 @@ def register(cpu: Device) -> None:
         facts = {"ways": epilogue_ways, "scratch": epilogue_scratch, "by_threads": True}
         cpu.runs(name, epilogue_native, **facts)
     cpu.runs(IN_STEPS, tiled_steps, scratch=tiled_scratch)
-    cpu.runs("fused_nest", stages, ways=stages_ways, scratch=stages_scratch)
+    cpu.runs("fused_nest", stages, ways=stages_ways, scratch=stages_scratch, placed=windows_at)
     for name in (*ONE_KERNEL.values(), WHOLE):
         made, room = partial(all_turns, name), partial(turns_scratch, name)
         cpu.runs(name, made, scratch=room)

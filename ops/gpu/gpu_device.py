@@ -49,6 +49,7 @@ from ostinato.ops.jit.foreach_parts import FOREACH, parts_of
 from ostinato.ops.jit.loops import Loops, dense_loops, loops_of, space, strides_over
 from ostinato.ops.jit.moves import has_moves
 from ostinato.ops.jit.stacks import stacked
+from ostinato.ops.jit.stage_values import begins_at, windows_at
 from ostinato.ops.nn.spatial import begins_of
 
 from ostinato.errors import SessionError
@@ -117,6 +118,7 @@ class Gpu(Device):
             )
         self.runs("fused_matmul", self._with_epilogue, scratch=self._room, ways=self._ways)
         self.runs("fused_operands", self._with_operands)
+        self.runs(IN_STAGES, self._stages, placed=windows_at)
         whole_lines.register(self)
         box_moves.register(self)
         self._ranges: dict[Any, Any] = {}  # kernels that note places, by their text
@@ -295,7 +297,7 @@ class Gpu(Device):
         at: Place | None = None,
         read_next: bool = False,
     ) -> Function | Prepackable | None:
-        if node.op in (IN_STAGES, *FLAT):
+        if node.op in FLAT:
             with sharing(node.kw["body"]):
                 return self._fused(node, shape, arrays)
         if node.op == IN_STEPS:
@@ -307,13 +309,18 @@ class Gpu(Device):
             return made
         return self._foreach(node, shape, arrays) if node.op == FOREACH else None
 
+    def _stages(
+        self, arrays: Sequence[Any], _: int, *, scratch: Sequence[Any], at: Place, **labelled: Any
+    ) -> Function | None:
+        shapes, steps = [x.shape for x in arrays], [x.strides for x in arrays]
+        begins = begins_at(at, labelled)
+        with sharing(labelled["body"]):
+            nest = analyse(**labelled, shapes=shapes, strides=steps, begins=begins)
+            return None if nest is None else self.launching(streams.kernel_of(nest))
+
     def _fused(
         self, node: Node, shape: Callable[[Spec], Shape], arrays: Sequence[Any]
     ) -> Function | None:
-        if node.op == IN_STAGES:
-            shapes, steps = [x.shape for x in arrays], [x.strides for x in arrays]
-            nest = analyse(**node.kw, shapes=shapes, strides=steps)
-            return None if nest is None else self.launching(streams.kernel_of(nest))
         body, whole, axes = space(node, shape)
         if math.prod(whole) == 0:
             return None

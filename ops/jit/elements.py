@@ -207,17 +207,15 @@ class Elements:
 
     def through(self, r: Reduction, letters: Mapping[str, int], dtype: DType, env: Env) -> Value:
         """The addend of an element of windows: of what lies there, or what changes nothing."""
-        body, node = self.nest.body, r.node
-        rule = OPS[node.op].indices(
-            tuple([body.specs[v] for v in node.inputs]), node.specs, node.kw
-        )
-        extents = dict(zip(rule.outs[0], node.specs[0].shape, strict=True))
+        node, rule, extents = r.node, r.rule, self.nest.extents
+        assert rule is not None
         here = {c: self.index(letters.get(c), env) for d in _windows(rule) for c in d.labels}
         tests, there = dict[Window, list[Value]](), dict[Window, Value]()
         for u, dims in zip(node.inputs, rule.ins, strict=True):
-            for n, d in zip(body.specs[u].shape, dims, strict=True):
+            for x, d in zip(self.nest.dims[u], dims, strict=True):
                 if isinstance(d, Window) and d not in there:
-                    there[d], tests[d] = _walked(d, here, extents[d.label], n)
+                    counts = [1 if y is None else extents[y] for y in (letters.get(d.label), x)]
+                    there[d], tests[d] = _walked(d, here, *counts)
                     self.is_late(there[d])
         fixed = {a: self.value(u, env) for a, u in enumerate(node.inputs)
                  if not any(isinstance(d, Window) for d in rule.ins[a])}  # fmt: skip

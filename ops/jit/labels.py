@@ -156,6 +156,14 @@ def turns_of(node: Node, specs: Sequence[Spec]) -> dict[str, int] | None:
     return found or None
 
 
+def walks_of(node: Node, specs: Sequence[Spec]) -> list[int]:
+    """List the operands, by their places, of which an operation reduces windows that kernels in stages walk."""
+    if node.op not in OPS or turns_of(node, specs) is None:
+        return []
+    rule = OPS[node.op].indices(tuple(specs), node.specs, node.kw)
+    return [k for k, dims in enumerate(rule.ins) if any(isinstance(d, Window) for d in dims)]
+
+
 def indices_of(node: Node, specs: Sequence[Spec]) -> Indices:
     """An op's indices. Kernels have a label for what is gathered or combined along, too, and one for each
     dimension that is read elsewhere."""

@@ -10,11 +10,13 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph, Node
+from ostinato.ops.core.index import Dim, Indices, Window
 from ostinato.ops.core.monoid import MONOIDS
-from ostinato.ops.core.registry import OPS
+from ostinato.ops.core.registry import OPS, Params, Place
 from ostinato.ops.core.spec import Shape, strided_like
 
 from .labels import Dims, Fit, Labels, combines, gives_places, indices_of, reads_elsewhere, turns_of
@@ -28,7 +30,9 @@ class Reduction:
     node: Node
     over: frozenset[int]
     kind: str  # its monoid
-    letters: Mapping[str, int] | None = None  # of windows: the labels, as its index rule calls them
+    # Of windows: the labels, as its index rule calls them, and that rule, for what is on this worker.
+    letters: Mapping[str, int] | None = None
+    rule: Indices | None = None
 
 
 @dataclass
@@ -44,6 +48,7 @@ class Stages:
     operands: int
     running: dict[int, int] = field(default_factory=dict)  # along which labels values are combined
     behind: frozenset[int] = frozenset()  # values that are made of what is combined over the rows
+    begins: Mapping[int, int] = field(default_factory=dict)  # of labels: of this worker's part
 
     def labels(self, v: int) -> tuple[int, ...]:
         return tuple(x for x in self.dims[v] if x is not None)
@@ -114,13 +119,15 @@ def stages_of(
     shapes: Sequence[Shape],
     strides: Sequence[Sequence[int]],
     apart: int = 0,
+    begins: Sequence[Sequence[int]] = (),
 ) -> Stages | None:
     """The stages of a body for operands and results that lie so; None if no kernel can do it. Moments that are
     not over rows are spelled out, and indices that always follow each other are one; but rows of at least so
-    many elements stay `apart`, of which the next one reads what windows of one read."""
-    found = label(body, dims, rows, shapes, strides)
+    many elements stay `apart`, of which the next one reads what windows of one read. `begins`: of operands and
+    results, where their parts do."""
+    found = label(body, dims, rows, shapes, strides, begins)
     if found is not None and any(r.kind == "moments" for r in found.reductions.values()):
-        found = label(_spelled(found), dims, rows, shapes, strides)
+        found = label(_spelled(found), dims, rows, shapes, strides, begins)
     if found is not None:
         join_neighbours(found, apart)
         found.behind = _behind(found)
@@ -155,8 +162,9 @@ def label(
     rows: Sequence[int],
     shapes: Sequence[Shape],
     strides: Sequence[Sequence[int]],
+    begins: Sequence[Sequence[int]] = (),
 ) -> Stages | None:
-    """A body with labels: `dims` are its operands' (-1 for none), `shapes` and `strides` those of
+    """A body with labels: `dims` are its operands' (-1 for none), `shapes`, `strides` and `begins` those of
     operands and results on this worker."""
     labels = Labels([0] * (1 + max((x for own in dims for x in own), default=-1)))
     for k, own in enumerate(dims):
@@ -208,12 +216,61 @@ def label(
                 extents[label], lies[label] = n, step
         steps.append(lies)
     every = [labels.dims[v] for v in range(len(body.specs))]
+    low = {x: n for v, own in zip(places, begins, strict=False) for x, n in zip(every[v], own, strict=True)
+           if x is not None}  # fmt: skip
+    for v, r in reductions.items():
+        if r.letters is not None:
+            if not _lies_somewhere(body, v, every[v], steps):
+                return None
+            reductions[v] = replace(r, rule=_local(body, r, every, low))
     running = {
         v: label
         for v, node in zip(body.starts, body.nodes, strict=False)
         if OPS[node.op].element.running and (label := every[v][node.kw["axis"]]) is not None
     }
-    return Stages(body, every, extents, tuple(rows), reductions, steps, len(body.inputs), running)
+    made = Stages(body, every, extents, tuple(rows), reductions, steps, len(body.inputs), running)
+    made.begins = low
+    return made
+
+
+def _lies_somewhere(body: Graph, v: int, dims: Dims, steps: Sequence[Mapping[int, int]]) -> bool:
+    """Whether an operand or a result says how much of each cut dimension of a value is on this worker."""
+    layout, known = body.specs[v].layout, {x for lies in steps for x in lies}
+    cut = {d for d in layout.splits if isinstance(d, int)} if layout is not None else set()
+    return all(dims[d] is None or dims[d] in known for d in cut)
+
+
+def _local(body: Graph, r: Reduction, dims: Sequence[Dims], low: Mapping[int, int]) -> Indices:
+    """The rule of a reduction of windows, from a part of its results to parts of its operands."""
+    letters = r.letters or {}
+    rule = OPS[r.node.op].indices(
+        tuple([body.specs[v] for v in r.node.inputs]), r.node.specs, r.node.kw
+    )
+
+    def moved(d: Dim, x: int | None) -> Dim:
+        if not isinstance(d, Window):
+            return d
+        there, here = (low.get(-1 if y is None else y, 0) for y in (x, letters.get(d.label)))
+        return replace(d, offset=d.offset + d.stride * here - d.every * there)
+
+    ins = [tuple(map(moved, own, dims[v])) for v, own in zip(r.node.inputs, rule.ins, strict=True)]
+    return replace(rule, ins=tuple(ins))
+
+
+def begins_at(at: Place | None, p: Params) -> tuple[tuple[int, ...], ...]:
+    """Where the parts of a kernel's operands and results begin, if it reads windows of some."""
+    moving = any(OPS[n.op].reduce and OPS[n.op].run.placed for n in p["body"].nodes)
+    boxes = (*at.ins, *at.outs) if at is not None and moving else ()
+    return tuple([tuple([lo for lo, _ in box]) for box in boxes])
+
+
+def windows_at(at: Place, p: Params) -> Any:
+    """Where its windows begin in its operands: of its place, all that a kernel of such parts depends on."""
+    if not (begins := begins_at(at, p)):
+        return ()
+    shapes = [tuple([hi - lo for lo, hi in box]) for box in (*at.ins, *at.outs)]
+    found = label(p["body"], p["dims"], p["rows"], shapes, shapes, begins)
+    return found and tuple([r.rule.ins for r in found.reductions.values() if r.rule is not None])
 
 
 def join_neighbours(nest: Stages, apart: int = 0) -> None:

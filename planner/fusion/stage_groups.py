@@ -34,6 +34,7 @@ from ostinato.ops.jit.labels import (
     indices_of,
     reads_elsewhere,
     turns_of,
+    walks_of,
 )
 from ostinato.ops.jit.scalar import CAST, SQUARE
 from ostinato.ops.jit.stage_values import label
@@ -344,12 +345,8 @@ def slides(graph: Graph, node: Node) -> bool:
 
 def walks(graph: Graph, k: int) -> list[int]:
     """List the operands of which a node reduces windows, each element read where it lies."""
-    node, specs = graph.nodes[k], [graph.specs[v] for v in graph.nodes[k].inputs]
-    if op_of(node.op).reduce is None or turns_of(node, specs) is None:
-        return []
-    rule = OPS[node.op].indices(tuple(specs), node.specs, node.kw)
-    read = zip(node.inputs, rule.ins, strict=True)
-    return [v for v, dims in read if any(isinstance(d, Window) for d in dims)]
+    node = graph.nodes[k]
+    return [node.inputs[a] for a in walks_of(node, [graph.specs[v] for v in node.inputs])]
 
 
 def is_apart(graph: Graph, v: int) -> bool:
@@ -445,7 +442,8 @@ def _is_able(graph: Graph, node: Node, lowers: Lowers) -> bool:
     if not (op.scalar or op.reduce or op.moves.places or runs) or not op.computes:
         return False
     ins = [graph.specs[v] for v in node.inputs]
-    if not all(map(_is_plain, (*ins, *node.specs))):
+    walked = walks_of(node, ins)
+    if not all(_is_plain(s, k in walked) for k, s in enumerate((*ins, *node.specs))):
         return False
     partial = any(s.layout is not None and s.layout.partial_axes for s in node.specs)
     kinds = tuple(s.dtype for s in ins)
@@ -460,8 +458,8 @@ def _is_able(graph: Graph, node: Node, lowers: Lowers) -> bool:
             ours = out.kind in "fc" or slides(graph, node)
             return same and ours and lowers(CAST, kinds[:1], out) and can_combine(kind, out)
         known = can_combine(kind, out) and lowers(node.op, kinds, out)
-        if turns_of(node, ins) is not None:
-            return known and len({*kinds, out}) == 1 and _is_known(graph, node)
+        if walked:
+            return known and len({*kinds, out}) == 1 and out.kind in "biuf"
         return known and bool(axes) and not (partial and gives_places(graph, node))
     if op.moves.places:
         return not partial and _can_gather(node, ins, lowers)
@@ -486,10 +484,10 @@ def _can_gather(node: Node, ins: Sequence[Spec], lowers: Lowers) -> bool:
     return lowers(CAST, (x.dtype,), x.dtype)
 
 
-def _is_plain(spec: Spec) -> bool:
+def _is_plain(spec: Spec, windows: bool = False) -> bool:
     """Whether each worker's part is a range of whole indices, and an extent of 1 is nowhere 0."""
     layout = spec.layout
-    if spec.size == 0 or layout is None or layout.windows:
+    if spec.size == 0 or layout is None or (layout.windows and not windows):
         return False
     return not any(isinstance(d, int) and spec.shape[d] == 1 for d in layout.splits)
 

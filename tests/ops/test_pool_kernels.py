@@ -5,15 +5,19 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from ostinato.ops.core.graph import Graph
+from ostinato.ops.cpu.cpu_device import CPU
 from ostinato.ops.cpu.jit.llvm import why_not
 from ostinato.ops.nn import pooling
 
 import ostinato as ost
 from tests.cuda_host import COMPILER
+from tests.fake_device import KERNELS
 from tests.sessions import JOB, MESHES, use
 
 from . import windows_by_numpy as by_numpy
@@ -151,22 +155,34 @@ def test_what_is_around_pools_joins_them() -> None:
     np.testing.assert_array_equal(positive, whole)
 
 
+def pools_in(graph: Graph) -> list[str]:
+    inner = [name for n in graph.nodes for _, body in n.subgraphs() for name in pools_in(body)]
+    return [*inner, *(n.op for n in graph.nodes if n.op.endswith("_pool"))]
+
+
 @needs_kernels
 @pytest.mark.cpu_only
 @pytest.mark.skipif(JOB > 1, reason="two and three workers")
-@pytest.mark.parametrize("workers", [2, 3])
-@pytest.mark.parametrize(("sizes", "stride", "padding"), [(2, 2, 0), (3, 2, 1), (3, 1, 1)])
+@pytest.mark.parametrize(
+    ("sizes", "stride", "padding", "workers"),
+    [(2, 2, 0, 3), (3, 2, 1, 2), (3, 2, 1, 3), (3, 1, 1, 3)],
+)
+@pytest.mark.parametrize("by", ["kernels", "operations", "CUDA text"])
 def test_slabs_have_kernels_too(
-    sizes: int, stride: int, padding: int, workers: int, monkeypatch: pytest.MonkeyPatch
+    by: str, sizes: int, stride: int, padding: int, workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whose windows begin where those of the whole do, in the planes that a worker has of its neighbours."""
+    """Whose windows begin where those of the whole do, in the planes that a worker has of its neighbours; with
+    what is before and behind."""
+    if by == "CUDA text" and COMPILER is None:
+        pytest.skip("needs a C++ compiler")
     x = np.random.default_rng(3).integers(0, 9, (2, 31, 20, 9, 8)).astype(np.float32)
     x[1, 16, 3, 4, 5] = np.nan
     layout = LAST[3]
 
     def both(x: Any) -> Any:
-        pool = lambda x: ost.nn.max_pool(x, sizes, stride=stride, padding=padding, layout=layout)  # noqa: E731
-        mean = lambda x: ost.nn.avg_pool(x, sizes, stride=stride, padding=padding, layout=layout)  # noqa: E731
+        facts = {"stride": stride, "padding": padding, "layout": layout}
+        pool = lambda x: 2 * ost.nn.max_pool(ost.abs(x - 4), sizes, **facts)  # noqa: E731
+        mean = lambda x: ost.nn.avg_pool(x, sizes, **facts)  # noqa: E731
         slope, even = (ost.grad(lambda x, f=f: (f(x) ** 2).sum())(x) for f in (pool, mean))
         return pool(x), mean(x), slope, even
 
@@ -176,13 +192,19 @@ def test_slabs_have_kernels_too(
     def never(*_: Any) -> Any:
         raise AssertionError("a pool ran element by element of its windows")
 
-    with use((workers,)):
+    if by == "operations":
+        stages = CPU.natives["fused_nest"]
+        nothing = replace(stages, make=lambda *_, **__: None)
+        monkeypatch.setitem(CPU.natives, "fused_nest", nothing)
+    with use((workers,), device=KERNELS if by == "CUDA text" else "cpu"):
         run = ost.compile(both)
-        plan = run.plan_for(given := ost.asarray(x, split=1))
-        pools = [n for n in plan.program.graph.nodes if n.op.endswith("_pool")]
-        monkeypatch.setattr(pooling, "_pairs", never)
+        graph = run.plan_for(given := ost.asarray(x, split=1)).program.graph
+        if by == "kernels":
+            monkeypatch.setattr(pooling, "_pairs", never)
         made = [np.asarray(v) for v in run(given)]
-    assert pools
+    nests = [name for n in graph.nodes if n.op == "fused_nest" for name in pools_in(n.kw["body"])]
+    assert len(pools_in(graph)) == 5
+    assert len(nests) >= 2
     for one, other in zip(made, wanted, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
 

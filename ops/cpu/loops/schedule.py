@@ -83,10 +83,11 @@ def analyse(
     strides: Sequence[Sequence[int]],
     lanes: Sequence[int] = LANES,
     steps: Sequence[Sequence[int]] = (),
+    begins: Sequence[Sequence[int]] = (),
 ) -> Nest | None:
     """The nest of a body for operands and results that lie so; None if no kernel can do it. (`steps` says how
     they lie where that is not known.)"""
-    found = stages_of(body, dims, rows, shapes, strides, apart=LANES[-1])
+    found = stages_of(body, dims, rows, shapes, strides, LANES[-1], begins)
     nest = Nest(**vars(found)) if found is not None else None
     return nest if nest is not None and _arrange(nest, lanes) else None
 

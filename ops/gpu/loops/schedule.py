@@ -177,10 +177,11 @@ def analyse(
     shapes: Sequence[Shape],
     strides: Sequence[Sequence[int]],
     steps: Sequence[Sequence[int]] = (),
+    begins: Sequence[Sequence[int]] = (),
 ) -> Tiles | None:
     """The tiles of a body for operands and results that lie so; None if no kernel can do it. (`steps` says
     how they lie where that is not known.)"""
-    found = stages_of(body, dims, rows, shapes, strides)
+    found = stages_of(body, dims, rows, shapes, strides, begins=begins)
     if found is None:
         return None
     tiles = Tiles(**vars(found))
