@@ -659,7 +659,7 @@ def _opened(
 
         with contextlib.ExitStack() as stack:
             client = stack.enter_context(dask.as_client(cluster))
-            there = len(client.nthreads())
+            there = dask.await_workers(client)
             mesh = _mesh(mesh, None, there, f"{there} workers of the cluster")
             channel = dask.begin(client, threads, device)
             scheduler = str(client.scheduler.address)

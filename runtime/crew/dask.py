@@ -12,6 +12,7 @@ import logging
 import os
 import platform
 import secrets
+import sys
 import threading
 import traceback
 import zlib
@@ -29,12 +30,12 @@ from ostinato import settings
 from ostinato.errors import ArgumentError, ExecutionError, SessionError
 
 from .channel import Broken, Channel, Desk
-from .crew import BEAT, Hand, Lead
+from .crew import BEAT, Hand, Lead, job_size
 from .member import openers
 from .orders import KINDS
 
 JOIN = 60.0  # seconds for a crew to come together
-ANSWER = 8.0  # seconds for a scheduler to answer
+ANSWER = 8.0  # seconds for a scheduler to answer, and for a first worker to be there
 _log = logging.getLogger("distributed.worker.ostinato")
 _members: dict[str, Any] = {}  # of crews that this process takes part in
 _desks: dict[str, dict[str, Any]] = {}  # of crews that this process leads: where, or why not
@@ -67,6 +68,11 @@ def present(device: str = "cpu") -> dict[str, Any]:
         "version": version(),
         "lacks": lacks,
     }
+
+
+def count_started() -> int:
+    """Count the workers that were started with this one, as far as it knows: by `ostinato worker` all."""
+    return job_size() if "--no-scheduler" in sys.argv else 1
 
 
 def enlist(
@@ -168,12 +174,12 @@ def as_client(cluster: Any) -> AbstractContextManager[Any]:
     waited for in its own loop, one of our own for this long."""
     security = None
     if not isinstance(cluster, str):
+        if cluster.scheduler is None:
+            got = "a Dask client that is closed, or not connected yet"
+            do = "make another, or await it first: client = await Client(..., asynchronous=True)"
+            raise misfit(SessionError, "connect", got=got, needed="one that is connected", do=do)
         if not cluster._asynchronous:
             return contextlib.nullcontext(cluster)
-        if cluster.scheduler is None:
-            got = "an asynchronous Dask client that is not connected yet"
-            do = "await it first: client = await Client(..., asynchronous=True)"
-            raise misfit(SessionError, "connect", got=got, needed="one that is", do=do)
         cluster, security = cluster.scheduler.address, cluster.security
     try:
         return client_of(cluster, security, ANSWER)
@@ -207,12 +213,20 @@ def give_up(client: Any) -> None:
         client._loop_runner.stop()
 
 
+def await_workers(client: Any) -> int:
+    """Count a cluster's workers, those included that are about to come, as all of a job are."""
+    with contextlib.suppress(TimeoutError):
+        client.wait_for_workers(1, ANSWER)
+        client.wait_for_workers(max(client.run(count_started).values()), JOIN)
+    if not (there := len(client.nthreads())):
+        got, do = "a Dask cluster without workers", "start some with `ostinato worker`"
+        raise misfit(SessionError, "connect", got=got, needed="one worker or more", do=do)
+    return there
+
+
 def begin(client: Any, threads: int | None = None, device: str = "cpu") -> Channel:
     """Make a crew of a cluster's workers, and connect to its lead."""
     found = client.run(present, device)
-    if not found:
-        got = "a Dask cluster without workers"
-        raise SessionError.because("connect", got=got, needed="one worker or more")
     errors = [f["error"] for f in found.values() if "error" in f]
     ranks = sorted(f["rank"] for f in found.values() if "error" not in f)
     if errors or len(set(ranks)) != len(found):

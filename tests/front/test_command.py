@@ -14,9 +14,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from ostinato.runtime.crew import dask as crew_dask
 
 import ostinato as ost
 from ostinato import command, command_info
+from ostinato.errors import SessionError
 from tests.clusters import gone, needs_dask, needs_mpi
 
 SCRIPT = """
@@ -214,7 +216,9 @@ def test_run_draws_on_a_terminal(tmp_path: Path) -> None:
 
 
 @needs_dask
-def test_workers_for_a_cluster_that_is_running(tmp_path: Path) -> None:
+def test_workers_for_a_cluster_that_is_running(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from distributed import Client
 
     environment = os.environ | HERE
@@ -242,17 +246,25 @@ def test_workers_for_a_cluster_that_is_running(tmp_path: Path) -> None:
             if file.exists() and file.stat().st_size:
                 break
             time.sleep(0.1)
+        with Client(scheduler_file=str(file), set_as_default=False) as client:
+            monkeypatch.setattr(crew_dask, "ANSWER", 0.1)
+            with pytest.raises(SessionError, match="got a Dask cluster without workers; needed"):
+                ost.connect(client)
+        with pytest.raises(SessionError, match="got a Dask client that is closed"):
+            ost.connect(client)
+        monkeypatch.setattr(crew_dask, "ANSWER", 60.0)
         workers = start(
             *("ostinato", "worker", "--scheduler-file", str(file), "-n", "2"),
             *("--interface", "lo"),
         )
-        with Client(scheduler_file=str(file), set_as_default=False) as client:
-            client.wait_for_workers(2, timeout=60)
-            with ost.connect(client) as session:
-                assert session.workers == 2
-                x = ost.asarray(np.arange(10.0), split=0)
-                assert float((x * x).sum()) == 285
-                processes = [w["process"] for w in session.stats()["workers"]]
+        with (
+            Client(scheduler_file=str(file), set_as_default=False) as client,
+            ost.connect(client) as session,  # which waits for them
+        ):
+            assert session.workers == 2
+            x = ost.asarray(np.arange(10.0), split=0)
+            assert float((x * x).sum()) == 285
+            processes = [w["process"] for w in session.stats()["workers"]]
         workers.send_signal(signal.SIGTERM)
         assert workers.wait(30) == 128 + signal.SIGTERM
         assert gone(processes)

@@ -119,7 +119,7 @@ def test_asynchronous_clients(cluster: ost.LocalCluster) -> None:
     async def work() -> None:
         security = cluster.security
         coming = Client(cluster.scheduler_address, asynchronous=True, security=security)
-        with pytest.raises(SessionError, match="not connected yet; needed one that is; await it"):
+        with pytest.raises(SessionError, match="not connected yet; needed one that is connected"):
             ost.connect(coming)
         async with coming as client:
             with ost.connect(client):
