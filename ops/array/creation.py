@@ -625,8 +625,7 @@ def from_dlpack(x: Any, /, *, device: str | None = None, copy: bool | None = Non
         got, needed = f"a {type(x).__name__}", "an array of a library that knows DLPack"
         do = "use ost.asarray(values)"
         raise misfit(ArgumentError, "from_dlpack", got=got, needed=needed, do=do)
-    foreign = x if isinstance(x, Array) or is_on_gpu(x) else np.from_dlpack(x)
-    return asarray(foreign, copy=copy)
+    return asarray(x, copy=copy)
 
 
 @export

@@ -300,7 +300,12 @@ def _taken(path: str) -> int | None:
         if not os.fstat(handle).st_nlink:
             os.close(handle)
             return None
-    os.write(handle, _MARK + platform.node().encode())
+    try:
+        os.write(handle, _MARK + platform.node().encode())
+    except OSError:  # of a full disk
+        os.close(handle)
+        unstage(path)
+        raise
     return handle
 
 

@@ -123,7 +123,7 @@ def _kernel(
         own.flags.writeable = False
         given.append(own)
     function = _function(calls)
-    assert function is not None, "whoever runs a plan holds what it calls"
+    assert function is not None, f"{calls.split()[0]}, which is in another process"
     try:
         made = function(*given)
     except Exception as error:

@@ -65,6 +65,9 @@ class Seeds(threading.local):
     _count = itertools.count(1)
     _forks = 0
 
+    def __reduce__(self) -> str:
+        return "seeds"
+
     def next(self) -> Any:
         return self.draw() if self.draw is not None else self.advance()
 

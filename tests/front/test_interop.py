@@ -229,7 +229,8 @@ def test_torch_itself() -> None:
     ours = ost.asarray(x)
     assert ours.dtype == ost.bfloat16
     assert torch.equal(torch.from_dlpack(ours).cpu(), x.detach())
-    np.testing.assert_array_equal(torch.as_tensor(np.asarray(ost.arange(3))).numpy(), [0, 1, 2])
+    assert ost.from_dlpack(x.detach()).dtype == ost.bfloat16
+    np.testing.assert_array_equal(torch.tensor(np.asarray(ost.arange(3))).numpy(), [0, 1, 2])
 
 
 # -- scikit-learn's own checks -------------------------------------------------------------------

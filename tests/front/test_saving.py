@@ -17,7 +17,7 @@ from ostinato.io_pipeline import array_files as files
 from ostinato.io_pipeline import sinks
 from ostinato.io_pipeline.chunks import ChunkSource
 from ostinato.io_pipeline.sinks import NpySink, Sink, ZarrSink, open_sink
-from ostinato.ops.core import exchange
+from ostinato.ops.core import disk, exchange
 from ostinato.ops.core.exchange import chunks_of, held_pieces, written
 from ostinato.ops.core.layout import Layout, intersect, volume
 from ostinato.ops.core.spec import DTYPES
@@ -475,6 +475,18 @@ def test_no_space_is_noticed_before_anything_is_written(
         ost.save(tmp_path / "x.npy", numbers((100, 3)))
     assert left(tmp_path) == []
     monkeypatch.undo()
+    write = os.write
+
+    def no_block(handle: int, data: bytes) -> int:  # nor one for the lock's own text
+        return full(handle, 0, 0) if data.startswith(disk._MARK) else write(handle, data)
+
+    monkeypatch.setattr(os, "write", no_block)
+    handles = os.listdir("/proc/self/fd")
+    with pytest.raises(DataFileError, match="got No space left on device; needed a place"):
+        ost.save(tmp_path / "x.npy", numbers((100, 3)))
+    assert os.listdir(tmp_path) == []
+    assert os.listdir("/proc/self/fd") == handles
+    monkeypatch.undo()
 
     def unable(handle: int, at: int, size: int) -> None:
         raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
@@ -485,8 +497,6 @@ def test_no_space_is_noticed_before_anything_is_written(
 
 
 def test_without_an_exchange_of_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ostinato.ops.core import disk
-
     monkeypatch.setattr(disk, "_exchange", lambda a, b: False)
     for value in ([1.0], [2.0, 3.0]):
         ost.save(tmp_path / "x.zarr", value)

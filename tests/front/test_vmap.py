@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import pickle
 import random
 import zlib
 from collections.abc import Callable
@@ -395,6 +396,13 @@ def test_along_an_axis() -> None:
             same(np.asarray(found), np.apply_along_axis(f, axis, x), str(axis))
     low, high = ost.apply_along_axis(lambda v, n: (v[0], v[n]), 1, x, 2)
     same(np.asarray(high - low), x[:, 2] - x[:, 0], "")
+
+
+def test_what_mapped_functions_reach_can_be_sent() -> None:
+    """cloudpickle sends functions by value, with what they read of their modules."""
+    cloudpickle = pytest.importorskip("cloudpickle")
+    f = pickle.loads(cloudpickle.dumps(ost.vmap(lambda x: x + 1)))
+    np.testing.assert_array_equal(np.asarray(f(np.arange(3))), [1, 2, 3])
 
 
 def test_vectorize() -> None:
