@@ -14,6 +14,9 @@ from ostinato.ops.core.spec import Spec
 from ostinato.ops.core.tree import flatten, unflatten
 from ostinato.ops.core.user_line import misfit
 from ostinato.ops.flow.callback import called_back
+from ostinato.runtime.crew.crew_engine import CrewEngine
+
+from .sessions import current
 
 
 def callback(
@@ -45,6 +48,10 @@ def callback(
         got = f"{function!r:.60} that gives {result!r:.60}"
         needed = "a function, and the result that it gives"
         raise misfit(ArgumentError, "callback", got=got, needed=needed)
+    if isinstance(current().engine, CrewEngine):
+        got, needed = "workers that are other processes", "threads of this one"
+        do = "call the function outside, with np.asarray(x)"
+        raise misfit(ArgumentError, "callback", got=got, needed=needed, do=do)
     specs = [Spec(tuple(leaf.shape), leaf.dtype) for leaf in leaves]
     xs = [as_array(x) for x in args]
     made = called_back(function, specs, xs)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import time
 from typing import Any
 
@@ -48,6 +47,7 @@ def _counts(text: str) -> tuple[int, ...]:
 def _calibrate(asked: argparse.Namespace) -> int:
     from ostinato.ops.core import disk_cache
     from ostinato.ops.cpu.threads import cores
+    from ostinato.planner.machine import known
     from ostinato.runtime.crew.crew import job_size
 
     from .calibration import calibrate
@@ -62,9 +62,11 @@ def _calibrate(asked: argparse.Namespace) -> int:
         with connect(workers, mesh=asked.mesh) as session:
             found = calibrate(asked.seconds / len(counts))
             took = time.perf_counter() - start
+            is_kept = known(found.device, session.target.mesh, job) == found
             print(f"{session}, measured in {took:.0f} s\n{describe_machine(found)}\n")
     disk = disk_cache.open_cache(settings.cache).where("machine.json")
-    print(f"kept in {os.fspath(disk)}" if disk else "kept nowhere, since OSTINATO_CACHE is off")
+    why = f"{disk} cannot be written" if disk else "OSTINATO_CACHE is off"
+    print(f"kept in {disk}" if is_kept else f"kept nowhere, since {why}")
     return 0
 
 

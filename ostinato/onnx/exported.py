@@ -117,4 +117,7 @@ def _outputs(body: Body, found: Traced) -> list[tuple[str, Spec]]:
         own = f"output{len(made)}"
         body.writer.node("Identity", [name], [own])
         made.append((own, spec))
+    if not made:
+        got, needed = "a function without results", "one that returns arrays"
+        raise misfit(ArgumentError, "to_onnx", got=got, needed=needed)
     return made

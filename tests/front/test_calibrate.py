@@ -119,3 +119,9 @@ def test_the_command(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         command.main(["calibrate", "-n", "some"])
     assert "numbers such as 2,4" in capsys.readouterr().err
+    cache.with_name("file").touch()
+    settings.cache = cache.with_name("file") / "cache"
+    assert command.main(["calibrate", "-n", "1", "--seconds", "0.1"]) == 0
+    assert (
+        f"kept nowhere, since {settings.cache / 'machine.json'} cannot" in capsys.readouterr().out
+    )

@@ -238,6 +238,15 @@ def late_failure() -> None:
     )
 
 
+def called_back() -> None:
+    """Another process has no function of the script's."""
+    ost.connect()
+    x, spec = ost.ones(4, split=0), ost.spec((4,), "float64")
+    f = ost.compile(lambda x: ost.callback(np.sqrt, spec, x))
+    error = caught(lambda: np.asarray(f(x)))
+    say(error=error, good=float(x.sum()))
+
+
 def singular() -> None:
     """An error of the operation itself, the same on all workers."""
     ost.connect()

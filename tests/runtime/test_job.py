@@ -72,7 +72,7 @@ def good(count: int, *arguments: str) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def pair() -> dict[str, Any]:
     """What several scenarios of two processes said, which share them."""
-    return good(2, "each", "orders", "matrices_stay", "idle", "singular")
+    return good(2, "each", "orders", "matrices_stay", "idle", "singular", "called_back")
 
 
 @pytest.fixture(scope="module")
@@ -239,6 +239,10 @@ def test_an_error_of_the_operation_names_the_line(pair: dict[str, Any]) -> None:
     assert found["error"]["kind"] == "LinAlgError"
     assert "jobs.py:" in found["error"]["text"]
     assert found["good"] == [[1, 0, 0], [0, 1, 0], [0, 0, 1]]
+    found = pair["called_back"]
+    assert found["good"] == 4
+    for words in ("jobs.py:", "got workers that are other processes; needed threads"):
+        assert words in found["error"]["text"]
 
 
 @needs_mpi
