@@ -40,7 +40,7 @@ class Maker:
         self.is_native_known = not (can() and recipe.chain.stages and recipe.batched is not None)
         forms = recipe.source.forms()
         is_plain = not recipe.chain.stages and recipe.slabs is None
-        if is_plain and recipe.batched is not None and forms is not None:
+        if is_plain and assembly.is_stacked and forms is not None:
             assert recipe.source.fields is not None
             assembly.form, self.gathers = (recipe.source.fields, list(forms)), True
 

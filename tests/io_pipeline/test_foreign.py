@@ -129,6 +129,10 @@ def test_tensors_reach_it_as_they_are_and_its_own_become_arrays() -> None:
     assert {*seen} == {Tensor}
     np.testing.assert_array_equal(x, ROWS)
     assert y == list(range(6))
+    rows = ost.io.arrays((ROWS, np.arange(6))).batch(
+        6, collate=lambda s: np.stack([x for x, _ in s])
+    )
+    np.testing.assert_array_equal(next(rows.to("numpy").epoch(0)), ROWS)  # arrays with no stage
     sheet = ost.io.samples(pictures("RGB")).batch(2, collate=lambda s: len(s)).preview
     assert callable(sheet)
 
