@@ -569,9 +569,12 @@ class Pipe:
             got = "order='relaxed' " + next(said for said, holds in why.items() if holds)
             needed = "whole batches of which it is known what is in them"
             raise misfit(ArgumentError, "epoch", got=got, needed=needed, do="leave it out")
-        if is_filtered and any(cut.tail == PAD for cut in cuts):
-            needed = "tail='drop' or tail='keep'"
-            raise misfit(ArgumentError, "epoch", got="tail='pad' and a filter", needed=needed)
+        unknown = (
+            "a filter" if is_filtered else "a stream" if isinstance(self.source, Stream) else ""
+        )
+        if unknown and any(cut.tail == PAD for cut in cuts):
+            got, needed = f"tail='pad' and {unknown}", "tail='drop' or tail='keep'"
+            raise misfit(ArgumentError, "epoch", got=got, needed=needed)
 
     def begin(
         self,

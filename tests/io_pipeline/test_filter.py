@@ -168,6 +168,10 @@ def test_too_many_faults_are_an_error_even_if_nothing_stays() -> None:
 def test_what_filters_cannot_do_is_said() -> None:
     for make, said in (
         (lambda: pipe(batch=4, tail="pad").epoch(0), "tail='pad' and a filter; needed tail='drop'"),
+        (
+            lambda: ost.io.stream(range(4)).batch(3, tail="pad").epoch(0),
+            "tail='pad' and a stream; needed tail='drop'",
+        ),
         (lambda: pipe().filter(third), "filter .*got batches.*write it before `batch`"),
         (lambda: pipe().run_with(order="relaxed").epoch(0), "order='relaxed' and a filter"),
         (lambda: ost.io.arrays(np.arange(4)).filter(3), "needed a function"),
