@@ -499,7 +499,6 @@ def call_function(function: Any, types: Any, args: Sequence[Any], kwargs: dict[s
 
 
 def call_ufunc(ufunc: Any, method: str, inputs: Sequence[Any], options: dict[str, Any]) -> Any:
-    """Call our counterpart of a ufunc or of its method."""
     name = ufunc.__name__ if method == "__call__" else f"{ufunc.__name__}.{method}"
     plain = UFUNCS.get(ufunc.__name__, functions.get(OURS.get(ufunc.__name__, ufunc.__name__)))
     if method == "at":

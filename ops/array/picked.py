@@ -214,7 +214,6 @@ class Picked(Array):
 
 
 def pick(whole: Array, mask: Array, axis: int, what: str = "x[mask]", line: str = "") -> Picked:
-    """Pick by a mask of an array."""
     made: Picked = object.__new__(Picked)
     made.whole, made.mask, made.axis, made.along = whole, mask, axis, None
     made.what, made.line = what, line or user_line()

@@ -80,7 +80,6 @@ def keys_of(xp: Any, x: Any) -> Any:
 
 
 def numbers_of(xp: Any, keys: Any, dtype: DType) -> Any:
-    """The numbers that have these keys."""
     return keys_of(xp, keys).view(dtype)
 
 

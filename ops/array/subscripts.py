@@ -43,7 +43,6 @@ class _Plain(NamedTuple):
 
     @property
     def shape(self) -> Shape:
-        """The shape of what it picks."""
         sizes = [n for d, (_, n, _) in enumerate(self.parts) if d not in self.drop]
         for d in self.new:
             sizes.insert(d, 1)
@@ -392,7 +391,6 @@ def _with_parts(x: Array, parts: Sequence[tuple[int, int, int]], v: Array, mode:
 
 
 def shape_of(x: Array, key: Any) -> Shape:
-    """The shape of what a key picks."""
     plain = _plain(x.shape, key)
     return plain.shape if plain is not None else _shape_of(x, key)
 

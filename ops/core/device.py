@@ -211,7 +211,6 @@ class Recorder:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all of it could be."""
         return False
 
     @property
@@ -258,7 +257,6 @@ class Device:
 
     # -- what it knows of ops --------------------------------------------------------------
     def runs(self, op: str, make: Callable[..., Any], **facts: Any) -> None:
-        """Registers how it does an op."""
         assert op in OPS, f"{self.name} runs {op}, which is no operation"
         assert op not in self.natives, f"{op} is registered twice on {self.name}"
         self.natives[op] = Native(make, **facts)
@@ -506,7 +504,6 @@ _UNKNOWN = Device("", None)
 
 
 def add(device: Device, array: type) -> Device:
-    """Makes a device known, and the type of its arrays."""
     DEVICES[device.name] = device
     _BY_ARRAY.append((array, device))
     return device

@@ -69,7 +69,6 @@ class CacheFile:
 
 @lru_cache(64)
 def open_cache(folder: Path | None) -> Cache:
-    """The cache in a folder; None is nowhere."""
     return Cache(folder)
 
 

@@ -140,7 +140,6 @@ def _adds_up(monoid: str, made: Specs) -> bool:
 
 
 def division_of(node: Node, ins: Specs) -> tuple[Division, Axes] | None:
-    """How a node is divided, if it is."""
     found = parse(node.kw.get("way", ""))
     if found is None or (axes := axes_of(node, ins).get(found.label)) is None:
         return None
@@ -293,7 +292,6 @@ def _own_kernel(device: Device, node: Node, own: Sequence[Any], at: Place, count
 
 
 def moved_place(at: Place, dims: Sequence[int], begin: int, size: int) -> Place:
-    """The place of a part."""
     boxes = []
     for box, d in zip((*at.ins, *at.outs), dims, strict=True):
         if d >= 0:

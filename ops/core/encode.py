@@ -59,7 +59,6 @@ def nan_bits(value: float) -> str:
 
 
 def nan_of(text: str) -> float:
-    """The NaN of these bits."""
     need(re.fullmatch("[0-9a-f]{16}", text) is not None, f"a float {text!r:.40}")
     found = struct.unpack(">d", bytes.fromhex(text))[0]
     need(math.isnan(found), f"a float {text!r:.40}")

@@ -198,7 +198,6 @@ def written(
 
 
 def _chunks_in(box: Box, chunks: Shape, shape: Shape) -> Iterator[Box]:
-    """The chunks that have some of a box."""
     return itertools.product(
         *(
             [(k * n, min((k + 1) * n, end)) for k in range(lo // n, -(-hi // n))]

@@ -18,12 +18,10 @@ helper = _Helper()  # of each thread, whether it is one
 
 
 def begin_to_help() -> None:
-    """This thread is one."""
     helper.on = True
 
 
 def check_thread() -> None:
-    """An error in threads of ours."""
     if helper.on:
         raise SessionError(
             "nothing can be computed or closed here: a finalizer was called in a thread of Ostinato's, "

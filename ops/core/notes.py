@@ -130,8 +130,6 @@ class Site:
         return note
 
     def watching(self, kernel: Callable[..., None]) -> Callable[..., None]:
-        """The kernel, which notes here."""
-
         def run(*given: Any, **how: Any) -> None:
             self.next, before = 0, getattr(_now, "site", None)
             _now.site = self

@@ -48,7 +48,6 @@ def whole(low: int, high: int = FARTHEST) -> Kind:
 
 
 def one_of(*words: str) -> Kind:
-    """One of some words."""
     return Kind("one of " + ", ".join(words), lambda v, _: type(v) is str and v in words)
 
 

@@ -76,7 +76,6 @@ def _parsed(source: str) -> ast.Module:
 
 
 def _classes(clause: ast.expr | None, frame: FrameType) -> list[type[BaseException]]:
-    """List the exceptions that a clause catches."""
     value = BaseException if clause is None else _value(clause, frame)
     kinds = value if isinstance(value, tuple) else (value,)
     return [k for k in kinds if isinstance(k, type) and issubclass(k, BaseException)]

@@ -341,7 +341,6 @@ def op_of(name: str) -> Op:
 
 
 def lookup(name: str) -> Op:
-    """The op of this name."""
     found = OPS.get(name)
     if found is None:
         near = ", ".join(sorted(n for n in OPS if n[:3] == name[:3])[:5])

@@ -56,7 +56,6 @@ def broken(line: str, indent: str) -> str:
 
 
 def show(graph: Graph, indent: str = "") -> str:
-    """The graph as text."""
     rows = [indent + "(" + ", ".join(f"%{k}: {s}" for k, s in enumerate(graph.inputs)) + ")"]
     for node, first in zip(graph.nodes, graph.starts, strict=True):
         left = ", ".join(f"%{first + k}" for k in range(len(node.specs)))

@@ -80,7 +80,6 @@ def promote(*dtypes: DType) -> DType:
 
 
 def real_of(dtype: DType) -> DType:
-    """The dtype of the real part."""
     if dtype == complex64:
         return float32
     return float64 if dtype == complex128 else dtype
@@ -173,7 +172,6 @@ class Spec:
         return Spec(self.shape, self.dtype) if self.layout is not None else self
 
     def at(self, layout: Layout | None) -> Spec:
-        """Replace the layout."""
         return Spec(self.shape, self.dtype, layout, self.pending)
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -165,7 +165,6 @@ def _is_cached(x: object) -> bool:
 
 @lru_cache(4096)
 def _slots(kind: type) -> tuple[str, ...]:
-    """Slots that are no fields."""
     found = [vars(k).get("__slots__", ()) for k in kind.__mro__]
     names = [n for given in found for n in ((given,) if isinstance(given, str) else given)]
     return tuple(n for n in names if n not in _spared(kind))

@@ -135,7 +135,6 @@ def follow() -> None:
 
 
 def look(now: float = math.inf) -> None:
-    """Whether that has changed."""
     if not hasattr(os, "sched_getaffinity") or PLACED or _is_child:
         return
     if now >= _allowed.next_quota:

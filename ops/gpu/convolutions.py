@@ -113,7 +113,6 @@ def form_of(arrays: Sequence[Any], at: Place, p: Params) -> Form | None:
 
 
 def does(library: Convolver, specs: Sequence[Spec], p: Params) -> bool:
-    """Whether the library does it."""
     form = form_of(specs, whole(specs), p)
     if form is None:
         return False

@@ -118,7 +118,6 @@ def _cut_off(graph: Graph, v: int, readers: Sequence[int]) -> LibraryStep | None
 
 
 def number_of(graph: Graph, v: int) -> float | None:
-    """The number that a value is, if it is one."""
     k = graph.producers[v]
     if k < 0 or graph.nodes[k].op != "constant":
         return None

@@ -350,8 +350,6 @@ _ATAN = [1.62858201153657823623e-02, -3.65315727442169155270e-02, 4.976877994615
 
 
 def through_double(function: Function) -> Function:
-    """Floats through doubles."""
-
     def made(*xs: Value) -> Value:
         return cast(evaluate_through(function, *xs, through=float64), xs[0].dtype)
 

@@ -106,7 +106,6 @@ def lower(name: str, operands: Sequence[Value], dtype: DType) -> Value:
 
 
 def expression(text: str, given: Sequence[Value]) -> Value:
-    """An expression of values."""
     words: dict[str, Any] = {
         **_WORDS,
         **(_OF_PAIRS if any(isinstance(x, Pair) for x in given) else {}),

@@ -392,7 +392,6 @@ def _divided_floats(a: Value, b: Value) -> tuple[Value, Value]:
 
 # -- pieces --------------------------------------------------------------------------------
 def where(c: Value, x: Any, y: Any) -> Value:
-    """One of two values."""
     if not isinstance(x, Value):
         x = y.like(x)
     if c.dtype != bool_:

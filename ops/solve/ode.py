@@ -143,7 +143,6 @@ def _trajectory(
 
 
 def _sum(terms: Iterable[tuple[float, Array]]) -> Array:
-    """Sum all numbers of Arrays."""
     return reduce(lambda a, b: a + b, [w * x for w, x in terms if w])
 
 

@@ -149,7 +149,6 @@ class Code:
         self.lines.text.append(f"over_{n}:")
 
     def clear(self, at: str, bytes_: str) -> None:
-        """Zeros."""
         self.lines.declared.add("declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)")
         self.add(f"call void @llvm.memset.p0.i64(ptr {at}, i8 0, i64 {bytes_}, i1 false)")
 

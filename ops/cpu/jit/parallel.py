@@ -84,7 +84,6 @@ class _Text(Code):
         return self.let("call i64 @now()")
 
     def rest(self) -> None:
-        """A moment."""
         if has("sse2"):
             self.lines.declared.add("declare void @llvm.x86.sse2.pause()")
             self.add("call void @llvm.x86.sse2.pause()")

@@ -49,7 +49,6 @@ class Routine(Code):
 
     # -- memory
     def memory(self, address: Value, dtype: DType) -> Memory:
-        """Numbers at an address."""
         return Memory(self, self.let(f"inttoptr i64 {address.name} to ptr"), dtype)
 
     def own(self, count: int, dtype: DType) -> Memory:

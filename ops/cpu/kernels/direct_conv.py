@@ -50,7 +50,6 @@ class Lanes(NamedTuple):
         return max(self.width, self.lanes)
 
     def packed(self, over: Shape, channels: int) -> Shape:
-        """How filters are packed."""
         if self.summed:
             return (self.units, self.many, *over, channels)
         return (self.units, self.blocks, *over, channels, self.width)

@@ -802,7 +802,6 @@ def _told(
 def loops_kernel(
     body: Graph, loops: Loops, threads: int, axes: int, share: int = SHARE
 ) -> Callable[..., None]:
-    """The kernel for such loops."""
     text, meta = _text_and_facts(body, loops, threads, axes, share)
     return function_of(text, np.array(meta, np.int64))
 

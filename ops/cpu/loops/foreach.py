@@ -100,7 +100,6 @@ class _Walk(Routine):
 
 
 def _turns(arrays: int) -> Routine:
-    """Some turns of all parts."""
     facts = {"lo": int64, "hi": int64, "thread": int64}
     walk = _Walk(None, "body", data=[int64], meta=[int64], **facts)
     data, meta, lo, hi, thread = walk.given

@@ -244,7 +244,6 @@ class Operations(Writer):
     def together(
         self, frame: Frame, k: int, node: Node, ins: Sequence[Seen], pieces: Sequence[Piece]
     ) -> Seen:
-        """Join pieces."""
         spec, (made,) = node.specs[0].bare, frame.graph.outs(k)
         if len(pieces) == 1 and pieces[0].is_whole and ins[pieces[0].operand].shape == spec.shape:
             return ins[pieces[0].operand]
@@ -566,7 +565,6 @@ class Operations(Writer):
         over: Shape,
         more: Callable[[Index, Index], Value],
     ) -> None:
-        """Rows onto rows."""
         code, size = self.code, max(s.dtype.itemsize for s in specs)
         kept, start = [s.dtype for s in specs], self.begin(kind, specs[0].dtype)
         by_order = has_order(kind, kept[0])

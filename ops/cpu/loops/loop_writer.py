@@ -120,8 +120,6 @@ class Writer:
         return self.index(f"getelementptr i8, ptr {lies.at}, i64 {offset}", offset)
 
     def stored(self, spec: Spec, lies: Strided, reads: Mapping[Buffer, bool] | None = None) -> Seen:
-        """An array that is there."""
-
         def element(index: Index) -> Value:
             known = FIXED if lies.room is None else ""
             return self.code.load(self.address(lies, index), spec.dtype, known)

@@ -367,7 +367,6 @@ class StageWriter(Elements):
 
     # -- stages
     def unit(self) -> None:
-        """All stages of one unit."""
         nest, every = self.nest, range(len(self.body.nodes))
         self.hold_operands(nest.held - nest.packed, along=False)
         if nest.tiled < 0:

@@ -262,5 +262,4 @@ def _destroy(made: Sequence[tuple[Any, int]]) -> None:
 
 
 def multiplies(a: DType, b: DType, out: DType) -> bool:
-    """Whether there are products of these into that."""
     return (a.name, b.name, out.name) in KINDS

@@ -202,7 +202,6 @@ def kernel_of(body: Graph, loops: Loops) -> Kernel:
 
 
 def kernel_by(writer: ElementWriter) -> Kernel:
-    """The kernel of a writer of elements."""
     reduces = any(OPS[n.op].reduce for n in writer.body.nodes)
     return _reducing(writer) if reduces else _mapping(writer)
 
@@ -285,7 +284,6 @@ def vectors(
 
 
 def _vectors(writer: ElementWriter, lines: CudaLines, each: int) -> None:
-    """As vectors."""
     many = len(writer.body.inputs)
     for k in range(many):
         kind = _beside_of(writer.dtypes[k], each)

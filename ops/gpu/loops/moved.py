@@ -512,7 +512,6 @@ class MovedWriter(ElementWriter):
         return where(Value(lines, test, bool_), one, before)
 
     def either(self, lines: CudaLines, test: str, one: _Address, other: _Address) -> _Address:
-        """One address or another."""
         both, off = [one, other], one.off if one.off == other.off else 0
         texts = [x.base if x.off == off else f"{x.base} + {x.off}" for x in both]
         base = self.named(lines, "u8* const", f"{test} ? {texts[0]} : {texts[1]}")

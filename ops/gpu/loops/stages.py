@@ -340,7 +340,6 @@ class Writer(Elements):
 
     # -- stages
     def unit(self) -> None:
-        """All stages of one unit."""
         nest, body = self.nest, self.body
         for v in sorted(self.held):
             if v < nest.operands:

@@ -359,7 +359,6 @@ class LineWriter(StreamWriter):
 
     # -- loops
     def line(self, values: Collection[int], element: Callable[[Env], None]) -> None:
-        """All elements of a line."""
         needed = self.leaves(values, self.made_before)
         for v in sorted(needed):
             if not self.is_along(v):

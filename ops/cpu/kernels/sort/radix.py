@@ -245,7 +245,6 @@ class _Radix(SortKeys):
         return code
 
     def mark(self, code: Code, at: str, bits: str, kind: str) -> None:
-        """Bits that are set in any of these."""
         if kind != "i64":
             bits = code.let(f"zext {kind} {bits} to i64")
         before = code.let(f"load i64, ptr {at}")
