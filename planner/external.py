@@ -272,7 +272,6 @@ def _first_to_cut(graph: Graph, target: Target) -> int | None:
 
 
 def _cuts_rows(graph: Graph, node: Node) -> bool:
-    """Whether a node selects rows."""
     if not OPS[node.op].moves.selects or not graph.specs[node.inputs[0]].ndim:
         return False
     if OPS[node.op].moves.selects != "slices":

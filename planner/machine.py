@@ -216,11 +216,9 @@ class Machine:
         return fast ** (1 - share) * slow**share
 
     def links(self, mesh: Mesh) -> tuple[Link, ...]:
-        """The link of each axis of a mesh."""
         return tuple([self.levels[k][1] for k in self.levels_of(mesh)])
 
     def levels_of(self, mesh: Mesh) -> tuple[int, ...]:
-        """Which of the levels each axis of a mesh has."""
         found, span = [], 1
         for n in reversed(mesh):
             span *= n
@@ -253,7 +251,6 @@ class Machine:
     # -- as data ---------------------------------------------------------------------------
     @property
     def data(self) -> dict[str, Any]:
-        """As a file has it."""
         made = asdict(self)
         for name, columns in _TABLES.items():
             made[name] = [dict(zip(columns, row, strict=True)) for row in made[name]]

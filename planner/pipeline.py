@@ -199,7 +199,6 @@ def tune(plan: Plan, decide: Tune, threads: int) -> Plan:
 
 
 def done_so(program: Program, key: Key, results: Results, ways: Sequence[str]) -> Program:
-    """The program with its sites done in these ways."""
     if not any(ways):
         return program
     graph, device = with_ways(program.graph, key.target, ways), DEVICES[key.target.device]

@@ -100,7 +100,6 @@ def inline(builder: Builder, graph: Graph, inputs: Sequence[int]) -> list[int]:
 
 
 def map_bodies(node: Node, change: Bodies) -> Node:
-    """The node with its subgraphs changed."""
     if not any(isinstance(v, Graph) for _, v in node.params):
         return node
     params = tuple((k, change(v) if isinstance(v, Graph) else v) for k, v in node.params)

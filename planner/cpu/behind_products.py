@@ -29,7 +29,6 @@ from ostinato.planner.rewrite import replace
 
 
 def take_epilogues(graph: Graph, target: Target) -> Graph:
-    """The pass."""
     graph = _ask_results(graph, _steps(graph, target))
     found = {steps[-1].nodes[-1]: (k, steps) for k, steps in _steps(graph, target).items()}
 

@@ -52,7 +52,6 @@ def _marked(graph: Graph, staying: Collection[int]) -> Graph:
 
 
 def _product(node: Node) -> Product | None:
-    """The product that a node is, or begins with."""
     if node.op != STEPS:
         return OPS[node.op].product
     body: Graph = node.kw["body"]

@@ -27,7 +27,6 @@ MAX_SLICES = 4  # slices of a value, for each of which all that leads to it is o
 
 
 def slice_first(graph: Graph, target: Target) -> Graph:
-    """The pass."""
     cut = _cut(graph)
     looks: dict[int, tuple[int, list[Node]]] = {}  # what is cut, and how values look at it
     for k, node in enumerate(graph.nodes if cut else ()):

@@ -17,5 +17,4 @@ from ostinato.planner.plan import Target
 
 
 def tile_in_cache(graph: Graph, target: Target) -> Graph:
-    """The pass."""
     return tile_steps(graph, target, Room(LIMITS.tile_bytes, LIMITS.thread_tiles * most_threads()))

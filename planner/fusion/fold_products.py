@@ -25,7 +25,6 @@ WORTH = 1 << 16  # operations
 
 
 def fold_products(graph: Graph, target: Target) -> Graph:
-    """The pass."""
     found = {k for k, node in enumerate(graph.nodes) if _is_worth_it(graph, node)}
 
     def make(builder: Builder, k: int, values: Sequence[int]) -> Sequence[int]:

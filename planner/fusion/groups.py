@@ -370,7 +370,6 @@ def with_kernels(
 
 
 def kernel_of(graph: Graph, group: Group, read: Container[int]) -> Made:
-    """Make the kernel of one group."""
     kind = f"fused{'_matmul' * group.product}{'_rows' * (group.rows > 0)}"
     joins = any(graph.nodes[k].op == JOINED for k in group.members)
     kind = "fused_joins" if joins and not group.rows else kind

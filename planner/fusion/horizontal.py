@@ -42,7 +42,6 @@ from .convex import NEGLIGIBLE_BYTES
 
 
 def fuse_horizontally(graph: Graph, target: Target) -> Graph:
-    """The pass."""
     graph = rewrite_bodies(graph, partial(fuse_horizontally, target=target))
     wholes = _alike(graph, target)
     return _with_wholes(graph, target, wholes) if wholes else graph
@@ -263,7 +262,6 @@ def _with_wholes(graph: Graph, target: Target, wholes: Sequence[Sequence[Compone
 
 
 def _whole(graph: Graph, pieces: Sequence[Component]) -> Node:
-    """One kernel of these."""
     places: dict[int, int] = {}  # of what they read, among its operands
     bodies, parts, specs = list[Graph](), list[tuple[int, ...]](), list[Spec]()
     for piece in pieces:

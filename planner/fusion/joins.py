@@ -56,7 +56,6 @@ def gather_joins(
 
 
 def spread_joins(graph: Graph) -> Graph:
-    """The graph without."""
     chosen = [k for k, node in enumerate(graph.nodes) if node.op == JOINED]
 
     def make(builder: Builder, k: int, values: list[int]) -> list[int]:

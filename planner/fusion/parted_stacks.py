@@ -40,7 +40,6 @@ class _Stacks:
 
 
 def part_stacks(graph: Graph, target: Target) -> Graph:
-    """The pass."""
     found = _Stacks() if target.numerics == "any-workers" else _found(graph)
     planes: dict[int, list[int]] = {}  # of a value, of the new graph
 
@@ -140,7 +139,6 @@ def _stays_apart(graph: Graph, node: Node, able: _Stacks) -> int:
 
 
 def _reads_planes(graph: Graph, k: int, v: int, able: _Stacks) -> bool:
-    """Whether a node reads a stack plane by plane."""
     node, axis = graph.nodes[k], able.axes[v]
     if graph.starts[k] in able.axes:
         return True

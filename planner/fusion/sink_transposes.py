@@ -127,7 +127,6 @@ def _turned_spec(spec: Spec, axes: Axes) -> Spec:
 
 
 def sink_transposes(graph: Graph, target: Target) -> Graph:
-    """The pass."""
     if target.numerics == "any-workers":
         return graph
     if target.memory_limit is None:  # what is read as it is may be made later, and wait

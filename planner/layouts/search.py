@@ -77,7 +77,6 @@ class Problem:
         return self.turns[id(table)][1]
 
     def cost(self, values: Sequence[int]) -> float:
-        """Cost of a choice."""
         total = sum([float(c[v]) for c, v in zip(self.costs, values, strict=True)])
         for (i, j), tables in self.pairs.items():
             total += sum([float(t[values[i], values[j]]) for t in tables])

@@ -80,7 +80,6 @@ def _limit(node: Node, spec: Spec | None, machine: Machine) -> float:
 
 
 def _together(graph: Graph, buckets: Sequence[Sequence[int]]) -> Graph:
-    """The graph with the nodes of each bucket as one."""
     gone = {k for bucket in buckets for k in bucket}
     number = list(range(len(graph.inputs))) + [-1] * (len(graph.specs) - len(graph.inputs))
     count, nodes = len(graph.inputs), list[Node]()

@@ -68,7 +68,6 @@ class _Parts:
 
     # -- what may go through what -----------------------------------------------------------
     def _leads(self, files: set[int]) -> set[int]:
-        """Values that are made of files."""
         found = set(files)
         for k, node in enumerate(self.graph.nodes):
             if any(v in found for v in node.inputs) and not any(node.subgraphs()):

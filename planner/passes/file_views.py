@@ -52,8 +52,6 @@ class Index:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """One look."""
-
     shape: Shape  # of the result
     indices: tuple[Index, ...]
 

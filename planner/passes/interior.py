@@ -50,7 +50,6 @@ Piece = frozenset[tuple[Axes, Region]] | None  # None is the interior
 
 
 def split_interiors(graph: Graph, target: Target) -> Graph:
-    """The pass."""
     if target.workers == 1:
         return graph
     found = _Found(graph, target)

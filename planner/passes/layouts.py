@@ -153,7 +153,6 @@ def lay_out(
 def _emitted(
     laid: _Laid, ends: Sequence[_Ref], inputs: Sequence[Spec], target: Target, values: Sequence[int]
 ) -> Graph:
-    """The graph of an answer."""
     emit, builder = _Emit(target, values), Builder(inputs)
     outs = emit.graph(builder, laid, range(len(inputs)))
     pairs = zip(outs, ends, strict=True)

@@ -353,7 +353,6 @@ def _sliced(builder: Builder, v: int, box: Sequence[tuple[int, int]]) -> int:
 
 
 def _made(graph: Graph, cuts: Sequence[_Blocks]) -> Graph:
-    """The graph with some regions in blocks."""
     makers = {k: cut for cut in cuts for k in cut.nodes}
     for cut in cuts:
         cut.parts.clear()

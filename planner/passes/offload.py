@@ -226,7 +226,6 @@ class _Moves:
 
     # -- the graph -----------------------------------------------------------------------------
     def graph(self, early: bool) -> Graph:
-        """The graph that does so."""
         if not self.taken and not self.inner:
             return self.program.graph
         gaps = self._times(early)

@@ -39,7 +39,6 @@ ALONE = -1  # what leads to several results, or is one and is read, too
 
 
 def order(graph: Graph, target: Target, donated: Collection[int] = ()) -> Graph:
-    """The pass."""
     return ordered(graph, target, donated, meetings(graph, target.workers))
 
 
@@ -101,7 +100,6 @@ class _Memory:
 
 
 def meetings(graph: Graph, workers: int) -> list[int]:
-    """The nodes in which workers meet."""
     return [k for k, node in enumerate(graph.nodes) if workers > 1 and meets(node)]
 
 

@@ -30,7 +30,6 @@ Wanted = list[set[Layout | None]]
 
 
 def make_parts(graph: Graph, target: Target) -> Graph:
-    """The pass."""
     if target.workers == 1:
         return graph
     _, moved, cut = _wishes(graph, target)

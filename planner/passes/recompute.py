@@ -477,7 +477,6 @@ class Search:
 
     # -- the graph -----------------------------------------------------------------------------
     def graph_with(self) -> Graph:
-        """The graph that does so."""
         graph, base = self.graph, self.found.base
         builder = Builder(graph.inputs)
         first = list(range(len(graph.inputs))) + [-1] * (len(graph.specs) - len(graph.inputs))

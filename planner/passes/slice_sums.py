@@ -155,7 +155,6 @@ def _pays(graph: Graph, taps: Sequence[Tap], shape: Shape) -> bool:
 
 
 def _number(graph: Graph, weight: int) -> Any:
-    """A weight that is known."""
     node = _maker(graph, weight) if weight >= 0 else None
     if node is None:
         return 1.0 if weight < 0 else None

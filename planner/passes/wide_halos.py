@@ -46,7 +46,6 @@ from .turn_blocks import best_turns, grouped, may_be_grouped, together
 
 
 def widen_halos(graph: Graph, target: Target) -> Graph:
-    """The pass."""
     made = _widened(graph, target) if target.workers > 1 else graph
     limit = target.memory_limit
     if made is graph or limit is None:
@@ -111,7 +110,6 @@ def _is_better(made: Graph, graph: Graph, target: Target) -> bool:
 
 
 def sent(graph: Graph, target: Target) -> Graph:
-    """The graph with its collectives."""
     return overlap(fill_buckets(communicate(graph, target), target), target)
 
 
@@ -164,7 +162,6 @@ class Chains:
         return self.found[k, end]
 
     def layout_of(self, v: int) -> Layout:
-        """The layout in which a value is made."""
         return self.asked_of(v) if v in self.wide else self.own(v)
 
     def asked_of(self, v: int) -> Layout:
@@ -414,7 +411,6 @@ class Chains:
         return whole if len(kinds) > 1 and cost(whole) <= sum(map(cost, ends)) else None
 
     def graph_made(self) -> Graph:
-        """The graph in which this is so."""
         graph, builder = self.graph, Builder(self.graph.inputs)
         values = list(range(len(graph.inputs)))
         together = {v: end for v in self.roots if (end := self._at_once(v)) is not None}

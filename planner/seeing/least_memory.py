@@ -82,7 +82,6 @@ def _sooner(link: Link) -> Link:
 
 
 def waits(plan: Plan, found: Simulation) -> list[str]:
-    """For `explain`."""
     if len(plan.program.graph.nodes) > MAX_NODES:
         return []
     rows = limits(found)
