@@ -285,7 +285,6 @@ class Replay:
         self.parts, self.is_stale = self._parts(), True
 
     def _node_of(self, error: BaseException) -> int | None:
-        """The node in which it was raised."""
         trace = error.__traceback__
         while trace is not None and trace.tb_frame.f_code.co_filename != self.name:
             trace = trace.tb_next

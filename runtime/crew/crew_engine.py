@@ -92,7 +92,6 @@ class CrewEngine:
 
     @property
     def threads(self) -> int:
-        """Threads of each worker."""
         member = self.lead.member
         return member.worker.threads if member is not None else self.lead.threads  # type: ignore[union-attr]
 

@@ -151,7 +151,6 @@ def length_of(head: bytes | bytearray) -> int:
 
 # -- errors --------------------------------------------------------------------------------
 def described(error: BaseException) -> dict[str, Any]:
-    """An error as data."""
     return {
         "kind": type(error).__name__,
         "text": str(error)[:MOST_SAID],

@@ -52,7 +52,6 @@ class Teller:
 
 
 def teller(worker: Any) -> Teller:
-    """The one of a Dask worker."""
     return worker.extensions.setdefault(NAME, Teller())
 
 
@@ -124,7 +123,6 @@ class Office:
             )
 
     def metrics(self) -> Iterator[Any]:
-        """For Prometheus."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         ledger = self.ledger
