@@ -219,7 +219,6 @@ def load_state(
 
 
 def _whole(what: str, value: Any, least: int) -> int:
-    """A whole number."""
     if isinstance(value, (int, np.integer)) and type(value) is not bool and value >= least:
         return int(value)
     got = repr(value)
@@ -339,7 +338,6 @@ def _word(structure: Structure) -> str:
 
 
 def _tree(structure: Structure, leaves: Iterator[Any]) -> Any:
-    """A tree as JSON has it."""
     kind = _word(structure)
     if kind == "leaf":
         return next(leaves)
