@@ -347,7 +347,6 @@ class Hdf5Source(Source):
         self._look()
 
     def _look(self) -> None:
-        """Whether it is as it was when it was opened."""
         if self._state() != self.opened:
             raise self.changed()
 

@@ -144,7 +144,6 @@ CODECS: Mapping[str, Callable[[bytes, int], Any]] = {
 
 
 def can(codec: str) -> bool:
-    """Whether what is needed for a codec is there."""
     if codec in ("gzip", "zlib", "bz2"):
         return True
     try:

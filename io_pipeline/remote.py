@@ -221,7 +221,6 @@ def _said(error: BaseException) -> str:
 
 
 def trouble(path: str, got: str, needed: str, do: str = "") -> DataFileError:
-    """Make the error of what is wrong with a file."""
     error = DataFileError.because(f"file {path}", got=got, needed=needed, do=do)
     assert isinstance(error, DataFileError)
     return error

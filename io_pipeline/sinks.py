@@ -182,7 +182,6 @@ def open_sink(
 
 
 def from_data(data: dict[str, Any]) -> Sink:
-    """The sink that `as_data` told of."""
     about = data["path"], data["dataset"], tuple(data["shape"]), DTYPES[data["dtype"]]
     if "chunks" in data:
         return ZarrSink(*about, tuple(data["chunks"]), data["part"], data["checked"])
@@ -431,7 +430,6 @@ class ZarrSink(Sink):
         return name, zarr.checksum(data) if self.checked else ""
 
     def _is_chunk(self, box: Box) -> bool:
-        """Whether it is all that a chunk has of the array."""
         sizes = zip(box, self.chunks, self.shape, strict=True)
         return all(lo % n == 0 and hi == min(lo + n, size) for (lo, hi), n, size in sizes)
 

@@ -75,7 +75,6 @@ class Source:
         raise NotImplementedError
 
     def read_chunks(self, out: np.ndarray[Any, Any], box: Box, chunks: Iterable[Index]) -> None:
-        """Read only what these chunks have of a box."""
         raise NotImplementedError
 
     def sliced(self, starts: Sequence[int], sizes: Sequence[int], steps: Sequence[int]) -> Source:

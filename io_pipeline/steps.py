@@ -44,7 +44,6 @@ class Steps:
         self.path = Path(os.path.abspath(path))
 
     def folder(self, step: int) -> Path:
-        """Where a step is, or will be."""
         named, old = self.path / f"step-{step}", self.path / f".step-{step}.part.old"
         return old if old.exists() and not named.exists() else named
 
@@ -71,7 +70,6 @@ class Steps:
         return found
 
     def read(self, step: int) -> dict[str, Any]:
-        """The manifest of a step."""
         path = self.folder(step) / MANIFEST
         try:
             data = path.read_bytes()

@@ -402,7 +402,6 @@ def _to_line(file: BinaryIO, data: bytes, end: bytes) -> bytes:
 
 
 def _lines(data: bytes, end: bytes) -> int:
-    """Lines that are not empty."""
     text = np.frombuffer(data, np.uint8)
     ends = np.flatnonzero(text == ord(end))
     if not data.endswith(end):

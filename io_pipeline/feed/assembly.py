@@ -101,7 +101,6 @@ class Assembly:
 
     # -- whole batches ---------------------------------------------------------------------------
     def finish(self, batch: Batch, sample: Sample, costs: Costs) -> None:
-        """All samples of a batch are there."""
         if self.recipe.batched is None or batch.error is not None:
             return
         costs.begin(batch.count)

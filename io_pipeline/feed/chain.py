@@ -88,7 +88,6 @@ class Step:
                 self.calls.append((n, self.timed(method), kind == BOXES, fills))
 
     def timed(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        """A method of the stage, in the time that it has."""
         seconds = self.seconds
         if seconds is None:
             return method

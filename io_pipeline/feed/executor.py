@@ -311,7 +311,6 @@ class Work:
         self._complete(batch, sample, costs)
 
     def _complete(self, batch: Batch, sample: Sample, costs: Costs) -> None:
-        """All samples of a batch are there."""
         try:
             self.assembly.finish(batch, sample, costs)
         except BaseException as error:

@@ -200,7 +200,6 @@ def files(
     classes: Sequence[str] | None,
     suffixes: Sequence[str] = IMAGES,
 ) -> Files:
-    """Files with their labels and masks."""
     found = find(paths, suffixes)
     if not found:
         needed = f"files that end with {', '.join(suffixes)}, or a list of files"

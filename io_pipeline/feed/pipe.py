@@ -867,7 +867,6 @@ def _signature(kind: type[Stage]) -> str:
 
 
 def _in_processes(who: str, function: Any, processes: bool | int) -> Any:
-    """A function as it is asked for."""
     if not processes:
         return function
     most = 0 if processes is True else processes

@@ -22,7 +22,6 @@ class Undescribed(Exception):
 
 
 def as_plain(value: Any, most: int = LARGEST) -> Any:
-    """A value for JSON."""
     if value is None or isinstance(value, (bool, str)):
         return value
     if isinstance(value, np.generic):

@@ -95,7 +95,6 @@ class Running:
                     sys.setswitchinterval(self.before)
 
     def end(self) -> None:
-        """The interpreter ends."""
         works = list(self.works)
         for work in works:
             work.stop()

@@ -79,7 +79,6 @@ class Samples:
         )
 
     def inner(self) -> Sequence[Samples]:
-        """The sources that it is made of."""
         return ()
 
     def kept(self) -> list[dict[str, Any]]:

@@ -40,7 +40,6 @@ class Slots:
         self._free: Free = deque(maxlen=MAX_PIECES)
 
     def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-        """An array with any content."""
         lease = _Lease(self._memory(math.prod(shape) * dtype.itemsize), self._free)
         return np.asarray(lease).view(dtype).reshape(shape)
 

@@ -198,7 +198,6 @@ def offer_of(server: Server, kept: Iterable[int], count: int, cut: Any) -> dict[
 
 
 def kept_bits(offer: Any) -> Any:
-    """For each sample whether it is kept, by who offers it."""
     size = -(-offer["count"] // 8)
     few = zlib.decompressobj().decompress(base64.b64decode(offer["kept"]), size)
     return np.unpackbits(np.frombuffer(few, np.uint8), count=offer["count"]).astype(bool)

@@ -196,7 +196,6 @@ def timely(function: Callable[..., Any], seconds: float | None) -> Callable[...,
 
 
 def called(function: Any) -> str:
-    """A function, and where it is written."""
     name = getattr(function, "__name__", type(function).__name__)
     code = getattr(function, "__code__", None)
     return (

@@ -60,7 +60,6 @@ def _check_filter(who: str, name: str, antialias: Any) -> None:
 def resized(
     x: Image, size: tuple[int, int], interpolation: str, antialias: bool = True, out: Image = None
 ) -> Image:
-    """An image in another size."""
     check_order(x)
     if x.shape[:2] == size:
         return x

@@ -30,8 +30,6 @@ Batch = Any
 
 
 class Drawn(NamedTuple):
-    """Of one sample."""
-
     place: int
     share: float  # what stays of it
     window: Window = (0, 0, 0, 0)  # what it takes of its partner

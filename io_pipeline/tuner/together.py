@@ -60,7 +60,6 @@ class Together(Drive):
         return [[config.threads, config.ahead, config.chunk], work.is_tried]
 
     def go_on(self, said: Sequence[int] | None) -> None:
-        """As all do, from here on."""
         work = self._work() if self._work is not None else None
         if said is None or work is None:
             return
