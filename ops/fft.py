@@ -117,10 +117,6 @@ def _fft_rule(x: Spec, *, axis: int, inverse: bool, norm: str) -> Spec:
     return Spec(x.shape, _complex_of(x.dtype))
 
 
-def _fft_kernel(xp: Any, out: Any, x: Any, *, axis: int, inverse: bool, norm: str) -> None:
-    xp.copyto(out, (xp.fft.ifft if inverse else xp.fft.fft)(x, axis=axis, norm=norm))
-
-
 def _fft_grad(
     g: Array, y: Array, x: Array, *, axis: int, inverse: bool, norm: str
 ) -> Sequence[Array | None]:
@@ -133,7 +129,9 @@ op(
     infer=_fft_rule,
     takes={"axis": AXIS, "inverse": FLAG, "norm": _NORM},
     indices=running,
-    kernel=_fft_kernel,
+    kernel=lambda xp, out, x, *, axis, inverse, norm: xp.copyto(
+        out, (xp.fft.ifft if inverse else xp.fft.fft)(x, axis=axis, norm=norm)
+    ),
     grad=_fft_grad,
     cost=_cost,
 )
@@ -142,10 +140,6 @@ op(
 def _rfft_rule(x: Spec, *, axis: int, norm: str) -> Spec:
     n = _line("rfft", x, axis, "f")
     return _resized(x, axis, n // 2 + 1, _complex_of(x.dtype))
-
-
-def _rfft_kernel(xp: Any, out: Any, x: Any, *, axis: int, norm: str) -> None:
-    xp.copyto(out, xp.fft.rfft(x, axis=axis, norm=norm))
 
 
 def _share(x: Array, axis: int, n: int, ends: float, inner: float) -> Array:
@@ -168,7 +162,7 @@ op(
     infer=_rfft_rule,
     takes={"axis": AXIS, "norm": _NORM},
     indices=_whole_line,
-    kernel=_rfft_kernel,
+    kernel=lambda xp, out, x, *, axis, norm: xp.copyto(out, xp.fft.rfft(x, axis=axis, norm=norm)),
     grad=_rfft_grad,
     cost=_cost,
 )
@@ -178,10 +172,6 @@ def _irfft_rule(x: Spec, *, axis: int, n: int, norm: str) -> Spec:
     if _line("irfft", x, axis, "c") != n // 2 + 1:
         raise unfit("irfft", (x,), f"{n // 2 + 1} frequencies of {n} numbers")
     return _resized(x, axis, n, real_of(x.dtype))
-
-
-def _irfft_kernel(xp: Any, out: Any, x: Any, *, axis: int, n: int, norm: str) -> None:
-    xp.copyto(out, xp.fft.irfft(x, n, axis=axis, norm=norm))
 
 
 def _irfft_grad(
@@ -196,7 +186,9 @@ op(
     infer=_irfft_rule,
     takes={"axis": AXIS, "n": whole(1, _HALVES), "norm": _NORM},
     indices=_whole_line,
-    kernel=_irfft_kernel,
+    kernel=lambda xp, out, x, *, axis, n, norm: xp.copyto(
+        out, xp.fft.irfft(x, n, axis=axis, norm=norm)
+    ),
     grad=_irfft_grad,
     cost=_cost,
 )

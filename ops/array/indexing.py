@@ -454,18 +454,6 @@ def _put_near_indices(ins: Specs, outs: Specs, p: Params) -> Indices:
     return Indices((x, (read,), tuple([read if c == label else c for c in v])), (x,))
 
 
-def _take_near_kernel(
-    xp: Any, out: Any, x: Any, i: Any, *, axis: int, near: Near, at: Place
-) -> None:
-    _picked(xp, out, x, i, axis, at)
-
-
-def _put_near_kernel(
-    xp: Any, out: Any, x: Any, i: Any, v: Any, *, axis: int, near: Near, at: Place
-) -> None:
-    _updated(xp, out, x, i, v, axis, "add", at)
-
-
 def _near_batched(name: str, size: int, *xs: Mapped, axis: int, near: Near) -> Sequence[Mapped]:
     i, has_i = xs[1]
     if has_i:  # as any places
@@ -481,19 +469,13 @@ def _take_near_grad(g: Array, y: Array, x: Array, i: Array, **p: Any) -> Sequenc
     return apply("put_near", zeros, i, g, **p), None
 
 
-def _put_near_grad(
-    g: Array, y: Array, x: Array, i: Array, v: Array, **p: Any
-) -> Sequence[Array | None]:
-    return g, None, apply("take_near", g, i, **p)
-
-
 op(
     "take_near",
     infer=_take_near_rule,
     batched=partial(_near_batched, "take_near"),
     takes={"axis": AXIS, "near": STRIDES},
     indices=_take_near_indices,
-    kernel=_take_near_kernel,
+    kernel=lambda xp, out, x, i, *, axis, near, at: _picked(xp, out, x, i, axis, at),
     here=lambda p: ("take", {"axis": p["axis"]}),
     pieces=lambda ins, *, axis, near: _take_pieces(ins, axis=axis),
     grad=_take_near_grad,
@@ -506,10 +488,10 @@ op(
     batched=partial(_near_batched, "put_near"),
     takes={"axis": AXIS, "near": STRIDES},
     indices=_put_near_indices,
-    kernel=_put_near_kernel,
+    kernel=lambda xp, out, x, i, v, *, axis, near, at: _updated(xp, out, x, i, v, axis, "add", at),
     here=lambda p: ("put", {"axis": p["axis"], "mode": "add"}),
     pieces=lambda ins, *, axis, near: _put_pieces(ins, axis=axis, mode="add"),
-    grad=_put_near_grad,
+    grad=lambda g, y, x, i, v, **p: (g, None, apply("take_near", g, i, **p)),
     cost=MOVE,
     placed=True,
     overwrite=(0,),

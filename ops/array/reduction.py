@@ -184,17 +184,13 @@ def add_along(xp: Any, x: Any, axes: tuple[int, ...], dtype: DType, out: Any) ->
         xp.add(total, xp.add.reduce(short[whole:], axis=0), total)
 
 
-def _sum_kernel(xp: Any, out: Any, x: Any, *, axes: tuple[int, ...], dtype: DType) -> None:
-    add_along(xp, x, axes, dtype, out)
-
-
 op(
     "sum",
     infer=_adds_up("sum"),
     takes={"axes": AXES, "dtype": DTYPE},
     indices=reduced("sum"),
     reduce=Reduce(),
-    kernel=_sum_kernel,
+    kernel=lambda xp, out, x, *, axes, dtype: add_along(xp, x, axes, dtype, out),
     grad=lambda g, y, x, *, axes, dtype: (spread(g, x, axes),),
     cost=read_cost(1),
     in_blocks=in_blocks.total,
@@ -259,10 +255,6 @@ def as_floats(x: Array, dtype: DTypeLike | None = None, name: str = "") -> Array
     return astype(x, kind)
 
 
-def _prod_kernel(xp: Any, out: Any, x: Any, *, axes: tuple[int, ...], dtype: DType) -> None:
-    xp.multiply.reduce(x, axis=axes, dtype=dtype, out=out)
-
-
 def _prod_grad(
     g: Array, y: Array, x: Array, *, axes: tuple[int, ...], dtype: DType
 ) -> Sequence[Array | None]:
@@ -290,7 +282,9 @@ op(
     takes={"axes": AXES, "dtype": DTYPE},
     indices=reduced("prod"),
     reduce=Reduce(),
-    kernel=_prod_kernel,
+    kernel=lambda xp, out, x, *, axes, dtype: xp.multiply.reduce(
+        x, axis=axes, dtype=dtype, out=out
+    ),
     grad=_prod_grad,
     cost=read_cost(1),
     in_blocks=in_blocks.total,

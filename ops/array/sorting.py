@@ -327,10 +327,6 @@ def _search_indices(ins: Specs, outs: Specs, p: Params) -> Indices:
     return Indices(((None,), labels), (labels,))
 
 
-def _search_kernel(xp: Any, out: Any, x: Any, v: Any, *, side: str) -> None:
-    xp.copyto(out, xp.searchsorted(x, v, side=side))
-
-
 def _search_rule(x: Spec, v: Spec, *, side: str) -> Spec:
     if x.ndim != 1:
         raise misfit(ShapeError, "searchsorted", got=f"shape {x.shape}", needed="one axis, sorted")
@@ -350,7 +346,7 @@ op(
     batched=_search_batched,
     takes={"side": one_of("left", "right")},
     indices=_search_indices,
-    kernel=_search_kernel,
+    kernel=lambda xp, out, x, v, *, side: xp.copyto(out, xp.searchsorted(x, v, side=side)),
     cost=lambda ins, outs, p: (20.0 * ins[1].size, float(ins[1].nbytes + outs[0].nbytes)),
 )
 

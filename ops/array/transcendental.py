@@ -294,10 +294,6 @@ sigmoid: Unary = unary(
 )
 
 
-def _softplus_kernel(xp: Any, out: Any, x: Any) -> None:
-    xp.logaddexp(x, out.dtype.type(0), out)
-
-
 softplus: Unary = unary(
     "softplus",
     like="cbrt",
@@ -306,7 +302,7 @@ softplus: Unary = unary(
     >>> ost.softplus([0.0, 2.0])
     Array([0.6931, 2.1269], dtype=float64)
     """,
-    kernel=_softplus_kernel,
+    kernel=lambda xp, out, x: xp.logaddexp(x, out.dtype.type(0), out),
     grad=lambda g, y, x: (g * sigmoid(x),),
     scalar="(max({0}, 0.0) + log1p(exp(-abs({0}))))",
     flops=20,

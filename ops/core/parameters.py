@@ -26,10 +26,6 @@ Specs = tuple[Spec, ...]
 FARTHEST = 2**62  # of what counts elements or places
 
 
-def _as_it_is(value: Any, size: int) -> Any:
-    return value
-
-
 @dataclass(frozen=True, slots=True)
 class Kind:
     """What one parameter may be, beside these operands; and what it becomes where the operands, and the
@@ -37,7 +33,7 @@ class Kind:
 
     needed: str
     fits: Callable[[Any, Specs], bool]
-    led: Callable[[Any, int], Any] = _as_it_is
+    led: Callable[[Any, int], Any] = lambda value, size: value
 
 
 def whole(low: int, high: int = FARTHEST) -> Kind:

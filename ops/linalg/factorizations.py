@@ -226,10 +226,6 @@ def _triangular_grad(
     return (triu if upper else tril)(ga, k=(1 if upper else -1) if unit else 0), back
 
 
-def _triangular_cost(ins: Specs, outs: Specs, p: Params) -> tuple[float, float]:
-    return float(outs[0].size * ins[0].shape[-1]), float(sum_bytes(ins, outs))
-
-
 op(
     "solve_triangular",
     infer=lambda a, b, *, upper, unit: _equations_rule("solve_triangular", a, b),
@@ -238,7 +234,7 @@ op(
     kernel=_triangular_kernel,
     grad=_triangular_grad,
     batched=_equations_batched("solve_triangular"),
-    cost=_triangular_cost,
+    cost=lambda ins, outs, p: (float(outs[0].size * ins[0].shape[-1]), float(sum_bytes(ins, outs))),
     dense=True,
     overwrite=(1,),
     algorithms=blocked.solve_triangular,

@@ -156,10 +156,6 @@ op(
 op("addend", infer=_alike, indices=opaque, kernel=_addend_kernel, placed=True, made_by="passes")
 
 
-def _read_kernel(xp: Any, out: Any, x: Any, *, at: Place) -> None:
-    x.read(out, at.outs[0])
-
-
 SLOWER = 16.0  # than memory, about, is a file
 STRETCH = 1 << 12  # bytes that it takes as long to read or write as to begin another row
 
@@ -172,7 +168,7 @@ def _file_cost(x: Spec) -> tuple[float, float]:
 op(
     "read",
     infer=_alike,
-    kernel=_read_kernel,
+    kernel=lambda xp, out, x, *, at: x.read(out, at.outs[0]),
     cost=lambda ins, outs, p: _file_cost(outs[0]),
     placed=True,
     made_by="passes",

@@ -262,15 +262,7 @@ def _gammainc_by_a(a: Array, x: Array) -> Array:
     return astype(_slope(lambda t: gammainc(t, x), a, step), dtype)
 
 
-def _gammainc_grad(g: Array, y: Array, a: Array, x: Array) -> Sequence[Array | None]:
-    return g * _gammainc_by_a(a, x), g * _gamma_density(a, x)
-
-
-def _gammaincc_grad(g: Array, y: Array, a: Array, x: Array) -> Sequence[Array | None]:
-    return -g * _gammainc_by_a(a, x), -g * _gamma_density(a, x)
-
-
-@_many(_gammainc_grad, 800)
+@_many(lambda g, y, a, x: (g * _gammainc_by_a(a, x), g * _gamma_density(a, x)), 800)
 def gammainc(a: Operandish, x: Operandish) -> Array:
     """The lower incomplete gamma function over gamma(a): the share of a gamma distribution of shape
     a below x. To 1e-12 of a result down to 1e-200; its slope by a, which has no formula, to 1e-9.
@@ -281,7 +273,7 @@ def gammainc(a: Operandish, x: Operandish) -> Array:
     return _run("gammainc", a, x)
 
 
-@_many(_gammaincc_grad, 800)
+@_many(lambda g, y, a, x: (-g * _gammainc_by_a(a, x), -g * _gamma_density(a, x)), 800)
 def gammaincc(a: Operandish, x: Operandish) -> Array:
     """1 - gammainc(a, x), without cancellation. As exact as that.
 
