@@ -52,18 +52,10 @@ def _bent(xp: Any, v: Any, white: float, gamma: float) -> Any:
     return white * (v / white) ** gamma
 
 
-def _inverted(xp: Any, v: Any, white: float) -> Any:
-    return white - v
-
-
 def _coarse(xp: Any, v: Any, white: float, bits: int) -> Any:
     """Steps of whole numbers end below white + 1."""
     step = (white if white == 1 else white + 1) / (1 << bits)
     return xp.minimum(xp.floor(v / step), (1 << bits) - 1) * step
-
-
-def _solarized(xp: Any, v: Any, white: float, threshold: float) -> Any:
-    return xp.where(v >= threshold * white, white - v, v)
 
 
 # -- of all values together --------------------------------------------------------------------
@@ -324,7 +316,7 @@ class Invert(Colours):
     """White becomes black, and black white."""
 
     def changed(self, xp: Any, x: Image) -> Image:
-        return pointwise(xp, x, _inverted)
+        return pointwise(xp, x, lambda xp, v, white: white - v)
 
 
 @stage("posterize")
@@ -354,7 +346,12 @@ class Solarize(Colours):
     limits = (("threshold", -math.inf, math.inf),)
 
     def changed(self, xp: Any, x: Image) -> Image:
-        return pointwise(xp, x, _solarized, self.threshold)
+        return pointwise(
+            xp,
+            x,
+            lambda xp, v, white, threshold: xp.where(v >= threshold * white, white - v, v),
+            self.threshold,
+        )
 
 
 @stage("autocontrast")
