@@ -31,7 +31,7 @@ from .kept_boxes import Boxes, Room
 from .plain import Undescribed
 from .sample_disk import FORMAT, Disk
 from .sample_draws import Draws
-from .samples import Samples, digest, made_source, source_as_data
+from .samples import Samples, Through, digest, made_source, source_as_data
 from .stage import Box3, Shape, made_stage, stage_as_data
 from .store import Others, Server, offer_of
 
@@ -40,7 +40,7 @@ LOOKED_AT = 32  # samples by which the place of a cache is chosen
 RATES = {"memory": 1e10, "disk": 1e9}  # bytes per second that are brought back, about
 
 
-class Cached(Samples):
+class Cached(Through):
     """Samples of a source behind stages."""
 
     def __init__(
@@ -90,9 +90,6 @@ class Cached(Samples):
         placed = [Placed(made_stage(s), line, -1, Policy()) for s, line in stages]
         known = None if fields is None else Fields.from_data(fields)
         return cls(made_source(source), Chain(placed), room, known, *how)
-
-    def __len__(self) -> int:
-        return len(self.source)
 
     def read(self, index: int) -> tuple[list[Any], Fields]:
         if self.cut is None:
@@ -275,16 +272,10 @@ class Cached(Samples):
         stages = [p.stage.identity() for p in self.chain.stages]
         return digest("cache", self.source.identity(), *stages)
 
-    def name(self, index: int) -> str:
-        return self.source.name(index)
-
     def made_of(self, index: int) -> str:
         known = self._fingerprints
         stages = known[-1] if known else self._words(len(self.chain.stages))
         return f"{self.source.made_of(index)}\0{stages}"
-
-    def inner(self) -> Sequence[Samples]:
-        return (self.source,)
 
     def kept(self) -> list[dict[str, Any]]:
         """Describe what is kept, as plain data: behind which stage, how many samples, how many

@@ -17,7 +17,7 @@ from ostinato.errors import ArgumentError
 
 from .fields import Fields
 from .plain import as_plain, from_plain
-from .samples import InFiles, Samples, Stream, digest, made_source, source_as_data
+from .samples import InFiles, Samples, Stream, Through, digest, made_source, source_as_data
 
 MOST_TURNS = 1000  # samples after which the sources of a mixture come in the same order again
 
@@ -83,7 +83,7 @@ def _side_by_side(given: Sequence[Fields]) -> Fields:
     return Fields(kinds, Structure(tuple, None, tuple(f.structure for f in given)))
 
 
-class Mixed(Samples):
+class Mixed(Through):
     """Samples of several sources, in turns by their weights. All of them have every sample at least once;
     those that come up more often than they are long begin again."""
 
@@ -117,34 +117,14 @@ class Mixed(Samples):
     def __len__(self) -> int:
         return self.length
 
-    def _find(self, index: int) -> tuple[Samples, int]:
+    def find(self, index: int) -> tuple[Samples, int]:
         turn, place = divmod(index, len(self.turn))
         k = self.turn[place]
         source = self.sources[k]
         return source, (turn * self.counts[k] + self.before[place]) % len(source)
 
-    def read(self, index: int) -> tuple[list[Any], Fields]:
-        source, inner = self._find(index)
-        return source.read(inner)
-
-    def parts(self, index: int) -> tuple[list[Any], Fields]:
-        source, inner = self._find(index)
-        return source.parts(inner)
-
-    def expect(self, indices: Sequence[int]) -> None:
-        for source, inner in map(self._find, indices):
-            source.expect([inner])
-
     def identity(self) -> str:
         return digest("mix", self.counts, *(s.identity() for s in self.sources))
-
-    def name(self, index: int) -> str:
-        source, inner = self._find(index)
-        return source.name(inner)
-
-    def made_of(self, index: int) -> str:
-        source, inner = self._find(index)
-        return source.made_of(inner)
 
     def inner(self) -> Sequence[Samples]:
         return self.sources
@@ -173,7 +153,7 @@ def _spread(counts: Sequence[int]) -> list[int]:
     return found
 
 
-class Selected(Samples):
+class Selected(Through):
     """Some of the samples, by their numbers."""
 
     def __init__(self, source: Samples, which: Any) -> None:
@@ -200,11 +180,8 @@ class Selected(Samples):
     def __len__(self) -> int:
         return len(self.which)
 
-    def read(self, index: int) -> tuple[list[Any], Fields]:
-        return self.source.read(int(self.which[index]))
-
-    def expect(self, indices: Sequence[int]) -> None:
-        self.source.expect(self.which[indices].tolist())
+    def find(self, index: int) -> tuple[Samples, int]:
+        return self.source, int(self.which[index])
 
     def files(self, indices: Sequence[int]) -> InFiles | None:
         return self.source.files(self.which[indices].tolist())
@@ -212,17 +189,5 @@ class Selected(Samples):
     def has_read(self, indices: Sequence[int], files: InFiles) -> None:
         self.source.has_read(self.which[indices].tolist(), files)
 
-    def parts(self, index: int) -> tuple[list[Any], Fields]:
-        return self.source.parts(int(self.which[index]))
-
     def identity(self) -> str:
         return digest("select", self.source.identity(), self.which.tobytes().hex())
-
-    def name(self, index: int) -> str:
-        return self.source.name(int(self.which[index]))
-
-    def made_of(self, index: int) -> str:
-        return self.source.made_of(int(self.which[index]))
-
-    def inner(self) -> Sequence[Samples]:
-        return (self.source,)

@@ -109,6 +109,42 @@ class Samples:
         raise NotImplementedError
 
 
+class Through(Samples):
+    """A source whose samples are those of another, or of others of which `find` says which."""
+
+    source: Samples
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def find(self, index: int) -> tuple[Samples, int]:
+        """Find the source that has a sample, and its number there."""
+        return self.source, index
+
+    def read(self, index: int) -> tuple[list[Any], Fields]:
+        source, inner = self.find(index)
+        return source.read(inner)
+
+    def parts(self, index: int) -> tuple[list[Any], Fields]:
+        source, inner = self.find(index)
+        return source.parts(inner)
+
+    def name(self, index: int) -> str:
+        source, inner = self.find(index)
+        return source.name(inner)
+
+    def made_of(self, index: int) -> str:
+        source, inner = self.find(index)
+        return source.made_of(inner)
+
+    def expect(self, indices: Sequence[int]) -> None:
+        for source, inner in map(self.find, indices):
+            source.expect([inner])
+
+    def inner(self) -> Sequence[Samples]:
+        return (self.source,)
+
+
 def source_as_data(source: Samples) -> Any:
     return [type(source).__name__, source.as_data()]
 

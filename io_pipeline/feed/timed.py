@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextvars
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -22,7 +22,7 @@ from ostinato.errors import DataFileError, OstinatoError, SampleError
 
 from .fields import Fields
 from .processes import InProcesses
-from .samples import Samples
+from .samples import Samples, Through
 
 MOST_STUCK = 32  # threads that wait for an answer which is late
 IDLE = 0.5  # seconds after which a thread that nobody needs ends
@@ -133,7 +133,7 @@ class Calls:
             return True
 
 
-class Timed(Samples):
+class Timed(Through):
     """A source of which each read has so many seconds."""
 
     def __init__(self, source: Samples, seconds: float) -> None:
@@ -141,9 +141,6 @@ class Timed(Samples):
         self.fields = source.fields
         self.kinds = getattr(source, "kinds", None)
         self._calls = Calls()
-
-    def __len__(self) -> int:
-        return len(self.source)
 
     def read(self, index: int) -> tuple[list[Any], Fields]:
         try:
@@ -157,20 +154,10 @@ class Timed(Samples):
         needed = "a source that answers, or more time by on_error(timeout=...)"
         return DataFileError.because(self.name(index), got=got, needed=needed)
 
-    def expect(self, indices: Sequence[int]) -> None:
-        self.source.expect(indices)
+    parts = Samples.parts  # a read of a part would have no time
 
     def identity(self) -> str:
         return self.source.identity()
-
-    def name(self, index: int) -> str:
-        return self.source.name(index)
-
-    def made_of(self, index: int) -> str:
-        return self.source.made_of(index)
-
-    def inner(self) -> Sequence[Samples]:
-        return (self.source,)
 
 
 # -- functions of users ------------------------------------------------------------------------
