@@ -13,7 +13,6 @@ import os
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 from ostinato.errors import ArgumentError, OstinatoError
@@ -115,12 +114,7 @@ class Profile:
             with contextlib.suppress(OstinatoError):  # its workers are gone
                 self._taken += session.engine.recorded()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         try:
             for session in list(self._sessions):
                 self.end(session)

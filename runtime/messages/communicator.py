@@ -84,24 +84,34 @@ class Communicator(Protocol):
     def prepare(self, sends: Messages, receives: Messages) -> Prepared | None:
         """An exchange between arrays in one piece that will be done again and again; None if nothing is
         gained by that. All of a group prepare it, and start it in the same order."""
+        return None
 
     def start_broadcast(self, x: Any, out: Any, root: int, group: Group) -> Request:
         """Start to send what the root has to everybody."""
 
     def send(self, x: Any, to: int) -> None:
         """One message; returns when x may be overwritten."""
+        self.start_exchange([(to, x)], []).wait()
 
     def receive(self, out: Any, source: int) -> None:
         """The matching message."""
+        self.start_exchange([], [(source, out)]).wait()
 
     def barrier(self) -> None:
         """Return when everybody has come here."""
 
     def agree(self, said: int) -> Sequence[int]:
         """Gather what everybody says, on the host."""
+        found = np.zeros((self.size, 1), np.int64)
+        found[self.rank] = said
+        others = [r for r in range(self.size) if r != self.rank]
+        sends, receives = [(r, found[self.rank]) for r in others], [(r, found[r]) for r in others]
+        self.start_exchange(sends, receives).wait()
+        return [int(x) for x in found[:, 0]]
 
     def overlap(self, request: Request) -> Request:
         """A started operation that should go on while its worker computes."""
+        return request
 
     def abort(self, error: BaseException) -> None:
         """Release all others from whatever they wait for."""
@@ -162,7 +172,7 @@ class _Later:
         self._finish()
 
 
-class ThreadCommunicator:
+class ThreadCommunicator(Communicator):
     """A worker's end of a ThreadWorld. Nothing is copied but by its reader. Threads that share a device ask it
     in one queue: what one has shown is made before another reads it."""
 
@@ -264,9 +274,6 @@ class ThreadCommunicator:
 
         return _Later(finish)
 
-    def prepare(self, sends: Messages, receives: Messages) -> Prepared | None:
-        return None
-
     def start_broadcast(self, x: Any, out: Any, root: int, group: Group) -> Request:
         self._count(x.nbytes if self.rank == root else 0)
 
@@ -275,20 +282,8 @@ class ThreadCommunicator:
 
         return self._meet(x, group, read)
 
-    def send(self, x: Any, to: int) -> None:
-        self.start_exchange([(to, x)], []).wait()
-
-    def receive(self, out: Any, source: int) -> None:
-        self.start_exchange([], [(source, out)]).wait()
-
-    def agree(self, said: int) -> Sequence[int]:
-        return agreed(self, said)
-
     def barrier(self) -> None:
         self._meet(None, tuple(range(self.size)), lambda _: None).wait()
-
-    def overlap(self, request: Request) -> Request:
-        return request
 
     def abort(self, error: BaseException) -> None:
         with self.world.changed:
@@ -299,16 +294,6 @@ class ThreadCommunicator:
 
     def check(self) -> None:
         self.world.check()
-
-
-def agreed(comm: Communicator, said: int) -> list[int]:
-    """Gather what everybody says."""
-    found = np.zeros((comm.size, 1), np.int64)
-    found[comm.rank] = said
-    others = [r for r in range(comm.size) if r != comm.rank]
-    sends, receives = [(r, found[comm.rank]) for r in others], [(r, found[r]) for r in others]
-    comm.start_exchange(sends, receives).wait()
-    return [int(x) for x in found[:, 0]]
 
 
 def flat(x: Any, xp: Any = np) -> Any:
@@ -361,7 +346,7 @@ def _fold_wide(addends: Sequence[Any], out: Any, combine: Any, xp: Any, at_once:
             xp.copyto(out[part], made, casting="unsafe")
 
 
-class Alone:
+class Alone(Communicator):
     """The communicator of a single worker, to whom nobody talks."""
 
     rank, size, beside = 0, 1, 1
@@ -388,9 +373,6 @@ class Alone:
             np.copyto(out, x)
         return _DONE
 
-    def prepare(self, sends: Messages, receives: Messages) -> Prepared | None:
-        return None
-
     def start_broadcast(self, x: Any, out: Any, root: int, group: Group) -> Request:
         np.copyto(out, x)
         return _DONE
@@ -406,9 +388,6 @@ class Alone:
 
     def barrier(self) -> None:
         """Everybody is here."""
-
-    def overlap(self, request: Request) -> Request:
-        return request
 
     def abort(self, error: BaseException) -> None:
         """Nobody waits."""

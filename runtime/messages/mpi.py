@@ -35,7 +35,6 @@ from .communicator import (
     Prepared,
     Request,
     Unpacked,
-    agreed,
     flat,
     fold,
     octets,
@@ -128,11 +127,12 @@ def _says_so() -> bool:
     return os.environ.get("MPICH_GPU_SUPPORT_ENABLED", "") == "1"
 
 
-class MpiCommunicator:
+class MpiCommunicator(Communicator):
     """A worker's end of an MPI communicator that is its own."""
 
     xp: Any = np
     how = "by MPI"
+    talking = 0.0  # seconds that its worker spent in operations
     on_device = in_graphs = one_queue = False
 
     def __init__(self, comm: Any, beside: int = 1) -> None:
@@ -151,7 +151,6 @@ class MpiCommunicator:
         self.work = threading.Event()
         self.helper: threading.Thread | None = None
         self.closed = False
-        self.talking = 0.0  # seconds that its worker spent in operations
         self.bytes_to = [0] * self.size  # sent to each
         self.heard = np.zeros(self.size, np.uint8)  # signals
         self.told: Callable[[], None] | None = None  # who else is to hear of a failure
@@ -437,15 +436,6 @@ class MpiCommunicator:
         yield pending
         if out is not x or place:
             _fill(out, got)
-
-    def send(self, x: Any, to: int) -> None:
-        self.start_exchange([(to, x)], []).wait()
-
-    def receive(self, out: Any, source: int) -> None:
-        self.start_exchange([], [(source, out)]).wait()
-
-    def agree(self, said: int) -> Sequence[int]:
-        return agreed(self, said)
 
     def barrier(self) -> None:
         token = np.zeros(1, np.uint8)

@@ -27,7 +27,7 @@ from ostinato.ops.core.monoid import MONOIDS
 
 from ostinato.errors import CommunicatorError, OstinatoError
 
-from .communicator import ALL, Arrays, Communicator, Group, Prepared, Request, flat, fold
+from .communicator import ALL, Arrays, Communicator, Group, Request, flat, fold
 
 AT_ONCE = 1 << 18  # bytes: what is smaller goes to everybody of a group, instead of a part to each
 ADDRESS = 128  # bytes of what a worker says of its device
@@ -71,7 +71,7 @@ class ByMpi(Messenger):
             self.device.xp.copyto(out, x)
 
 
-class DeviceCommunicator:
+class DeviceCommunicator(Communicator):
     """A worker's end."""
 
     on_device = in_graphs = True
@@ -318,9 +318,6 @@ class DeviceCommunicator:
 
         return self._started(work)
 
-    def prepare(self, sends: Messages, receives: Messages) -> Prepared | None:
-        return None
-
     def start_broadcast(self, x: Any, out: Any, root: int, group: Group) -> Request:
         def work(messenger: Messenger) -> None:
             made = self._line(out)
@@ -336,17 +333,8 @@ class DeviceCommunicator:
 
         return self._started(work) if out.size else _Joined(lambda: None)
 
-    def send(self, x: Any, to: int) -> None:
-        self.start_exchange([(to, x)], []).wait()
-
-    def receive(self, out: Any, source: int) -> None:
-        self.start_exchange([], [(source, out)]).wait()
-
     def barrier(self) -> None:
         self.host.barrier()
-
-    def overlap(self, request: Request) -> Request:
-        return request
 
     def _fold(self, states: Sequence[Arrays], outs: Arrays, monoid: str) -> None:
         """In order; all addends at once, if the device has a kernel for that."""
