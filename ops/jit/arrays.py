@@ -128,7 +128,8 @@ def formula_kernel(name: str) -> Callable[..., None]:
     def kernel(xp: Any, out: Any, *operands: Any) -> None:
         if not out.size:
             return
-        target = out.reshape(-1)
+        dense = out if out.flags.c_contiguous else xp.empty(out.shape, out.dtype)
+        target = dense.reshape(-1)
         flat = [
             x.reshape(-1) if x.size == 1 else xp.broadcast_to(x, out.shape).reshape(-1)
             for x in operands
@@ -139,6 +140,8 @@ def formula_kernel(name: str) -> Callable[..., None]:
             ins = [_widened(lines, x if x.size == 1 else x[part]) for x in flat]
             dtype = float32 if out.dtype in HALVES else out.dtype
             target[part] = lower(name, ins, dtype).name
+        if dense is not out:  # which lies with gaps
+            out[...] = dense
 
     return kernel
 

@@ -10,11 +10,41 @@ import math
 
 from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.spec import DType, float32, float64, int32, int64, uint32, uint64
-from ostinato.ops.random.draws import LOW, MULTIPLIERS, NORMAL, WEYL
 
 from .loops import COUNTED
 from .math_functions import FUNCTIONS
 from .values import Function, Value, cast, shift, where
+
+MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)  # of Philox
+WEYL = (0x9E3779B9, 0xBB67AE85)
+LOW = 0xFFFFFFFF
+NORMAL = 2  # the stream of normally distributed numbers
+STREAMS = {
+    "uniform": 1,
+    "normal": NORMAL,
+    "integers": 3,
+    "bernoulli": 4,
+    "permutation": 5,
+    "categorical": 6,
+    "dropout": 7,
+    "exponential": 8,
+    "laplace": 9,
+    "logistic": 10,
+    "gumbel": 11,
+    "cauchy": 12,
+    "triangular": 13,
+    "geometric": 14,
+    "choice": 15,
+    # with the number of a try above it, in rejection.py
+    "gamma": 16,
+    "small_gamma": 17,
+    "poisson": 18,
+    "binomial": 19,
+    "vonmises": 20,
+    "narrow_vonmises": 21,
+    "zipf": 22,
+    "hypergeometric": 23,
+}
 
 
 def philox(seed: Value, counter: Value, stream: Value) -> tuple[Value, Value, Value, Value]:

@@ -10,9 +10,8 @@ import math
 from collections.abc import Sequence
 
 from ostinato.ops.core.spec import float64, int64, uint64
-from ostinato.ops.random.draws import STREAMS
 
-from .random_bits import philox
+from .random_bits import STREAMS, philox
 from .special_formulas import cos_pi, elementary, gammaln_positive
 from .values import Function, Value, cast, fma, intrinsic, shift, where
 

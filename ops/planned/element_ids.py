@@ -48,15 +48,18 @@ op(
 )
 
 
-def _counted_kernel(xp: Any, out: Any, numbers: Any, *, dtype: DType) -> None:
-    """As kernels in registers have them, by NumPy."""
-    if not out.size:
-        return
+def values_of(xp: Any, numbers: Any) -> Any:
+    """Numbers as kernels in registers have them, by NumPy; of one element or more."""
     found = xp.asarray(numbers[(0,) * numbers.ndim])
     for d, (n, step) in enumerate(zip(numbers.shape, numbers.strides, strict=True)):
         if n > 1 and step:
             found = found + (xp.arange(n) * step).reshape((-1,) + (1,) * (numbers.ndim - d - 1))
-    xp.copyto(out, found, casting="unsafe")
+    return found
+
+
+def _counted_kernel(xp: Any, out: Any, numbers: Any, *, dtype: DType) -> None:
+    if out.size:
+        xp.copyto(out, values_of(xp, numbers), casting="unsafe")
 
 
 op(

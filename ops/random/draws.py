@@ -7,7 +7,6 @@ is an operand, not a parameter: another seed is no other plan."""
 
 from __future__ import annotations
 
-import itertools
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -52,41 +51,12 @@ from ..core.spec import (
     uint64,
 )
 from ..core.user_line import misfit
+from ..jit.arrays import formula_kernel
+from ..jit.random_bits import LOW, MULTIPLIERS, NORMAL, STREAMS, WEYL
+from ..planned.element_ids import values_of
 from .seeds import Seeds, as_seed
 
-# Philox; kernels in registers do the same (ops/jit/random_bits.py)
-MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
-WEYL = (0x9E3779B9, 0xBB67AE85)
-LOW = 0xFFFFFFFF
-NORMAL = 2  # the stream of normally distributed numbers
 _CHUNK = 16384  # blocks of four words at a time, so that the rounds stay in cache
-
-STREAMS = {
-    "uniform": 1,
-    "normal": NORMAL,
-    "integers": 3,
-    "bernoulli": 4,
-    "permutation": 5,
-    "categorical": 6,
-    "dropout": 7,
-    "exponential": 8,
-    "laplace": 9,
-    "logistic": 10,
-    "gumbel": 11,
-    "cauchy": 12,
-    "triangular": 13,
-    "geometric": 14,
-    "choice": 15,
-    # with the number of a try above it, in ops/jit/rejection.py
-    "gamma": 16,
-    "small_gamma": 17,
-    "poisson": 18,
-    "binomial": 19,
-    "vonmises": 20,
-    "narrow_vonmises": 21,
-    "zipf": 22,
-    "hypergeometric": 23,
-}
 
 
 def philox(
@@ -116,9 +86,8 @@ def philox(
     return c0, c1, c2, c3
 
 
-def _runs(at: Place) -> tuple[int, int, list[int]]:
-    """A worker's box as runs of consecutive global indices: length of a run, stride in the box, and
-    where they start."""
+def _runs(at: Place) -> tuple[int, list[int]]:
+    """A worker's box as runs of consecutive global indices: length of a run, and where they start."""
     shape, box = at.out_shapes[0], at.outs[0]
     inner = len(shape)
     while inner > 0 and box[inner - 1] == (0, shape[inner - 1]):
@@ -130,7 +99,7 @@ def _runs(at: Place) -> tuple[int, int, list[int]]:
     for d in range(split):
         starts = starts[..., None] + np.arange(*box[d]) * strides[d]
     offset = sum(box[d][0] * strides[d] for d in range(split, len(shape)))
-    return length, split, (starts.reshape(-1) + offset).tolist()
+    return length, (starts.reshape(-1) + offset).tolist()
 
 
 def _chunks(lo: int, end: int, words: int) -> Iterator[tuple[int, int, int, int]]:
@@ -140,6 +109,25 @@ def _chunks(lo: int, end: int, words: int) -> Iterator[tuple[int, int, int, int]
         hi = min((first + _CHUNK) * words, end)
         yield lo, hi, first, -(-hi // words)
         lo = hi
+
+
+def _drawn_blocks(
+    xp: Any, out: Any, seed: Any, stream: int, words: int, at: Place, scratch: Sequence[Any]
+) -> Iterator[tuple[Any, Any]]:
+    """The words of some counters after others, and where what is made of them is put: a row for each counter,
+    an element in each of so many columns."""
+    key = int(seed) & (2**64 - 1)
+    length, starts = _runs(at)
+    target, done = out.reshape(-1), 0
+    for start in starts if length else ():
+        for lo, hi, first, last in _chunks(start, start + length, words):
+            work = [s[: last - first] for s in scratch[:7]]
+            work[6][...] = xp.arange(first, last, dtype=uint64)
+            mixed = scratch[7].view(out.dtype)[: (last - first) * words].reshape(-1, words)
+            yield philox(xp, work[6], stream, key, work[:6]), mixed
+            skip = lo - first * words
+            target[done : done + hi - lo] = mixed.reshape(-1)[skip : skip + hi - lo]
+            done += hi - lo
 
 
 def _bits_kernel(
@@ -153,27 +141,14 @@ def _bits_kernel(
     at: Place,
     scratch: Sequence[Any],
 ) -> None:
-    key = int(seed) & (2**64 - 1)
-    words = 2 if wide else 4  # elements per counter
-    length, _, starts = _runs(at)
-    target = out.reshape(-1)
-    done = 0
-    for start in starts if length else ():
-        for lo, hi, first, last in _chunks(start, start + length, words):
-            work = [s[: last - first] for s in scratch[:7]]
-            work[6][...] = xp.arange(first, last, dtype=uint64)
-            c = philox(xp, work[6], stream, key, work[:6])
-            mixed = scratch[7].view(out.dtype)[: (last - first) * words].reshape(-1, words)
-            if wide:
-                for k in range(2):
-                    xp.left_shift(c[2 * k + 1], 32, c[2 * k + 1])
-                    xp.bitwise_or(c[2 * k], c[2 * k + 1], mixed[:, k])
-            else:
-                for k in range(4):
-                    mixed[:, k] = c[k]
-            skip = lo - first * words
-            target[done : done + hi - lo] = mixed.reshape(-1)[skip : skip + hi - lo]
-            done += hi - lo
+    for c, mixed in _drawn_blocks(xp, out, seed, stream, 2 if wide else 4, at, scratch):
+        if wide:
+            for k in range(2):
+                xp.left_shift(c[2 * k + 1], 32, c[2 * k + 1])
+                xp.bitwise_or(c[2 * k], c[2 * k + 1], mixed[:, k])
+        else:
+            for k in range(4):
+                mixed[:, k] = c[k]
 
 
 def _bits_scratch(
@@ -412,47 +387,33 @@ def _normal_kernel(
     xp: Any, out: Any, seed: Any, *, shape: Shape, dtype: DType, at: Place, scratch: Sequence[Any]
 ) -> None:
     """Elements 2i and 2i+1 are the cosine and the sine of one pair of words."""
-    key = int(seed) & (2**64 - 1)
     wide = dtype == float64
-    words = 2 if wide else 4
-    length, _, starts = _runs(at)
-    target = out.reshape(-1)
-    done = 0
-    for start in starts if length else ():
-        for lo, hi, first, last in _chunks(start, start + length, words):
-            n = last - first
-            work = [s[:n] for s in scratch[:7]]
-            work[6][...] = xp.arange(first, last, dtype=uint64)
-            c = philox(xp, work[6], STREAMS["normal"], key, work[:6])
-            mixed = scratch[7].view(dtype)[: n * words].reshape(n, words)
-            radius, angle = (work[k].view(dtype)[:n] for k in (4, 5))
-            for k in range(0, words, 2):
-                if wide:
-                    for half in (0, 2):  # two words to 53 bits
-                        xp.left_shift(c[half + 1], 21, c[half + 1])
-                        xp.right_shift(c[half], 11, c[half])
-                        xp.bitwise_or(c[half], c[half + 1], c[half])
-                    first_word, second_word, unit = c[0], c[2], 2.0**-53
-                else:
-                    xp.right_shift(c[k], 8, c[k])
-                    xp.right_shift(c[k + 1], 8, c[k + 1])
-                    first_word, second_word, unit = c[k], c[k + 1], 2.0**-24
-                xp.copyto(radius, first_word, casting="unsafe")
-                xp.copyto(angle, second_word, casting="unsafe")
-                xp.add(radius, 1, radius)
-                xp.multiply(radius, unit, radius)
-                xp.log(radius, radius)
-                xp.multiply(radius, -2, radius)
-                xp.sqrt(radius, radius)
-                xp.multiply(angle, 2 * math.pi * unit, angle)
-                line = work[6].view(dtype)[:n]
-                xp.cos(angle, line)
-                xp.multiply(radius, line, mixed[:, k])
-                xp.sin(angle, line)
-                xp.multiply(radius, line, mixed[:, k + 1])
-            skip = lo - first * words
-            target[done : done + hi - lo] = mixed.reshape(-1)[skip : skip + hi - lo]
-            done += hi - lo
+    words, unit = (2, 2.0**-53) if wide else (4, 2.0**-24)
+    for c, mixed in _drawn_blocks(xp, out, seed, NORMAL, words, at, scratch):
+        radius, angle, line = (scratch[k].view(dtype)[: len(mixed)] for k in (4, 5, 6))
+        for k in range(0, words, 2):
+            if wide:
+                for half in (0, 2):  # two words to 53 bits
+                    xp.left_shift(c[half + 1], 21, c[half + 1])
+                    xp.right_shift(c[half], 11, c[half])
+                    xp.bitwise_or(c[half], c[half + 1], c[half])
+                first_word, second_word = c[0], c[2]
+            else:
+                xp.right_shift(c[k], 8, c[k])
+                xp.right_shift(c[k + 1], 8, c[k + 1])
+                first_word, second_word = c[k], c[k + 1]
+            xp.copyto(radius, first_word, casting="unsafe")
+            xp.copyto(angle, second_word, casting="unsafe")
+            xp.add(radius, 1, radius)
+            xp.multiply(radius, unit, radius)
+            xp.log(radius, radius)
+            xp.multiply(radius, -2, radius)
+            xp.sqrt(radius, radius)
+            xp.multiply(angle, 2 * math.pi * unit, angle)
+            xp.cos(angle, line)
+            xp.multiply(radius, line, mixed[:, k])
+            xp.sin(angle, line)
+            xp.multiply(radius, line, mixed[:, k + 1])
 
 
 def _normal_rule(seed: Spec, *, shape: Shape, dtype: DType) -> Spec:
@@ -612,38 +573,15 @@ def shuffle(x: Operandish, /, axis: int = 0, *, seed: Any = None) -> Array:
 
 
 # -- in kernels ----------------------------------------------------------------------------
-def _place_of(numbers: Any) -> tuple[Shape, Place]:
-    """The global shape, as far as it matters, and the box, from how `numbers` lies."""
-    if not numbers.ndim:
-        return (), Place((), ((),), (), ((),))
-    rest, box = int(numbers[(0,) * numbers.ndim]), []
-    for step, n in zip(numbers.strides, numbers.shape, strict=True):
-        lo, rest = divmod(rest, step)
-        box.append((lo, lo + n))
-    inner = [a // b for a, b in itertools.pairwise(numbers.strides)]
-    shape = (box[0][1], *inner)
-    return shape, Place((), (tuple(box),), (), (shape,))
+def _drawn(name: str) -> Callable[..., None]:
+    """Make a kernel that draws by NumPy for elements whose numbers are known by how they lie."""
+    draw = formula_kernel(name)
 
+    def kernel(xp: Any, out: Any, seed: Any, numbers: Any, *stream: Any) -> None:
+        if out.size:
+            draw(xp, out, seed, values_of(xp, numbers), *stream)
 
-def _drawn(kernel: Callable[..., None], dtype: DType) -> Callable[..., None]:
-    """Make a kernel that draws what generated ones do (ops/jit/random_bits.py), by NumPy, where
-    these numbers are."""
-    wide = dtype.itemsize == 8
-
-    def draw(xp: Any, out: Any, seed: Any, numbers: Any, stream: Any = NORMAL) -> None:
-        if not out.size:
-            return
-        shape, at = _place_of(numbers)
-        bits: dict[str, Any] = {"shape": shape, "stream": int(stream), "wide": wide}
-        needs = _bits_scratch((), (out.shape,), (), **bits)
-        params = bits if kernel is _bits_kernel else {"shape": shape, "dtype": dtype}
-        scratch = [xp.empty(s.shape, s.dtype) for s in needs]
-        flat = out if out.flags.c_contiguous else xp.empty(out.shape, out.dtype)
-        kernel(xp, flat, seed, at=at, scratch=scratch, **params)
-        if flat is not out:  # which lies with gaps
-            out[...] = flat
-
-    return draw
+    return kernel
 
 
 def _drawn_rule(dtype: DType, count: int) -> Callable[..., Spec]:
@@ -660,7 +598,7 @@ for _name, _dtype in (("bits32", uint32), ("bits64", uint64)):
         _name,
         infer=_drawn_rule(_dtype, 3),
         made_by="machine",
-        kernel=_drawn(_bits_kernel, _dtype),
+        kernel=_drawn(_name),
         scalar=f"{_name}({{0}}, {{1}}, {{2}})",
         cost=stream_cost(100),
         draws=True,
@@ -670,7 +608,7 @@ for _name, _dtype in (("normal32", float32), ("normal64", float64)):
         _name,
         infer=_drawn_rule(_dtype, 2),
         made_by="machine",
-        kernel=_drawn(_normal_kernel, _dtype),
+        kernel=_drawn(_name),
         scalar=f"{_name}({{0}}, {{1}})",
         cost=stream_cost(150),
         draws=True,

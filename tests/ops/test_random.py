@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ostinato.ops.core.registry import OPS
 from ostinato.ops.random.draws import STREAMS
 from ostinato.ops.random.seeds import mix, seeds
 
@@ -418,3 +419,14 @@ def test_wrong(run, error, text):
     with pytest.raises(error, match=text) as caught:
         run()
     assert f"test_random.py:{run.__code__.co_firstlineno}" in str(caught.value) or "while" in text
+
+
+def test_draws_by_formula_reach_results_with_gaps() -> None:
+    places = np.arange(12).reshape(4, 3)
+    for name, operands in (("normal64", ()), ("gamma_draw", (np.array(2.0),))):
+        given = (np.array(7, np.uint64), places, *operands)
+        whole, gaps = np.zeros((4, 3)), np.zeros((4, 6))[:, :3]
+        OPS[name].kernel(np, whole, *given)
+        OPS[name].kernel(np, gaps, *given)
+        assert whole.any()
+        assert (gaps == whole).all(), name
