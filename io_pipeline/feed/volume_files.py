@@ -16,8 +16,8 @@ from ..source import Source
 from .content import Unhashable
 from .fields import LABEL, MASK, VOLUME, Fields
 from .folders import Files, Paths, files
-from .plain import as_plain, from_plain
-from .samples import InFiles, Row, Samples, digest
+from .plain import as_plain
+from .samples import InFiles, Row, digest
 
 OPEN = 64  # files that are open at a time
 
@@ -44,10 +44,6 @@ class VolumeFiles(Files):
 
     def as_data(self) -> Any:
         return [*super().as_data(), as_plain(self.datasets)]
-
-    @classmethod
-    def from_data(cls, said: Any) -> Samples:
-        return cls(*map(from_plain, said))
 
     def parts(self, index: int) -> tuple[list[Any], Fields]:
         found: list[Any] = [Row(self._source(self.paths[index], self.datasets[0]))]
