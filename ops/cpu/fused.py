@@ -208,7 +208,8 @@ def _shapes(body: Graph, given: Sequence[Shape]) -> list[Shape]:
     """The shape of each value on this worker."""
     found = list(given[: len(body.inputs)])
     if has_moves(body):
-        return shapes_of(body, found)
+        is_whole = any(OPS[node.op].product for node in body.nodes)  # with slices of a product
+        return [s.shape for s in body.specs] if is_whole else shapes_of(body, found)
     for node in body.nodes:
         if OPS[node.op].product:
             found.append(shape_of(*(found[v] for v in node.inputs)))
@@ -312,7 +313,7 @@ op("fused_rows", **_FACTS, kernel=_kernel, cost=_cost)  # with reductions over t
 for _name, _overwrite in (
     ("fused_matmul", tuple(range(2, 64))),  # a product, and what is behind: all but its matrices
     ("fused_matmul_rows", ()),  # with reductions of its rows
-    ("fused_operands", ()),  # of what is made as it is read
+    ("fused_tiles", ()),  # a product, and what is made as it is read and written
 ):
     op(_name, **_FACTS, kernel=_kernel, overwrite=_overwrite, cost=_cost, dense=True)
 # in stages

@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from ostinato.ops.array.bits import BITS, LINE, MASKED
 from ostinato.ops.core.device import Function
 from ostinato.ops.core.graph import Graph, Node
@@ -26,6 +25,7 @@ from ostinato.ops.jit.epilogues import begin_of, rest_of
 from ostinato.ops.jit.stacks import Stack, stacked
 
 from .libraries.cublaslt import BGRAD, DRELU, GELU, RELU, RELU_AUX, Library
+from .operands import with_operands
 from .products import (
     WITH_EPILOGUES,
     Launching,
@@ -33,7 +33,6 @@ from .products import (
     layout_like,
     product,
     product_key,
-    tiled_product,
 )
 
 _GELU = math.sqrt(2 / math.pi), 0.044715
@@ -312,9 +311,10 @@ def with_epilogue(
     if not arrays[count].size:
         return lambda *_: None
     found = epilogue_of(body, which)
-    own = _own(launching, arrays, way, body, found)
-    if own is not None:
-        return own
+    if not body.nodes[which].kw.get("tf32", False):
+        own = with_operands(launching, arrays, body, way)
+        if own is not None:
+            return own
     if found.bits >= 0 or found.masked >= 0:
         apart = _node_by_node(library, xp, arrays, scratch, way, body)
     else:
@@ -392,28 +392,6 @@ def _stacks(
     if any(x.shape != out.shape for x in over):
         return None
     return stacked(*map(layout_like, (left, right, out, *over)))
-
-
-def _own(
-    launching: Launching | None, arrays: Sequence[Any], way: str, body: Graph, found: Epilogue
-) -> Function | None:
-    """By our own kernel, which has no functions behind sums."""
-    if found.act or body.nodes[found.members[0]].kw.get("tf32", False):
-        return None
-    count = len(body.inputs)
-    added = [(found.c, found.beta)] * (found.c >= 0) + [(found.bias, 1.0)] * (found.bias >= 0)
-    seen = list(arrays)
-    if 0 <= found.bias < count:
-        row = layout_like(arrays[found.bias])
-        if row.size != arrays[count].shape[-1]:
-            return None
-        seen[found.bias] = np.broadcast_to(row.reshape(-1), arrays[count].shape)
-    stacks = _stacks(seen, body, found, [v for v, _ in added])
-    run = tiled_product(launching, stacks, way, [by for _, by in added], found.alpha)
-    if run is None:
-        return None
-    places = [*body.nodes[found.members[0]].inputs, count, *(v for v, _ in added)]
-    return lambda *given: run(*[given[k] for k in places])
 
 
 def is_one_call(library: Library, body: Graph, arrays: Sequence[Any]) -> bool:

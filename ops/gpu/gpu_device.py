@@ -117,7 +117,7 @@ class Gpu(Device):
                 placed=begins_of,
             )
         self.runs("fused_matmul", self._with_epilogue, scratch=self._room, ways=self._ways)
-        self.runs("fused_operands", self._with_operands)
+        self.runs("fused_tiles", self._with_operands)
         self.runs(IN_STAGES, self._stages, placed=windows_at)
         whole_lines.register(self)
         box_moves.register(self)

@@ -1,48 +1,61 @@
-"""Products of what is made, element by element, as it is read: a kernel of ours (loops/tiles.py)."""
+"""Products of what is made, element by element, as it is read, and what is made of them as they are written: a
+kernel of ours (loops/tiles.py)."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from ostinato.ops.core.device import Function
 from ostinato.ops.core.graph import Graph, Node
+from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Shape
-from ostinato.ops.jit.epilogues import begin_of
-from ostinato.ops.jit.stacks import Stack
+from ostinato.ops.jit.epilogues import begin_of, rest_of
+from ostinato.ops.jit.stacks import Stack, stacked
 
+from .jit.lines import can_lower_real
 from .loops import tiles
-from .products import Launching, layout_like
+from .products import TILES, Launching, layout_like, tiled_product
 
 
 def with_operands(
-    launching: Launching | None, arrays: Sequence[Any], body: Graph
+    launching: Launching | None, arrays: Sequence[Any], body: Graph, way: str = TILES
 ) -> Function | None:
-    """The function of the operands and the result of a kernel that ends with a product."""
+    """The function of the operands and results of a kernel that is a product, what its matrices are made of,
+    and what is made of it, element by element; None if it is not to be ours."""
     node, count = body.nodes[begin_of(body)], len(body.inputs)
+    rest, used = rest_of(body)
     out = arrays[count]
-    lies = [x.strides for x in arrays]
-    if (
-        launching is None
-        or not out.size
-        or any(step % x.dtype.itemsize for x, own in zip(arrays, lies, strict=True) for step in own)
-    ):
+    done = [n for n in rest.nodes if n.op != "constant"]
+    if not out.size or not all(_is_element(rest, n) for n in done):
         return None
     found = [_side(body, arrays, v) for v in node.inputs]
+    dtypes = {node.specs[0].dtype, *(body.specs[v].dtype for v in node.inputs)}
+    if len(dtypes) > 1 or any(s % x.dtype.itemsize for x in arrays for s in x.strides):
+        return None
     (a, made_a, read_a), (b, made_b, read_b) = found
-    d = _over(out, out.shape)
-    (m, k), n, batch = a.shape[-2:], b.shape[-1], math.prod(out.shape[:-2])
-    best = tiles.fastest(m, n, k, batch, out.dtype, launching.rates)
-    if best is None:
+    over = [np.broadcast_to(layout_like(x), out.shape) for x in (arrays[v] for v in used)]
+    results = [layout_like(x) for x in arrays[count:]]
+    if made_a or made_b:
+        stacks: Sequence[Stack] | None = [a, b, *(_over(x, out.shape) for x in (*results, *over))]
+    else:
+        stacks = stacked(*(layout_like(arrays[v]) for v in node.inputs), *results, *over)
+    if stacks is None:
         return None
-    kernel = tiles.kernel_of(a, b, d, (), 1.0, best[1], (made_a, made_b))
-    if kernel is None:
+    first = 2 + len(results)
+    behind = tiles.Behind(rest, tuple(stacks[first:]), tuple(stacks[3:first]))
+    plain = not done and rest.outputs == (0,)
+    run = tiled_product(launching, stacks[:3], way, None if plain else behind, (made_a, made_b))
+    if run is None:
         return None
-    run = launching.of(kernel)
-    places = [read_a[0], read_b[0], count, *read_a[1:], *read_b[1:]]
+    places = [read_a[0], read_b[0], *range(count, len(arrays)), *used, *read_a[1:], *read_b[1:]]
     return lambda *given: run(*[given[k] for k in places])
+
+
+def _is_element(body: Graph, node: Node) -> bool:
+    dtypes = tuple([body.specs[v].dtype for v in node.inputs])
+    return bool(OPS[node.op].scalar) and can_lower_real(node.op, dtypes, node.specs[0].dtype)
 
 
 def _side(

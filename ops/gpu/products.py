@@ -78,21 +78,24 @@ def ways(specs: Sequence[Spec], rates: tiles.TileRates) -> Sequence[str]:
 def tiled_product(
     launching: Launching | None,
     stacks: Sequence[Stack] | None,
-    way: str,
-    factors: Sequence[float] = (),
-    alpha: float = 1.0,
+    way: str = "",
+    behind: tiles.Behind | None = None,
+    made: tuple[tiles.Made | None, tiles.Made | None] = (None, None),
 ) -> Function | None:
-    """Make our kernel of a product and what is added to it, each times its factor, if it is the way or, where
+    """Make our kernel of a product, with what is made as it is read and written, if it is the way or, where
     none was chosen, clearly faster than the library."""
     if launching is None or stacks is None or way not in ("", TILES) or not stacks[2].size:
         return None
-    a, b, d, *added = stacks
+    a, b, d = stacks
     tiling: tiles.Tiling | tiles.TileRates = launching.rates
     if way == TILES:
         m, n, k, count = a.shape[-2], b.shape[-1], a.shape[-1], math.prod(d.shape[:-2])
-        found = tiles.fastest(m, n, k, count, d.dtype, launching.rates)
-        tiling = found[1] if found is not None else tiling
-    kernel = tiles.kernel_of(a, b, d, [*zip(added, factors, strict=True)], alpha, tiling)
+        blocks = behind.blocks if behind is not None else 1
+        found = tiles.fastest(m, n, k, count, a.dtype, launching.rates, False, blocks)
+        if found is None:
+            return None
+        tiling = found[1]
+    kernel = tiles.kernel_of(a, b, d, behind, tiling, made)
     return launching.of(kernel) if kernel is not None else None
 
 

@@ -331,9 +331,12 @@ def with_kernels(
     target: Target,
     groups: Sequence[G],
     kernel: Callable[[Graph, G, Container[int]], Made],
+    results: Container[int] = (),
 ) -> Graph:
-    """Each group as one node; the views, the numbers and the counts that only kernels read are gone."""
-    looks = {k for g in groups for k in g.members if reads_elsewhere(graph.nodes[k])}
+    """Each group as one node; the views, the numbers and the counts that only kernels read are gone. `results`:
+    views that are results of their groups, too."""
+    views = {k for g in groups for k in g.members if reads_elsewhere(graph.nodes[k])}
+    looks = {k for k in views if k not in results}
     gone = {k for g in groups for k in g.members if op_of(graph.nodes[k].op).computes} - looks
     read = {v for g in groups for v in g.operands} | {*graph.outputs}
     for k, node in reversed([*enumerate(graph.nodes)]):

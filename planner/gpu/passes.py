@@ -23,6 +23,7 @@ from .split_terms import split_terms
 from .spread_numbers import spread_numbers
 from .stacked_operands import line_up_stacks
 from .take_operands import take_operands
+from .take_results import take_results
 from .tf32 import use_tf32
 from .tiling import join_turns, tile_in_blocks
 from .vector_products import sum_rows
@@ -61,6 +62,7 @@ PASSES = (
     take_operands,
     make_again_apart,
     fuse,
+    take_results,
     tile_in_blocks,
     fuse_horizontally,
     order,

@@ -3,7 +3,7 @@
 before                                       after
 %2 = subtract(%0, %1) : float32[n,16]        %2 = permute_dims(%0) : float32[16,n]
 %3 = permute_dims(%2) : float32[16,n]        ...
-%4 = matmul(%3, %2) : float32[16,16]         %5 = fused_operands(%2, %0, %3, %1; body={
+%4 = matmul(%3, %2) : float32[16,16]         %5 = fused_tiles(%2, %0, %3, %1; body={
                                                  ... subtract, subtract, matmul }) : float32[16,16]
 
 Products that a kernel of ours does (ops/gpu/loops/tiles.py), of which one tile has all lines of the
@@ -81,7 +81,7 @@ def take_operands(graph: Graph, target: Target) -> Graph:
             ends.append(known[graph.starts[side.members[-1]] if side.members else v])
         total = body.add(node.op, ends, node.params, node.specs, node.line)
         how = (("body", body.graph([*total])),)
-        return builder.add("fused_operands", outer, how, node.specs, node.line)
+        return builder.add("fused_tiles", outer, how, node.specs, node.line)
 
     return replace(graph, chosen, make, lambda g: take_operands(g, target))
 

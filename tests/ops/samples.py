@@ -83,7 +83,7 @@ NOT_SAMPLED = {
     "fused_product": "made by the planner; see planner/test_library_steps.py",
     "fused_matmul": "made by the planner; see planner/test_epilogue.py",
     "fused_matmul_rows": "made by the planner; see planner/test_epilogue.py",
-    "fused_operands": "made by the planner; see planner/test_take_operands.py",
+    "fused_tiles": "made by the planner; see planner/test_take_operands.py",
     **dict.fromkeys(
         ("first_number", "numbers", "bits32", "bits64", "normal32", "normal64"),
         "made by the planner; see planner/test_draws.py",

@@ -152,7 +152,7 @@ MACHINE_CODE = "numbers of elements are told by where they lie, which only gener
 NO_KERNEL = "run by the worker itself: control flow, collectives, what gradients leave behind"
 FILES = "a file's part is read to the host's memory"
 NOT_RUN = {
-    "fused_operands": "made for GPUs; see planner/test_take_operands.py",
+    "fused_tiles": "made for GPUs; see planner/test_take_operands.py",
     "eig": "CuPy has none for all versions of CUDA",
     **dict.fromkeys(("first_number", "numbers", "bits32", "bits64", "normal32"), MACHINE_CODE),
     "counted": MACHINE_CODE,

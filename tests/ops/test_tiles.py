@@ -3,6 +3,7 @@ and that NVIDIA's compiler keeps it in registers."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.spec import Spec
 from ostinato.ops.gpu import products
 from ostinato.ops.gpu.gpu_device import Gpu
@@ -24,6 +26,7 @@ import ostinato as ost
 from tests import fake_cuda, nvrtc
 from tests.cuda_host import COMPILER, HostKernel
 from tests.fake_device import KERNELS, WITH_KERNELS
+from tests.thorough import few
 
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler")
 F32, F64 = np.dtype(np.float32), np.dtype(np.float64)
@@ -51,37 +54,75 @@ def laid(x: Any, how: str) -> Any:
     return np.ascontiguousarray(x[..., ::-1, :])[..., ::-1, :] if how == "backwards" else x.copy()
 
 
+BEHIND: dict[str, tuple[Any, list[str], int]] = {  # what is made, of which other arrays, and of how many blocks
+    "nothing": (lambda y: [y], [], 1),
+    "a factor, a matrix and a row": (lambda y, c, r: [-0.125 * y - c + r], ["whole", "row"], 1),
+    "a relu and its mask": (lambda y: [ost.where(y <= 0, 0, y), y <= 0, y], [], 1),
+    "columns and numbers": (lambda y, c, x: [ost.tanh(y) * c, y * x], ["column", "number"], 1),
+    "halves": (lambda y, c: [(y + c).astype("float32").astype("float16")], ["whole"], 1),
+    "three blocks": (lambda r, z, n, c: [r * n + c, z], ["whole"], 3),
+    "two blocks": (lambda y, z: [ost.sin(y) * z, z > y], [], 2),
+    "gates": (
+        lambda a, b, c, d, x, r: [ost.tanh(a + x) * b - c * r, d + b], ["whole", "row"], 4,
+    ),
+}  # fmt: skip
+
+
+def behind_of(name: str, dtype: Any, shape: tuple[int, ...]) -> tuple[Graph, list[tuple[int, ...]]]:
+    """The graph of what is made of a product whose blocks have this shape, and the shapes of other arrays."""
+    function, kinds, blocks = BEHIND[name]
+    shapes = {"whole": shape, "row": shape[-1:], "column": (*shape[:-1], 1), "number": ()}
+    others = [shapes[kind] for kind in kinds]
+    given = [ost.spec(s, dtype) for s in (*[shape] * blocks, *others)]
+    graph = ost.plan(lambda *x: function(*x), *given).key.graph
+    return graph, others
+
+
 @needs_compiler
-@settings(deadline=None, max_examples=12)
+@settings(deadline=None, max_examples=few(24))
 @given(
     extents=st.tuples(EXTENTS, EXTENTS, EXTENTS), batches=BATCHES, dtype=st.sampled_from([F32, F64]),
     hows=st.tuples(*[st.sampled_from(LAYOUTS)] * 3), which=st.integers(0, 1 << 20),
-    added=st.sampled_from([(), (1.0,), (-1.0,), (-1.0, 1.0)]), alpha=st.sampled_from([1.0, -0.125]),
-    seed=st.integers(0, 99),
+    name=st.sampled_from([*BEHIND]), through=st.booleans(), seed=st.integers(0, 99),
 )  # fmt: skip
 def test_any_matrices_by_any_tile(
-    extents: Any, batches: Any, dtype: Any, hows: Any, which: int, added: Any, alpha: float, seed: int
+    extents: Any, batches: Any, dtype: Any, hows: Any, which: int, name: str, through: bool, seed: int
 ) -> None:  # fmt: skip
     (m, n, k), rng = extents, np.random.default_rng(seed)
+    blocks = BEHIND[name][2]
+    if blocks > 1 and hows[2] == "columns":
+        hows = (*hows[:2], "rows")  # as results of a plan lie
     outer = np.broadcast_shapes(*batches)
     a = laid(rng.standard_normal((*batches[0], m, k)).astype(dtype), hows[0])
-    b = laid(rng.standard_normal((*batches[1], k, n)).astype(dtype), hows[1])
-    out = laid(np.zeros((*outer, m, n), dtype), hows[2])
+    b = laid(rng.standard_normal((*batches[1], k, blocks * n)).astype(dtype), hows[1])
+    graph, shapes = behind_of(name, dtype, (*outer, m, n))
+    outs = [laid(np.zeros((*outer, m, n), s.dtype), hows[2]) for s in graph.out_specs]
+    out = outs[0]
     around = out.base.copy() if out.base is not None else None
-    more = [rng.standard_normal(s).astype(dtype) for s in ((*outer, m, n), (n,))][-len(added) :]
-    more = more[: len(added)]
-    over = [np.broadcast_to(x, out.shape) for x in more]
-    found = stacked(a, b, out, *over)
+    more = [rng.standard_normal(s).astype(dtype) for s in shapes]
+    found = stacked(a, b, *outs, *(np.broadcast_to(x, out.shape) for x in more))
     assert found is not None
-    choice = [*tiles._tilings(m, n, k, math.prod(outer), dtype, tiles.H100)]
-    with_factors = [*zip(found[3:], added, strict=True)]
-    kernel = tiles.kernel_of(*found[:3], with_factors, alpha, choice[which % len(choice)])
+    last = 2 + len(outs)
+    behind = tiles.Behind(graph, tuple(found[last:]), tuple(found[3:last]))
+    choice = [*tiles._tilings(m, blocks * n, k, math.prod(outer), dtype, tiles.H100, blocks)]
+    tiling = dataclasses.replace(choice[which % len(choice)], staged=through)
+    kernel = tiles.kernel_of(*found[:3], behind if name != "nothing" else None, tiling)
     assert kernel is not None
-    arguments = [a, b, out, *more, *map(np.int64, kernel.facts)]
+    arguments = [a, b, *outs, *more, *map(np.int64, kernel.facts)]
     HostKernel(kernel.text, kernel.name, OPTIONS)(kernel.grid, (kernel.threads,), arguments)
-    wanted = alpha * (a.astype(F64) @ b) + sum(f * x for f, x in zip(added, more, strict=True))
-    tolerance = 2e-6 if dtype == F32 else 1e-14
-    np.testing.assert_allclose(out, wanted, 0, 8 * tolerance * (k + 4))
+    product = a.astype(F64) @ b.astype(F64)
+    parts = [product[..., p * n : (p + 1) * n] for p in range(blocks)]
+    wanted = BEHIND[name][0](*(ost.asarray(x.astype(F64)) for x in (*parts, *more)))
+    tolerance = 8 * (2e-6 if dtype == F32 else 1e-14) * (k + 4)
+    for got, value in zip(outs, map(np.asarray, wanted), strict=True):
+        if got.dtype == bool:
+            sure = np.abs(parts[-1] - (parts[0] if blocks > 1 else 0)) > tolerance
+            np.testing.assert_array_equal(got[sure], value[sure])
+        else:
+            rough = 2e-3 if got.dtype == np.float16 else 2e-5
+            np.testing.assert_allclose(
+                got, value, rough, 4 * tolerance + (1e-2 if rough > 1e-3 else 0)
+            )
     if around is not None and hows[2] in ("rows of more", "odd rows", "apart"):
         kept = out.base.copy()
         out[...] = 0

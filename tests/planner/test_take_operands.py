@@ -37,7 +37,7 @@ def covariance(x: Any) -> Any:
 
 
 def test_a_covariance_writes_no_differences() -> None:
-    assert planned(covariance, (1_000_000, 16)).count("fused_operands") == 1
+    assert planned(covariance, (1_000_000, 16)).count("fused_tiles") == 1
     assert len(planned(covariance, (1_000_000, 16))) == 3
 
 
@@ -47,7 +47,7 @@ def test_a_card_whose_library_is_as_fast_reads_what_is_written() -> None:
 
     shapes = (2000, 784), (784,), (784, 16)
     found = [
-        planned(layer, *shapes, machine=card).count("fused_operands") for card in ("h100", "a100")
+        planned(layer, *shapes, machine=card).count("fused_tiles") for card in ("h100", "a100")
     ]
     assert found == [1, 0]
 
@@ -57,9 +57,9 @@ def test_what_others_read_is_an_array() -> None:
         away = x - ost.mean(x, 0)
         return away.T @ away, away
 
-    assert "fused_operands" not in planned(both, (1_000_000, 16))
-    assert "fused_operands" not in planned(covariance, (1_000_000, 16), numerics="any-workers")
-    assert "fused_operands" not in planned(lambda x, y: (x * y).T @ x, *[(1_000_000, 16)] * 2)
+    assert "fused_tiles" not in planned(both, (1_000_000, 16))
+    assert "fused_tiles" not in planned(covariance, (1_000_000, 16), numerics="any-workers")
+    assert "fused_tiles" not in planned(lambda x, y: (x * y).T @ x, *[(1_000_000, 16)] * 2)
 
 
 CASES: dict[str, tuple[Any, list[tuple[int, ...]]]] = {
@@ -84,7 +84,7 @@ def test_values(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with ost.connect(device=KERNELS):
         f = ost.compile(function)
         got = [np.asarray(f(*given)) for _ in range(2)]
-    assert "fused_operands" in kernels(f.plan)
+    assert "fused_tiles" in kernels(f.plan)
     np.testing.assert_allclose(got[0], wanted, 2e-5, 2e-3)
     np.testing.assert_array_equal(got[0], got[1])
 
@@ -113,7 +113,7 @@ def test_nvrtc_compiles_a_covariance(monkeypatch: pytest.MonkeyPatch) -> None:
         covariance, ost.spec((1_000_000, 16), "float32"), machine="h100", device=KERNELS
     )
     graph = plan.program.graph
-    (node,) = (n for n in graph.nodes if n.op == "fused_operands")
+    (node,) = (n for n in graph.nodes if n.op == "fused_tiles")
     specs = [*(graph.specs[v] for v in node.inputs), *node.specs]
     across = specs[0].shape
     like = [strided_like(s.shape, s.dtype) for s in specs]

@@ -7,7 +7,8 @@
 
 Operands are read as they lie, by vectors along the axis whose elements are neighbours. Which tile is taken
 depends on extents, dtypes and the kind of GPU only, and so does who adds what: a product has the same bits in
-each run and on each GPU of that kind. Behind it come a factor, matrices to add, and a row for all.
+each run and on each GPU of that kind. Behind it comes what is made of its elements, one by one, and of
+`blocks` of its columns: gates of a recurrence's step, of which a tile has as many columns of each.
 
 Prices of an H100 are what was measured there, of the library, too; of other cards they follow from these by
 the ratios of data sheets."""
@@ -19,14 +20,15 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
 from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.spec import DType, bool_, float32, float64
 from ostinato.ops.jit.combining import element
+from ostinato.ops.jit.scalar import numbers
 from ostinato.ops.jit.stacks import Stack, transposed
+from ostinato.ops.jit.values import Value
 
 from ..jit.lines import CudaLines, memory_type
-from .text import Kernel, whole
+from .text import Kernel, known_numbers, whole
 
 DTYPES = (float32, float64)
 # Rows and columns of a tile, and of a thread.
@@ -51,6 +53,7 @@ class TileLimits:
     operations: float = 1e9  # of products of which no side is short
     side: int = 32  # that is short
     share: float = 0.9  # of the library's time, below which ours is taken
+    unrolled: int = 2048  # statements of a thread behind its sums, as often as it has sums
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +67,8 @@ class TileRates:
     registers: int = 1 << 16
     shared: int = 227 << 10
     memory: float = 2.8e12  # bytes per second
-    cache: float = 4.5e12  # of level 2
+    cache: float = 4.5e12  # of level 2,
+    sector: int = 32  # of which so many are read at once
     start: float = 2.5e-6  # seconds of a kernel
     fetch: float = 0.55e-6  # of what is read ahead
     beside: float = 0.15  # of what is hidden beside the longest part
@@ -106,6 +110,13 @@ class Tiling:
     depth: int
     slices: int = 1
     together: int = 1
+    blocks: int = 1  # of a result's columns, of each of which a tile has as many
+    staged: bool = False  # whether sums go through shared memory before what is behind them
+
+    @property
+    def span(self) -> int:
+        """Columns of a tile that lie side by side."""
+        return self.columns // self.blocks
 
     @property
     def team(self) -> int:
@@ -119,8 +130,12 @@ class Tiling:
     def shared_bytes(self, k: int, size: int) -> int:
         pair = self.depth * (self.rows + self.columns + 2 * LIMITS.pad)
         staged = self.buffers(k) * self.slices * pair
-        kept = self.slices * self.rows * self.columns if self.slices > 1 else 0
+        kept = self.slices * self.rows * self.columns if self.is_staged else 0
         return size * self.together * max(staged, kept)
+
+    @property
+    def is_staged(self) -> bool:
+        return self.staged or self.slices > 1 or self.blocks > 1
 
     @property
     def held(self) -> int:
@@ -139,13 +154,17 @@ class Tiling:
         return max(1, -(-k // (self.depth * self.slices)))
 
     def tiles(self, m: int, n: int) -> int:
-        return -(-m // self.rows) * -(-n // self.columns)
+        return -(-m // self.rows) * -(-n // self.blocks // self.span)
 
 
 # -- which ---------------------------------------------------------------------------------------
 @functools.lru_cache(4096)
-def tiling_of(m: int, n: int, k: int, count: int, dtype: DType, rates: TileRates) -> Tiling | None:
-    """Choose the tiling of a stack of products, or None where the library is as fast."""
+def tiling_of(
+    m: int, n: int, k: int, count: int, dtype: DType, rates: TileRates, blocks: int = 1,
+    apart: float = 0.0,
+) -> Tiling | None:  # fmt: skip
+    """Choose the tiling of a stack of products, or None where the library is as fast. `apart`: seconds of a
+    kernel behind, which ours has in it, where that reads so many `blocks` of columns."""
     if dtype not in DTYPES or min(m, n) < 2 or not k or not count:
         return None
     work = 2.0 * m * n * k * count
@@ -154,27 +173,33 @@ def tiling_of(m: int, n: int, k: int, count: int, dtype: DType, rates: TileRates
         work > LIMITS.operations or dtype == float64
     ):  # whose tensor cores only the library uses
         return None
-    best = fastest(m, n, k, count, dtype, rates)
-    if best is None or best[0] > LIMITS.share * _library_seconds(m, n, k, count, dtype, rates):
-        return None
-    return best[1]
+    best = fastest(m, n, k, count, dtype, rates, False, blocks)
+    theirs = LIMITS.share * _library_seconds(m, n, k, count, dtype, rates)
+    if blocks > 1 and (own := fastest(m, n, k, count, dtype, rates)) is not None:
+        theirs = min(theirs, own[0])
+    return best[1] if best is not None and best[0] <= theirs + apart else None
 
 
 @functools.lru_cache(4096)
 def fastest(
-    m: int, n: int, k: int, count: int, dtype: DType, rates: TileRates, whole_rows: bool = False
-) -> tuple[float, Tiling] | None:
+    m: int, n: int, k: int, count: int, dtype: DType, rates: TileRates, whole_rows: bool = False,
+    blocks: int = 1,
+) -> tuple[float, Tiling] | None:  # fmt: skip
     """Return the seconds of the fastest tiling, and it; of those that have `whole_rows` a result may lie over
-    the left matrix."""
-    able = [t for t in _tilings(m, n, k, count, dtype, rates) if t.columns >= n or not whole_rows]
+    the left matrix. `blocks`: of columns, of which each tile has as many."""
+    found = _tilings(m, n, k, count, dtype, rates, blocks)
+    able = [t for t in found if t.columns >= n or not whole_rows]
     priced = ((_seconds(t, m, n, k, count, dtype, rates), t) for t in able)
     return min(priced, key=lambda pair: pair[0], default=None)
 
 
 def _tilings(
-    m: int, n: int, k: int, count: int, dtype: DType, rates: TileRates
+    m: int, n: int, k: int, count: int, dtype: DType, rates: TileRates, blocks: int = 1
 ) -> Iterator[Tiling]:
     for rows, columns, down, across in TILES:
+        columns = columns // (1 << (blocks - 1).bit_length()) * blocks
+        if blocks > 1 and (columns < 4 * blocks or columns % across):
+            continue
         if (rows >= 2 * m and rows > 8) or (columns >= 2 * n and columns > 8):
             continue
         for depth in DEPTHS:
@@ -183,9 +208,8 @@ def _tilings(
             for slices in (1, 2, 4, 8, 16):
                 if (slices - 1) * depth >= k:
                     continue
-                tiling = Tiling(rows, columns, down, across, depth, slices)
-                together = max(1, LIMITS.threads[0] // tiling.threads)
-                tiling = Tiling(rows, columns, down, across, depth, slices, together)
+                tiling = Tiling(rows, columns, down, across, depth, slices, blocks=blocks)
+                tiling = replace(tiling, together=max(1, LIMITS.threads[0] // tiling.threads))
                 fits = tiling.shared_bytes(k, dtype.itemsize) <= LIMITS.shared
                 fits &= tiling.held * dtype.itemsize <= LIMITS.held
                 registers = tiling.registers(dtype.itemsize)
@@ -216,7 +240,8 @@ def _seconds(
     rounds = own / resident if own > resident else 1.0
     waits = rounds * (turns * rates.fetch + 0.5e-6 + (0.5e-6 if t.slices > 1 else 0.0))
     moved = count * (m * k + k * n + m * n) * size / rates.memory
-    fetched = tiles * (t.rows + t.columns) * k * size / rates.cache
+    columns = t.columns * max(1, rates.sector // (t.span * size))
+    fetched = tiles * (t.rows + columns) * k * size / rates.cache
     parts = own * block, waits, moved, fetched
     return rates.start + max(parts) + rates.beside * (sum(parts) - max(parts))
 
@@ -247,43 +272,56 @@ class Made:
         return self.body.out_specs[0].dtype
 
 
+@dataclass(frozen=True, slots=True)
+class Behind:
+    """What is made of the product's elements: `body` has as operands those of each block of columns, at the
+    same place, then those of `others`; these lie over the first result, as do `more` results."""
+
+    body: Graph
+    others: tuple[Stack, ...] = ()
+    more: tuple[Stack, ...] = ()
+
+    @property
+    def blocks(self) -> int:
+        return len(self.body.inputs) - len(self.others)
+
+
 def kernel_of(
-    a: Stack, b: Stack, d: Stack, added: Sequence[tuple[Stack, float]] = (), alpha: float = 1.0,
-    tiling: Tiling | TileRates = H100, made: tuple[Made | None, Made | None] = (None, None),
+    a: Stack, b: Stack, d: Stack, behind: Behind | None = None, tiling: Tiling | TileRates = H100,
+    made: tuple[Made | None, Made | None] = (None, None),
 ) -> Kernel | None:  # fmt: skip
-    """Make the kernel of d = alpha * (a @ b) and what is added, each times its factor. None where the
+    """Make the kernel of d = a @ b, or of what is made of that: then d is the first result. None where the
     library is to multiply. `tiling`: the rates by which it is chosen, or the one to take; with that,
     matrices may have several dtypes, of whose widest sums are. `made`: what a and b are made of as they
     are read; the other operands of this come last."""
-    stacks = [a, b, d, *(s for s, _ in added)]
-    alike = all(s.dtype == d.dtype for s in stacks)
+    more = (*behind.more, *behind.others) if behind is not None else ()
+    stacks = [a, b, d, *more]
+    alike = behind is not None or a.dtype == b.dtype == d.dtype
     if len(d.shape) > 2 + LIMITS.axes or not (alike or isinstance(tiling, Tiling)):
         return None
     if d.strides[-1] != 1 and d.strides[-2] == 1:  # its transpose has neighbours in rows
-        turned = [transposed(s) for s in (b, a, d, *stacks[3:])]
-        stacks, sides = turned, (1, 0)
+        if behind is not None and behind.blocks > 1:
+            return None
+        stacks, sides = [transposed(s) for s in (b, a, d, *more)], (1, 0)
     else:
         sides = (0, 1)
     (m, k), n = stacks[0].shape[-2:], stacks[1].shape[-1]
-    outer = stacks[2].shape[:-2]
-    count = math.prod(outer)
-    extents = m, n, k
-    chosen = tiling if isinstance(tiling, Tiling) else tiling_of(*extents, count, d.dtype, tiling)
+    extents, count = (m, n, k), math.prod(stacks[2].shape[:-2])
+    chosen = tiling if isinstance(tiling, Tiling) else tiling_of(*extents, count, a.dtype, tiling)
     if chosen is None:
         return None
-    factors = [by for _, by in added]
-    return _Text(chosen, stacks, sides, extents, alpha, factors, made).kernel()
+    return _Text(chosen, stacks, sides, extents, behind, made).kernel()
 
 
 class _Text:
     def __init__(
         self, tiling: Tiling, stacks: Sequence[Stack], sides: tuple[int, int],
-        extents: tuple[int, int, int], alpha: float, factors: Sequence[float],
+        extents: tuple[int, int, int], behind: Behind | None,
         made: tuple[Made | None, Made | None],
     ) -> None:  # fmt: skip
         """`sides`: which operands of the caller are the left and the right one."""
-        self.tiling, self.sides = tiling, sides
-        self.added = len(stacks)  # from here on: what elements of operands are made of besides
+        self.sides, self.behind = sides, behind
+        self.results = range(2, 3 + (len(behind.more) if behind is not None else 0))
         self.made = [made[side] for side in sides]
         self.late: list[list[int]] = [[], []]
         places = [*sides, *range(2, len(stacks))]  # of the kernel's operands
@@ -298,10 +336,30 @@ class _Text:
                 count += 1
         self.stacks, self.places = all_stacks, places
         self.m, self.n, self.k = extents
-        self.alpha, self.factors = alpha, factors
         read = [m.dtype if m else s.dtype for m, s in zip(self.made, stacks[:2], strict=True)]
         self.dtype = max(read, key=lambda dtype: dtype.itemsize)
         self.outer = stacks[2].shape[:-2]
+        known = numbers(behind.body) if behind is not None else {}
+        self.known = {part: f"known{n}" for n, part in enumerate(known)}
+        self.numbers = tuple(known.values())
+        self.lines, self.values = self._elements()
+        staged = len(self.lines.text) * tiling.down * tiling.across > LIMITS.unrolled
+        full = replace(tiling, staged=staged)
+        fits = full.shared_bytes(self.k, self.dtype.itemsize) <= LIMITS.shared
+        self.tiling = full if fits else tiling
+
+    def _elements(self) -> tuple[CudaLines, list[str]]:
+        """Write what makes an element of each result of sums `sum0`, `sum1`, ... at `row` and `column`."""
+        lines, behind = CudaLines(), self.behind
+        if behind is None:
+            return lines, ["sum0"]
+        count = behind.blocks
+        loads = [Value(lines, f"sum{n}", s.dtype) for n, s in enumerate(behind.body.inputs[:count])]
+        for n, spec in enumerate(behind.body.inputs[count:], self.results.stop):
+            at = f"(const u8*)(p{n} + (row * down{n} + column * across{n}))"
+            loads.append(lines.load(at, spec.dtype))
+        made, _ = element(behind.body, lines, loads, self.known)
+        return lines, [value.name for _, value in made]
 
     def kernel(self) -> Kernel:
         t, count = self.tiling, math.prod(self.outer)
@@ -309,17 +367,16 @@ class _Text:
         axes = range(len(self.outer))
         given = [f"u8* q{n}" for n in range(len(self.stacks))]
         names = {0: ("down0", "deep0"), 1: ("deep1", "across1")}
-        facts = [tiles, self.m, self.n, self.k, *self.outer]
+        facts = [tiles, self.m, self.n // t.blocks, self.k, *self.outer]
         given += [f"s64 {x}" for x in ("tiles", "rows", "columns", "terms")]
         given += [f"s64 extent{axis}" for axis in axes]
         for n, s in enumerate(self.stacks):
             down, across = names.get(n, (f"down{n}", f"across{n}"))
             given += [f"s64 {down}", f"s64 {across}", *(f"s64 outer{n}_{x}" for x in axes)]
             facts += [*s.strides[-2:], *s.strides[:-2]]
-        by = self._numbers()
-        given += [f"s64 bits{n}" for n in range(len(by))]
-        facts += [int(np.array(x, self.dtype).view(f"i{self.dtype.itemsize}")) for x in by]
-        made = self._maker(0), self._maker(1)
+        given += [f"s64 bits{n}" for n in range(len(self.numbers))]
+        facts += self.numbers
+        made = self._maker(0), self._maker(1), *sorted(self.lines.declared)
         code = [*self._place(), *_LOOP.splitlines(), *self._end()]
         grid = -(-tiles // t.together), 1
         return whole(
@@ -353,10 +410,6 @@ class _Text:
             code, "}", "};",
         ])  # fmt: skip
 
-    def _numbers(self) -> list[float]:
-        """Factors that are data: those other than 1."""
-        return [x for x in (self.alpha, *self.factors) if x != 1.0]
-
     def _constants(self) -> str:
         t, size = self.tiling, self.dtype.itemsize
         (va, a_deep), (vb, b_deep) = self._vector(0), self._vector(1)
@@ -367,10 +420,10 @@ class _Text:
             "SLICES": t.slices, "TOGETHER": t.together, "TEAM": t.team,
             "BUFFERS": t.buffers(self.k), "PM": t.rows + LIMITS.pad, "PN": t.columns + LIMITS.pad,
             "VA": va, "VB": vb, "A_DEEP": int(a_deep), "B_DEEP": int(b_deep),
-            "VD": self._stored(), "ROOM": shared,
+            "VD": self._stored(), "ROOM": shared, "SPAN": t.span,
         }  # fmt: skip
         text = ", ".join(f"{name} = {value}" for name, value in known.items())
-        kinds = zip("ABDE", [*(s.dtype for s in self.stacks[:3]), self.dtype], strict=True)
+        kinds = zip("ABE", [*(s.dtype for s in self.stacks[:2]), self.dtype], strict=True)
         types = "".join(f"typedef {memory_type(dtype)} {name}; " for name, dtype in kinds)
         return f"{types}\nenum {{ {text} }};\n"
 
@@ -378,28 +431,28 @@ class _Text:
         """How many elements of an operand are read at once, and whether they lie along the terms."""
         s, t, most = self.stacks[n], self.tiling, 16 // self.stacks[n].dtype.itemsize
         down, along = s.strides[-2:] if n == 0 else s.strides[-2:][::-1]
-        lines, count = (t.rows, self.m) if n == 0 else (t.columns, self.n)
+        lines, count = (t.rows, self.m) if n == 0 else (t.span, self.n // t.blocks)
+        far = (*s.strides[:-2], *(() if n == 0 or t.blocks == 1 else (count * s.strides[-1],)))
         for step, other, deep, extent, side in (
             (along, down, True, self.k, t.depth),
             (down, along, False, count, lines),
         ):
             if step == 1 and extent > 1:
                 wide = most
-                while wide > 1 and any(x % wide for x in (other, *s.strides[:-2], side)):
+                while wide > 1 and any(x % wide for x in (other, *far, side)):
                     wide //= 2
                 return wide, deep
         return 1, abs(along) < abs(down)
 
     def _stored(self) -> int:
-        """How many elements of a row are written at once."""
-        s = self.stacks[2]
-        if s.strides[-1] != 1:
-            return 1
-        # of a thread's, which lie side by side in a vector of shared memory
-        beside = 16 // max(s.dtype.itemsize, self.dtype.itemsize)
-        wide = min(self.tiling.across, beside)
-        while wide > 1 and any(x % wide for x in s.strides[:-1]):
-            wide //= 2
+        """How many elements of a row of each result are written at once."""
+        wide = self.tiling.across
+        for n in self.results:
+            s = self.stacks[n]
+            # of a thread's, which lie side by side in a vector of shared memory
+            wide = min(wide, 16 // max(s.dtype.itemsize, self.dtype.itemsize))
+            while wide > 1 and (s.strides[-1] != 1 or any(x % wide for x in s.strides[:-1])):
+                wide //= 2
         return wide
 
     def _place(self) -> list[str]:
@@ -414,8 +467,8 @@ class _Text:
             "const bool here = number < (u32)tiles;",
             "u32 rest = here ? number : 0;",
         ]
-        for name, extent, own in (("n0", "columns", t.columns), ("m0", "rows", t.rows)):
-            if (self.n if name == "n0" else self.m) <= own:
+        for name, extent, own in (("n0", "columns", t.span), ("m0", "rows", t.rows)):
+            if (self.n // t.blocks if name == "n0" else self.m) <= own:
                 code.append(f"const s64 {name} = 0;")
                 continue
             code += [
@@ -434,7 +487,7 @@ class _Text:
             first = f"m0 * down{n}" if n in self.late[0] else first
             first = f"n0 * across{n}" if n in self.late[1] else first
             more = "".join(f" + o{x} * outer{n}_{x}" for x in axes)
-            kind = f"const {memory_type(self.stacks[n].dtype)}" if n != 2 else "D"
+            kind = f"{'' if n in self.results else 'const '}{memory_type(self.stacks[n].dtype)}"
             code.append(f"{kind}* const p{n} = ({kind}*)q{given} + ({first}{more});")
         for side, name in enumerate(("left_made", "other_made")):
             lies = (("down", "across"), ("across", "down"))[side]
@@ -443,60 +496,74 @@ class _Text:
         code.append(f"const bool wide0 = ((u64)p0 & {self._mask(0)}) == 0;")
         code.append(f"const bool wide1 = ((u64)p1 & {self._mask(1)}) == 0;")
         code.append("const int below = (int)(rows - m0 < BM ? rows - m0 : BM);")
-        code.append("const int right = (int)(columns - n0 < BN ? columns - n0 : BN);")
+        code.append("const int right = (int)(columns - n0 < SPAN ? columns - n0 : SPAN);")
         return code
 
     def _mask(self, n: int) -> int:
         return self._vector(n)[0] * self.stacks[n].dtype.itemsize - 1
 
-    def _value(self, acc: str, row: str, column: str) -> list[str]:
-        """Make `made` of a sum."""
-        names = iter(f"by{n}" for n in range(len(self._numbers())))
-        code = [f"E made = {acc};"]
-        if self.alpha != 1.0:
-            code.append(f"made = {next(names)} * made;")
-        for n, factor in enumerate(self.factors, 3):  # which are the first behind the result
-            value = f"p{n}[{row} * down{n} + {column} * across{n}]"
-            code.append(f"made = made + {value if factor == 1.0 else f'{next(names)} * {value}'};")
-        return code
-
     def _end(self) -> list[str]:
-        size = self.dtype.itemsize
-        read = "__uint_as_float((u32)bits{})" if size == 4 else "__longlong_as_double(bits{})"
-        code = [f"const E by{n} = {read.format(n)};" for n in range(len(self._numbers()))]
-        if self.tiling.slices > 1:
-            made = self._value("sum", "row", "column")
-            return [*code, *_SLICED.splitlines(), *made, *_SLICED_END.splitlines()]
-        mask = self._stored() * self.stacks[2].dtype.itemsize - 1
-        code.append(f"const bool wide2 = ((u64)p2 & {mask}) == 0;")
-        made = self._value("sums[i][j + v]", "row", "(column + v)")
-        return [*code, *_STORED.splitlines(), *made, *_STORED_END.splitlines()]
+        code = known_numbers(self.behind.body, self.known) if self.behind is not None else []
+        pairs = [*zip(self.results, self.values, strict=True)]
+        if self.tiling.is_staged:
+            code += _STAGED.splitlines()
+            for n in range(self.tiling.blocks):
+                at = f"at / SPAN * BN + {n} * SPAN + at % SPAN"
+                code += [f"E sum{n} = parts[{at}];", "#pragma unroll"]
+                code.append("for (int n = 1; n < SLICES; ++n)")
+                code.append(f"  sum{n} = sum{n} + parts[n * (BM * BN) + {at}];")
+            code += self.lines.text
+            code += [f"p{n}[row * down{n} + column * across{n}] = {x};" for n, x in pairs]
+            return [*code, "}"]
+        masks = [(n, self._stored() * self.stacks[n].dtype.itemsize - 1) for n in self.results]
+        code += [f"const bool wide{n} = ((u64)p{n} & {mask}) == 0;" for n, mask in masks]
+        code += _STORED.splitlines()
+        kinds = {n: memory_type(self.stacks[n].dtype) for n in self.results}
+        code += [f"Beside<{kinds[n]}, VD> whole{n};" for n in self.results]
+        code += [*_ELEMENT.splitlines(), *self.lines.text]
+        code += [*(f"whole{n}.at[v] = {x};" for n, x in pairs), "}"]
+        for n in self.results:
+            vector = f"Beside<{kinds[n]}, VD>"
+            to = f"p{n} + (row * down{n} + first * across{n})"
+            code.append(f"if (first + VD <= right && wide{n}) *({vector}*)({to}) = whole{n};")
+            code += [
+                "else {",
+                "#pragma unroll",
+                "for (int v = 0; v < VD; ++v) if (first + v < right)",
+            ]
+            code.append(f"  p{n}[row * down{n} + (first + v) * across{n}] = whole{n}.at[v];")
+            code.append("}")
+        return [*code, "}", "}"]
 
 
 _SIDE = """
-template <typename F, int LINES, int PITCH, int V, bool DEEP> struct Side {
+template <typename F, int LINES, int PITCH, int V, bool DEEP, int NEAR> struct Side {
   enum { COUNT = LINES * BK / V, EACH = (COUNT + TEAM - 1) / TEAM };
   enum { W = V * sizeof(E) <= 16 ? V : 16 / sizeof(E) };
   Beside<F, V> held[EACH];
+  s64 gap;  // lines behind so many that are near each other
   __device__ static inline int line_of(u32 t, u32 n) {
     return DEEP ? (t + n * TEAM) / (BK / V) : (t + n * TEAM) % (LINES / V) * V;
   }
   __device__ static inline int term_of(u32 t, u32 n) {
     return DEEP ? (t + n * TEAM) % (BK / V) * V : (t + n * TEAM) / (LINES / V);
   }
+  __device__ inline s64 place_of(int line) const {
+    return NEAR < LINES ? line + line / NEAR * gap : line;
+  }
   __device__ inline void take(const F* p, s64 down, s64 along, int lines, int terms, u32 t, bool wide) {
-    if (lines >= LINES && terms >= BK && wide && COUNT % TEAM == 0) {
+    if (lines >= NEAR && terms >= BK && wide && COUNT % TEAM == 0) {
       #pragma unroll
       for (int n = 0; n < EACH; ++n)
-        held[n] = *(const Beside<F, V>*)(p + (line_of(t, n) * down + term_of(t, n) * along));
+        held[n] = *(const Beside<F, V>*)(p + (place_of(line_of(t, n)) * down + term_of(t, n) * along));
     } else {
       #pragma unroll
       for (int n = 0; n < EACH; ++n) {
         const int line = line_of(t, n), k = term_of(t, n);
         #pragma unroll
         for (int v = 0; v < V; ++v) {
-          const bool in = line + (DEEP ? 0 : v) < lines && k + (DEEP ? v : 0) < terms;
-          held[n].at[v] = in && t + n * TEAM < COUNT ? p[line * down + k * along + v] : 0;
+          const bool in = line % NEAR + (DEEP ? 0 : v) < lines && k + (DEEP ? v : 0) < terms;
+          held[n].at[v] = in && t + n * TEAM < COUNT ? p[place_of(line) * down + k * along + v] : 0;
         }
       }
     }
@@ -538,8 +605,9 @@ __device__ inline double added(double x, double y, double z) { return fma(x, y, 
 _LOOP = """\
 __shared__ Beside<u32, 4> room_[ROOM];
 E* const room = (E*)room_ + (mine * SLICES + slice) * (BUFFERS * BK * (PM + PN));
-Side<A, BM, PM, VA, A_DEEP> left;
-Side<B, BN, PN, VB, B_DEEP> other;
+Side<A, BM, PM, VA, A_DEEP, BM> left;
+Side<B, BN, PN, VB, B_DEEP, SPAN> other;
+other.gap = columns - SPAN;
 E sums[TM][TN];
 #pragma unroll
 for (int i = 0; i < TM; ++i) {
@@ -599,23 +667,14 @@ for (int i = 0; i < TM; ++i) {{
   if (row >= below) continue;
   #pragma unroll
   for (int j = 0; j < TN; j += VD) {{
-    const s64 column = {_COLUMN};
-    Beside<D, VD> whole;
-    #pragma unroll
-    for (int v = 0; v < VD; ++v) {{
-      if (column + v >= right) continue;"""
-_STORED_END = """\
-      whole.at[v] = made;
-    }
-    D* const to = p2 + (row * down2 + column * across2);
-    if (column + VD <= right && wide2) *(Beside<D, VD>*)to = whole;
-    else {
-      #pragma unroll
-      for (int v = 0; v < VD; ++v) if (column + v < right) to[v * across2] = whole.at[v];
-    }
-  }
-}"""
-_SLICED = f"""\
+    const s64 first = {_COLUMN};"""
+_ELEMENT = """\
+#pragma unroll
+for (int v = 0; v < VD; ++v) {
+  const s64 column = first + v;
+  if (column >= right) continue;
+  const E sum0 = sums[i][j + v];"""
+_STAGED = f"""\
 E* const parts = (E*)room_ + mine * (SLICES * BM * BN);
 #pragma unroll
 for (int i = 0; i < TM; ++i) {{
@@ -625,10 +684,6 @@ for (int i = 0; i < TM; ++i) {{
 }}
 __syncthreads();
 if (!here) return;
-for (int at = slice * TEAM + t; at < BM * BN; at += TEAM * SLICES) {{
-  const s64 row = at / BN, column = at % BN;
-  if (row >= below || column >= right) continue;
-  E sum = parts[at];
-  #pragma unroll
-  for (int n = 1; n < SLICES; ++n) sum = sum + parts[n * (BM * BN) + at];"""
-_SLICED_END = "  p2[row * down2 + column * across2] = made;\n}"
+for (int at = slice * TEAM + t; at < BM * SPAN; at += TEAM * SLICES) {{
+  const s64 row = at / SPAN, column = at % SPAN;
+  if (row >= below || column >= right) continue;"""
