@@ -130,7 +130,7 @@ def test_what_waits_for_the_product_is_behind_it() -> None:
 
     def stripes(x: Any, w: Any) -> Any:
         y = x @ w
-        return ost.tanh(y[:, ::2]) * y[:, 1::2]
+        return ost.tanh(y[:, ::2]) * y[:, 32:]
 
     shapes = (64, 256), (256, 64)
     assert "fused_tiles" not in planned(sorted_between, *shapes)
