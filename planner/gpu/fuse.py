@@ -44,6 +44,7 @@ from ostinato.planner.prediction import STAGED, machine_of
 from ostinato.planner.rewrite import is_kernel, map_bodies, with_nodes
 
 from .relu_bits import keep_bits
+from .spread_numbers import spread_vectors
 
 
 def fuse(graph: Graph, target: Target, larger: bool = True) -> Graph:
@@ -57,6 +58,7 @@ def fuse(graph: Graph, target: Target, larger: bool = True) -> Graph:
         graph = count_apart(graph, can_lower_real)
         graph, staged = with_windows(graph, target, partial(_staged, target=target))
         graph = with_kernels(graph, target, staged, nest_of) if staged else graph
+        graph = spread_vectors(graph, target)
     graph = count_in_kernels(graph, can_lower)
     behind = {k for ks in (_products(graph, target) if larger else {}).values() for k in ks}
     able = partial(fits, graph, lowers=can_lower_real)

@@ -5,17 +5,31 @@ before                                      after
 %3 = multiply(%2, %x) : float32[n]          %3 = multiply(%2, %x) : float32[n]
 
 The step of a conjugate gradient is such a number. By itself it is a launch, which takes longer than all of its
-readers' operations. Bits are the same. This belongs to this machine: plan files hold the graph without
-it."""
+readers' operations. Bits are the same.
+
+Its next direction is a vector that a product with a matrix waits for, and others only what comes behind
+that: sums over the rows of the matrix make its elements as they read what it is made of, each row all of them,
+as memory is waited for meanwhile; and the first kernel behind makes them once more, and writes them.
+
+before                                      after
+%2 = add(%r, %p) : float32[k]               %2 = add(%r, %p) : float32[k]
+%3 = multiply(%a, %2) : float32[m,k]        %3 = add(%r, %p) : float32[m,k]
+%4 = sum(%3; axes=(1,)) : float32[m]        %4 = multiply(%a, %3) : float32[m,k]
+%5 = multiply(%2, %4) : float32[k]          ...
+
+This belongs to this machine: plan files hold the graph without it."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from ostinato.ops.core.build import Builder
 from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.registry import op_of
 from ostinato.ops.core.spec import Spec
 from ostinato.planner.plan import Target
-from ostinato.planner.rewrite import rewrite_bodies
+from ostinato.planner.prediction import machine_of
+from ostinato.planner.rewrite import replace, rewrite_bodies
 
 
 def spread_numbers(graph: Graph, target: Target) -> Graph:
@@ -44,7 +58,7 @@ def _is_number(graph: Graph, k: int) -> bool:
     """Whether a node makes a number of sums that only elements are made of."""
     node, op = graph.nodes[k], op_of(graph.nodes[k].op)
     v = graph.starts[k]
-    simple = bool(op.scalar) and not op.work[1] and len(node.inputs) > 1
+    simple = bool(op.scalar) and not op.work[1] and bool(node.inputs)
     if not simple or node.specs[0].shape or v in graph.outputs:
         return False
     makers = [graph.producers[u] for u in node.inputs]
@@ -59,3 +73,69 @@ def _is_number(graph: Graph, k: int) -> bool:
 def _is_of_elements(graph: Graph, k: int) -> bool:
     node = graph.nodes[k]
     return bool(op_of(node.op).scalar) and len(node.specs) == 1 and bool(node.specs[0].shape)
+
+
+def spread_vectors(graph: Graph, target: Target) -> Graph:
+    """A part of `fuse`, behind the choice of kernels in stages, whose sums of sums are two launches."""
+    depths = _depths(graph)
+    found = {k: cone for k in range(len(graph.nodes)) if (cone := _cone(graph, k, depths, target))}
+
+    def make(builder: Builder, k: int, values: Sequence[int]) -> Sequence[int]:
+        node, known = graph.nodes[k], dict[int, int]()
+        for maker in found[k]:
+            own = graph.nodes[maker]
+            spec = Spec(node.specs[0].shape, own.specs[0].dtype, node.specs[0].layout)
+            given = [known.get(v, values[v]) for v in own.inputs]
+            made = builder.add(own.op, given, own.params, (spec,), own.line)
+            known[graph.starts[maker]] = made[0]
+        ins = [known.get(v, values[v]) for v in node.inputs]
+        return builder.add(node.op, ins, node.params, node.specs, node.line)
+
+    return replace(graph, found, make)
+
+
+def _depths(graph: Graph) -> list[int]:
+    """Count the kernels that each value waits for, one after the other: all that is no element of others."""
+    found = [0] * len(graph.inputs)
+    for node in graph.nodes:
+        waits = bool(node.inputs) and not (op_of(node.op).scalar or op_of(node.op).is_view)
+        found += [max([found[v] for v in node.inputs], default=0) + waits] * len(node.specs)
+    return found
+
+
+def _cone(graph: Graph, k: int, depths: Sequence[int], target: Target) -> list[int]:
+    """The nodes that make a vector of what is there before, in order, where sums of rows begin with node `k`,
+    which reads it, and where no other kernel has to make it then."""
+    node = graph.nodes[k]
+    (made, *more), rows = node.specs, graph.uses[graph.starts[k]]
+    readers = [graph.nodes[u] for u in rows]
+    last = (made.ndim - 1,)
+    if more or not op_of(node.op).scalar or not readers or made.ndim < 2:
+        return []
+    if not all(op_of(n.op).reduce and n.kw.get("axes") == last for n in readers):
+        return []
+    for v in node.inputs:
+        maker, spec = graph.producers[v], graph.specs[v]
+        if spec.shape != made.shape[-1:] or maker < 0 or v in graph.outputs or not depths[v]:
+            continue
+        if any(depths[graph.starts[u]] <= depths[v] for u in graph.uses[v] if u != k):
+            continue
+        found, waiting = set[int](), [v]
+        while waiting:
+            w = waiting.pop()
+            j = graph.producers[w]
+            if j >= 0 and depths[w] == depths[v] and graph.specs[w].shape and j not in found:
+                if not op_of(graph.nodes[j].op).scalar:
+                    found = set()
+                    break
+                found.add(j)
+                waiting += graph.nodes[j].inputs
+        works = [op_of(graph.nodes[j].op).work for j in found]
+        functions, work = (sum(n for *_, n in works), sum(n for n, _ in works))
+        machine, name = machine_of(target), made.dtype.name
+        moving = machine.moving_seconds(made.nbytes, made.nbytes)
+        # a term is added by eight operations, with what rounding loses
+        adding = machine.flops_seconds((8 + work) * made.size, False, name)
+        if found and not functions and adding - moving < machine.call_seconds:
+            return sorted(found)
+    return []

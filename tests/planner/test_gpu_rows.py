@@ -36,7 +36,7 @@ ROWS: dict[str, Row] = {  # operands; kernels, and times what is needed that the
         33,
         12.6,
     ),  # a sum of products, and a division, each half of a round
-    "gradients": ([(4096, 4096), (4096,)], 64, 16.1),  # a matrix a step
+    "gradients": ([(4096, 4096), (4096,)], 49, 16.1),  # a matrix a step
     "heads": ([(16, 2048, 64)] * 3, 3, 33.1),  # all scores are in memory
     "spectrum": ([(4_194_304,)], 2, 3.01),
     "counts": ([(8_000_000, "int64")], 1, 1.01),
