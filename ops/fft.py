@@ -112,6 +112,13 @@ def _cost(ins: Specs, outs: Specs, p: Params) -> tuple[float, float]:
     return half * lines * n * math.log2(max(n, 2)), float(ins[0].nbytes + outs[0].nbytes)
 
 
+def _passes(ins: Specs, outs: Specs, p: Params) -> float:
+    """A multiprocessor has up to 2^13 numbers of a line; halves of real lines are put together in one
+    more."""
+    n = max(ins[0].shape[p["axis"]], outs[0].shape[p["axis"]])
+    return math.ceil(math.log2(max(n, 2)) / 13) + ("f" in (ins[0].dtype.kind, outs[0].dtype.kind))
+
+
 def _fft_rule(x: Spec, *, axis: int, inverse: bool, norm: str) -> Spec:
     _line("fft", x, axis, "fc")
     return Spec(x.shape, _complex_of(x.dtype))
@@ -134,6 +141,7 @@ op(
     ),
     grad=_fft_grad,
     cost=_cost,
+    passes=_passes,
 )
 
 
@@ -165,6 +173,7 @@ op(
     kernel=lambda xp, out, x, *, axis, norm: xp.copyto(out, xp.fft.rfft(x, axis=axis, norm=norm)),
     grad=_rfft_grad,
     cost=_cost,
+    passes=_passes,
 )
 
 
@@ -191,6 +200,7 @@ op(
     ),
     grad=_irfft_grad,
     cost=_cost,
+    passes=_passes,
 )
 
 

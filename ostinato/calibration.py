@@ -298,7 +298,7 @@ class Calibration:
             platform.node(),
             self.call,
             tuple(stream),
-            tuple(products),
+            tuple([replace(r, terms=known.products[0].terms) for r in products]),
             tuple(elements),
             tuple(functions),
             self.levels(),
@@ -311,6 +311,7 @@ class Calibration:
             f"measured with {self.workers} workers of {engine.threads} threads",
             known.units,
             away=self.away(),
+            combine_seconds=known.combine_seconds,
         )
 
 

@@ -41,8 +41,9 @@ FORMAT = 2  # of what is kept of measurements
 HERE = "here"  # of settings
 KEPT = "machine.json"
 PRESETS = Path(__file__).resolve().parent / "machines"
-# the share of what a kernel does in addition that is not hidden beside the longest part
-BESIDE = 0.5
+# the share of what a kernel does in addition that is not hidden beside the longest part: by a thread; by a
+# multiprocessor whose eight blocks wait for each other's memory in turn
+BESIDE, BLOCKS_BESIDE = 0.5, 1 / 8
 # bytes that a kernel may touch and still work in cache, on the nominal machine
 NOMINAL_CACHE_BYTES = 1 << 18
 
@@ -125,15 +126,10 @@ class Rate:
     dtype: str
     most: float  # operations per second
     half: float = 0.0  # operations of a product that reaches half of it
+    terms: float = 0.0  # of each result, which beginning and ending its tile take as long as
 
     def time(self, flops: float) -> float:
         return (flops + self.half) / self.most if flops else 0.0
-
-
-def overlapped(*parts: float) -> float:
-    """Seconds of a kernel that does all of these, partly one beside the other."""
-    most = max(parts)
-    return most + BESIDE * (sum(parts) - most)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,11 +157,19 @@ class Machine:
     models: tuple[str, ...] = ()  # words of the names of devices that it is the preset of
     # to where values go if memory is short: a GPU's worker to the host's memory, a CPU's to a disk
     away: Link | None = None
+    combine_seconds: float = 0.0  # from a GPU's last read to the one result of all blocks
 
     def __hash__(self) -> int:
         return hash(self.name)  # it is a part of many keys
 
     # -- time ------------------------------------------------------------------------------
+    def overlapped(self, *parts: float, alone: bool = False) -> float:
+        """Seconds of a kernel that does all of these, partly one beside the other; none of them where a
+        block is `alone` on a multiprocessor and all its threads do the same."""
+        most = max(parts)
+        beside = BLOCKS_BESIDE if self.units else BESIDE
+        return most + (1.0 if alone else beside) * (sum(parts) - most)
+
     def busy(self, elements: float) -> float:
         """The share of its multiprocessors that have anything to do, if a block makes 1,024 elements."""
         return min(1.0, max(1.0, elements / 1024) / self.units) if self.units else 1.0
@@ -175,7 +179,7 @@ class Machine:
     ) -> float:
         """Computing and moving, one beside the other, and the start."""
         computing = self.flops_seconds(flops, dense, dtype)
-        return self.call_seconds + overlapped(computing, self.moving_seconds(moved, moved))
+        return self.call_seconds + self.overlapped(computing, self.moving_seconds(moved, moved))
 
     def flops_seconds(self, flops: float, dense: bool, dtype: str = "float32") -> float:
         if dense:
@@ -190,15 +194,19 @@ class Machine:
         simple: float,
         functions: float,
         moving: float,
+        alone: bool = False,
+        results: float = 0.0,
     ) -> float:
         """Estimate the seconds of a kernel that does so many operations of each kind, and moves for
-        so many seconds."""
-        return overlapped(
-            _of(self.products, dtype).time(dense),
+        so many seconds. `results`: elements of products that a library's tiles have."""
+        products = _of(self.products, dtype)
+        return self.overlapped(
+            products.time(dense + 2 * products.terms * results),
             _of(self.factors or self.products, dtype).time(factors),
             simple / _rate(self.elements, dtype),
             functions / _rate(self.functions, dtype),
             moving,
+            alone=alone,
         )
 
     def moving_seconds(self, moved: float, among: float) -> float:
@@ -278,6 +286,7 @@ class Machine:
             "call_seconds",
             "run_seconds",
             "again_seconds",
+            "combine_seconds",
             "background",
             "memory",
             "units",

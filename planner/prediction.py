@@ -28,10 +28,28 @@ from .passes.loop_casts import LOOPS
 from .passes.memory import carried_in_place, is_joined, is_update, replaced
 from .plan import Program, Target, largest_part, peak_bytes
 
-# Times of sums and products of elements, as measured: each operand of a product or a short sum in stages is
-# read from shared memory.
-STAGED, STAGED_TERM = 30.0, 20.0
 Part = Callable[[Spec], Spec]  # what a worker has of an array, as an array of its own
+
+
+@dataclass(frozen=True, slots=True)
+class GpuKernels:
+    """GPUs' kernels (ops/gpu) beside the operations that are counted: instructions as NVIDIA's assembler has
+    them for an H100; those of which a quarter as many are started count four times."""
+
+    staged: float = 30.0  # for an operation of a product in stages, read from shared memory
+    short_term: float = 20.0  # for a term of a short sum, read from there, too
+    term: float = 12.0  # for one of another reduction, which keeps what rounding loses
+    running: float = 90.0  # for an element of a running sum, which a warp makes in five steps
+    step: float = 20.0  # for one of a time step, whose neighbours are in shared memory
+    step_reads: int = 9  # up to so many of these
+    short: int = 32  # terms of a short sum
+    held: int = 8  # of one that its readers make in registers
+    results: int = 1024  # up to which all blocks wait for what the last one combines
+    line: int = 1 << 14  # elements of a line; of more, one block has a multiprocessor's registers
+    tile: int = 32  # side of a product, up to which its tiles are ours
+
+
+GPU = GpuKernels()
 
 
 def machine_of(target: Target) -> Machine:
@@ -71,8 +89,12 @@ class Work:
     moved: float = 0.0  # bytes read and written
     elements: float = math.inf  # of the largest array
     by_elements: float = 0.0  # operations of products that a kernel of elements does
-    # terms of short sums within a kernel, which a GPU reads from shared memory
-    gathered: float = 0.0
+    # On a GPU:
+    slots: float = 0.0  # instructions of kernels beside those above
+    results: float = 0.0  # elements of products that its library's tiles have
+    passes: float = 1.0  # over what is moved
+    line: float = 0.0  # elements that a block has from the first read to the last write
+    combines: bool = False  # all blocks' results in the end
 
     @property
     def operations(self) -> float:
@@ -80,13 +102,21 @@ class Work:
 
     def seconds(self, machine: Machine, moving: float) -> float:
         """Without its start; `moving`: seconds for what it reads and writes."""
-        dense, simple = self.dense, self.simple
-        if machine.units:  # whose library multiplies by other means, and by tiles of its own
-            dense, simple = dense - self.by_elements, simple + self.by_elements / 2
-            simple += STAGED_TERM * self.gathered
-        work = dense, self.factors, simple, self.functions
-        taken = machine.work_seconds(self.dtype, *work, moving)
-        return taken if dense else taken / machine.busy(self.elements)
+        if not machine.units:
+            work = self.dense, self.factors, self.simple, self.functions
+            return machine.work_seconds(self.dtype, *work, moving)
+        # whose library multiplies by other means, and by tiles of its own
+        dense, simple = self.dense - self.by_elements, self.simple + self.by_elements / 2
+        work = dense, self.factors, simple + self.slots, self.functions
+        taken = machine.work_seconds(
+            self.dtype,
+            *work,
+            moving * self.passes,
+            alone=self.line > GPU.line,
+            results=self.results if dense else 0.0,
+        )
+        taken = taken if dense else taken / machine.busy(self.elements)
+        return taken + self.combines * machine.combine_seconds
 
 
 def work_of(graph: Graph, node: Node, part: Part = largest_part) -> Work:
@@ -100,8 +130,12 @@ def work_of(graph: Graph, node: Node, part: Part = largest_part) -> Work:
         _count_all(found, node, body, part)
         found.moved = float(sum(s.nbytes for s in (*ins, *outs)))
         found.by_elements = 0.0 if op.run.dense else found.dense
+        _count_slots(found, body, part)
+        found.line *= any(s.size >= found.elements for s in outs)
     else:
         found.moved = _count(found, node, ins, part)
+        passes = op.parallel.passes
+        found.passes = passes(ins, outs, node.kw) if passes is not None else 1.0
     return found
 
 
@@ -116,15 +150,42 @@ def _count_all(found: Work, node: Node, body: Graph, part: Part) -> None:
             _count(inside, n, ins, part)
         terms, made = (max((s.size for s in some), default=0) for some in (ins, map(part, n.specs)))
         inside.elements = max(inside.elements, terms, made)
-        if OPS[n.op].reduce is not None and made < terms <= 32 * made:
-            inside.gathered += terms
     times = repeats(node)
     found.elements = max(found.elements, inside.elements)
-    found.gathered += times * inside.gathered
     found.dense += times * inside.dense
+    found.results += times * inside.results
     found.factors += times * inside.factors
     found.simple += times * inside.simple
     found.functions += times * inside.functions
+
+
+def _count_slots(found: Work, body: Graph, part: Part) -> None:
+    """Adds what a GPU's kernel does beside its operations. A short sum that a long one combines is in
+    registers."""
+    parts = [part(s).size for s in body.specs]
+    held = [frozenset[int]() for _ in parts]  # short sums of which each value is made
+    short = set[int]()
+    for k, n in enumerate(body.nodes):
+        (v, *_), inner = body.outs(k), n.kw.get("body")
+        terms, made = max((parts[u] for u in n.inputs), default=0), max(parts[v], 1)
+        flows = frozenset[int]().union(*(held[u] for u in n.inputs))
+        if isinstance(inner, Graph):
+            found.slots += GPU.step * made * (repeats(n) == 1)
+        elif OPS[n.op].element.running:
+            found.slots += GPU.running * made
+        elif OPS[n.op].reduce is None or terms <= made:
+            held[v] = flows
+        elif terms <= GPU.short * made:
+            short.add(v)
+            found.slots += GPU.short_term * terms
+            held[v] = frozenset((v,) if terms <= GPU.held * made else ())
+        else:
+            found.slots += GPU.term * terms - GPU.short_term * sum(
+                parts[body.nodes[body.producers[u]].inputs[0]] for u in flows & short
+            )
+            short -= flows
+            found.line = max(found.line, terms / made)
+            found.combines |= made <= GPU.results
 
 
 def _count(found: Work, node: Node, ins: tuple[Spec, ...], part: Part) -> float:
@@ -135,6 +196,8 @@ def _count(found: Work, node: Node, ins: tuple[Spec, ...], part: Part) -> float:
     flops, moved = op.cost(ins, outs, node.kw)
     if op.run.dense and (op.product is not None or op.made_by == "machine"):
         found.dense += flops
+        if min(outs[0].shape[-2:], default=0) > GPU.tile:
+            found.results += outs[0].size
     elif op.run.dense:
         found.factors += flops
     elif op.moves.pieces is not None:  # each element comes from somewhere, and goes to one place

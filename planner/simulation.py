@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+from ostinato.ops.core.device import described
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.layout import Layout, Mesh, bounds_of_many, coords_of_many
 from ostinato.ops.core.registry import OPS
@@ -208,11 +209,13 @@ def simulate(
     peak_bytes: int = 0,
     classes: Classes | None = None,
 ) -> Simulation:
-    """One run of a program that was run before. `classes`: those of its workers, where they are known."""
+    """One run of a program that was run before. The host starts it while a device runs the one before,
+    unless workers have to meet. `classes`: those of its workers, where they are known."""
     ids, firsts = classes or worker_classes(program, mesh)
     counts = np.bincount(ids, minlength=len(firsts)).tolist()
     run = _Run(machine, mesh, ids, [local(mesh, r) for r in firsts])
-    run.now[:] = machine.run_seconds
+    is_ahead = not described(machine.device).is_host and math.prod(mesh) == 1
+    run.now[:] = 0.0 if is_ahead else machine.run_seconds
     run.program(program)
     kinds = tuple(
         WorkerClass(n, r, float(run.busy[c]), float(run.waited[c]))
@@ -223,7 +226,8 @@ def simulate(
         for k in range(len(machine.levels))
         if run.count[k]
     )
-    end = float(max(run.now.max(), max((f.max() for f in run.free), default=0.0)))
+    least = machine.run_seconds if is_ahead else 0.0
+    end = float(max(least, run.now.max(), max((f.max() for f in run.free), default=0.0)))
     events = tuple(run.events)
     return Simulation(machine, mesh, end, kinds, links, peak_bytes, events, program)
 

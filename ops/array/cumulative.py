@@ -118,6 +118,12 @@ def _block_by_block(monoid: str) -> Callable[[Specs, Specs, Params], Sequence[Gr
     return algorithms
 
 
+def _passes(ins: Specs, outs: Specs, p: Params) -> float:
+    """A long line is read twice if there are few: for totals of its parts, too."""
+    n = ins[0].shape[p["axis"]]
+    return 1.5 if n > 4096 and ins[0].size < 2048 * n else 1.0
+
+
 def _running(
     name: str, monoid: str, grad: Callable[..., Sequence[Array | None]]
 ) -> Callable[..., Array]:
@@ -140,6 +146,7 @@ def _running(
         grad=grad,
         algorithms=_block_by_block(monoid),
         cost=stream_cost(1),
+        passes=_passes,
     )
 
     def function(
@@ -234,6 +241,7 @@ def _running_extreme(name: str, monoid: str) -> Callable[[Operandish, int | None
         grad=grad,
         algorithms=_block_by_block(monoid),
         cost=stream_cost(1),
+        passes=_passes,
     )
 
     def function(x: Operandish, axis: int | None) -> Array:

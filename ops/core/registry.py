@@ -192,6 +192,8 @@ class Parallel:
     """How it is done in parts, beside what its `indices` say."""
 
     algorithms: Callable[[Specs, Specs, Params], Sequence[Graph]] | None = None  # that do the same
+    # How often parts of long lines are gone over where no multiprocessor has a whole one.
+    passes: Callable[[Specs, Specs, Params], float] | None = None
     # (node, *operands) -> the same of fixed blocks in a fixed tree (`any-workers`), as expressions
     # (ops/array/expressions.py)
     in_blocks: Callable[..., Sequence[Any]] | None = None

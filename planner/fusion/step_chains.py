@@ -24,7 +24,6 @@ from ostinato.ops.core.registry import OPS
 from ostinato.ops.jit.loops import COUNTED
 from ostinato.ops.jit.step_tiles import Steps, steps_along
 from ostinato.planner.layouts.costs import kernel_work
-from ostinato.planner.machine import overlapped
 from ostinato.planner.plan import Target, largest_part
 from ostinato.planner.rewrite import inline, is_kernel, replace
 
@@ -42,7 +41,6 @@ class Room:
     steps: int = 16  # of a kernel at the most
     worth: float = 0.95  # of the time that the kernels take one after the other
     less: float = 0.9  # of that share, which makes shorter chains worth it
-    near: float = 0.0  # of the time that memory takes, what lies between the steps takes
     cheapest: Callable[[Chain, Target, Room], tuple[float, int]] | None = None  # if not by rows
 
 
@@ -190,9 +188,11 @@ def share_of_time(steps: Steps, rows: int, target: Target, room: Room) -> float:
         ins, outs = [body.specs[v] for v in node.inputs], [largest_part(s) for s in node.specs]
         work, touched = kernel_work(machine, node, [largest_part(s) for s in ins], outs)
         work *= outs[0].size / node.specs[0].size  # what is counted is that of all workers
-        apart += machine.call_seconds + overlapped(work, machine.moving_seconds(touched, touched))
+        apart += machine.call_seconds + machine.overlapped(
+            work, machine.moving_seconds(touched, touched)
+        )
         computing += work * (rows + beyond) / rows
         near += machine.moving_seconds(touched, 0) * (rows + beyond) / rows
     far = sum(largest_part(s).nbytes for s in (*body.inputs, *body.out_specs))
     moving = near + machine.moving_seconds(far, far)
-    return (machine.call_seconds + overlapped(computing, moving)) / apart
+    return (machine.call_seconds + machine.overlapped(computing, moving)) / apart

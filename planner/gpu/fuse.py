@@ -40,7 +40,7 @@ from ostinato.planner.fusion.stage_groups import (
 )
 from ostinato.planner.fusion.window_kernels import with_gpu_products, with_windows
 from ostinato.planner.plan import Target
-from ostinato.planner.prediction import STAGED, machine_of
+from ostinato.planner.prediction import GPU, machine_of
 from ostinato.planner.rewrite import is_kernel, map_bodies, with_nodes
 
 from .relu_bits import keep_bits
@@ -108,7 +108,7 @@ def _by_library(graph: Graph, target: Target) -> set[int]:
         elements = machine.flops_seconds(flops, False, made.dtype.name)
         apart = machine.flops_seconds(flops, True, made.dtype.name) + machine.call_seconds
         apart += machine.moving_seconds(2 * made.nbytes, 2 * made.nbytes)
-        if STAGED * elements > apart:
+        if GPU.staged * elements > apart:
             found.add(k)
     return found
 

@@ -28,9 +28,9 @@ from ostinato.ops.gpu.loops.schedule import WRITTEN
 from ostinato.ops.jit.moves import has_moves
 from ostinato.planner.fusion.step_chains import Chain, Room, tile_steps
 from ostinato.planner.layouts.costs import kernel_work
-from ostinato.planner.machine import overlapped
 from ostinato.planner.passes.turn_blocks import may_be_grouped, together
 from ostinato.planner.plan import Target, largest_part
+from ostinato.planner.prediction import GPU
 from ostinato.planner.rewrite import inline, replace
 
 from .fuse import fuse
@@ -87,10 +87,10 @@ def cheapest(chain: Chain, target: Target, room: Room) -> tuple[float, int]:
     tile = tile_of(
         body, tuple([x.shape for x in arrays[: len(body.inputs)]]), neighbours_of(body, arrays)
     )
-    return (math.inf, 0) if tile is None else (_share_of_time(tile, target, room), 0)
+    return (math.inf, 0) if tile is None else (_share_of_time(tile, target), 0)
 
 
-def _share_of_time(tile: BlockTile, target: Target, room: Room) -> float:
+def _share_of_time(tile: BlockTile, target: Target) -> float:
     """How long tiles take, where the kernels one after the other take 1."""
     machine, body = target.machine, tile.body
     apart, near = 0.0, 0.0
@@ -98,14 +98,18 @@ def _share_of_time(tile: BlockTile, target: Target, room: Room) -> float:
         ins, outs = [body.specs[v] for v in node.inputs], [largest_part(s) for s in node.specs]
         work, touched = kernel_work(machine, node, [largest_part(s) for s in ins], outs)
         work *= outs[0].size / node.specs[0].size  # what is counted is that of all workers
-        apart += machine.call_seconds + overlapped(work, machine.moving_seconds(touched, touched))
+        apart += machine.call_seconds
+        apart += machine.overlapped(work, machine.moving_seconds(touched, touched))
         reads = max(
             tile.along[0].parts[k], key=lambda part: math.prod(b - a for a, b in part.box)
         ).reads
-        among = (len(reads) + len(outs)) * outs[0].nbytes
-        near += tile.again(k) * overlapped(work, room.near * machine.moving_seconds(among, among))
+        each = GPU.step * max(1.0, len(reads) / GPU.step_reads)
+        shared = machine.flops_seconds(each * outs[0].size, False, outs[0].dtype.name)
+        near += tile.again(k) * (work + shared)
     far = sum(largest_part(s).nbytes for s in (*body.inputs, *body.out_specs))
-    return (machine.call_seconds + overlapped(near, machine.moving_seconds(far, far))) / apart
+    return (
+        machine.call_seconds + machine.overlapped(near, machine.moving_seconds(far, far))
+    ) / apart
 
 
-ROOM = Room(LEAST_BYTES, 0, steps=8, worth=0.85, less=1.0, near=0.1, cheapest=cheapest)
+ROOM = Room(LEAST_BYTES, 0, steps=8, worth=0.85, less=0.97, cheapest=cheapest)

@@ -18,7 +18,7 @@ from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Spec
 from ostinato.ops.core.traffic import legs
 from ostinato.ops.flow.control import ONE_KERNEL
-from ostinato.planner.machine import Machine, overlapped
+from ostinato.planner.machine import Machine
 from ostinato.planner.plan import largest_part
 
 from .shardings import Sharding
@@ -50,7 +50,7 @@ def kernel_seconds(
     if OPS[node.op].view is not None:
         return 0.0
     computing, touched = kernel_work(machine, node, ins, outs)
-    return machine.call_seconds + overlapped(
+    return machine.call_seconds + machine.overlapped(
         share * computing, machine.moving_seconds(touched, touched)
     )
 

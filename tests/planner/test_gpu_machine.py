@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 import json
+import statistics
 from pathlib import Path
 from typing import Any
 
 import pytest
 from ostinato.planner import machine
 from ostinato.planner.machine import NOMINAL, resolve, unmeasured
+from ostinato.planner.prediction import steps
 from ostinato.planner.tuning.sites import sites
 
 import ostinato as ost
@@ -22,12 +24,10 @@ from tests.planner.test_gpu_rows import F32, ROWS
 from tests.sessions import use
 
 ROOT = Path(__file__).parents[2]
-MISSED = {  # rows whose price is not within a factor of two
-    "allpairs": "2.02 times: what it makes in registers",
-    "medians": "a sort of CuPy's, in a dozen passes",
-    "tallqr": "small factors, one after the other",
-    "paths": "steps of a running sum within a warp",
-    "spectrum": "passes of a long transform",
+MISSED = {
+    "medians": "was a sort of CuPy's, and is counts of digits now",
+    "tallqr": "waits for the host between its parts, and for small factors one after the other",
+    "mlp4": "carries its weights from step to step",
 }
 BIG, MATRIX = ost.spec((20_000_000,)), ost.spec((4096, 4096))
 OPTIONS = [ost.spec((10_000_000,))] * 3
@@ -69,8 +69,8 @@ def measured() -> dict[str, float]:
 SECONDS = measured()
 
 
-@pytest.mark.parametrize("name", [n for n in SECONDS if n not in (*MISSED, "mlp4")])
-def test_what_an_h100_took_is_predicted_within_a_factor_of_two(name: str) -> None:
+@functools.cache
+def predicted(name: str) -> float:
     precision = "as-written"
     if name in programs():
         function, given, precision = programs()[name]
@@ -85,8 +85,56 @@ def test_what_an_h100_took_is_predicted_within_a_factor_of_two(name: str) -> Non
             for s in ROWS[name][0]
         ]
     plan = ost.plan(function, *given, machine="h100", device=KERNELS, precision=precision)
-    seconds = plan.simulate(machine="h100").seconds
-    assert SECONDS[name] / 2 < seconds < 2 * SECONDS[name], f"{seconds * 1e6:.1f} us"
+    return plan.simulate(machine="h100").seconds
+
+
+@pytest.mark.parametrize("name", [n for n in SECONDS if n not in MISSED])
+def test_what_an_h100_took_is_predicted_within_a_factor_of_two(name: str) -> None:
+    seconds = predicted(name)
+    assert SECONDS[name] / 1.8 < seconds < 1.8 * SECONDS[name], f"{seconds * 1e6:.1f} us"
+
+
+def test_half_of_what_an_h100_took_is_predicted_within_a_tenth() -> None:
+    errors = [abs(predicted(n) / SECONDS[n] - 1) for n in SECONDS if n not in MISSED]
+    assert statistics.median(errors) < 0.1
+
+
+def seconds_of(function: Any, *shapes: tuple[int, ...]) -> float:
+    given = [ost.spec(shape, F32) for shape in shapes]
+    return ost.plan(function, *given, machine="h100", device=KERNELS).simulate().seconds
+
+
+def test_the_host_starts_a_run_beside_the_kernels_of_the_run_before() -> None:
+    start = resolve("h100").run_seconds
+    assert seconds_of(lambda x: x + 1, (8,)) == start
+    longer = seconds_of(lambda x: x + 1, (20_000_000,))
+    assert longer == pytest.approx(160e6 / resolve("h100").stream[-1][1], rel=0.1)
+    assert longer > 4 * start
+
+
+def test_a_line_that_fills_a_multiprocessor_hides_nothing() -> None:
+    """Of as many elements in all."""
+    few, many = (
+        seconds_of(lambda x: ost.nn.softmax(x, 1), (n, (1 << 28) // n)) for n in (1 << 13, 1 << 15)
+    )
+    assert few > 1.3 * many
+
+
+def test_a_short_sum_is_in_registers_where_a_long_one_combines_it() -> None:
+    def apart(x: Any, y: Any) -> Any:
+        off = x[:, None, :] - y[None, :, :]
+        return ost.sum(off * off, 2)
+
+    def ends(x: Any, y: Any) -> Any:
+        return ost.sum(ost.sqrt(apart(x, y)), 1)
+
+    def least(x: Any, y: Any) -> Any:
+        return ost.min(apart(x, y), 1)
+
+    pairs = 1 << 26
+    in_registers = seconds_of(ends, (1 << 13, 3), (1 << 13, 3))
+    shared = seconds_of(least, (pairs >> 3, 3), (8, 3))
+    assert shared > 1.5 * in_registers
 
 
 @pytest.mark.parametrize(
@@ -132,7 +180,8 @@ def test_a_kernel_that_occupies_few_multiprocessors_takes_longer_an_element() ->
     for n in (4096, 4096 * 33, 4096 * 33 * 8):
         given = ost.spec((n,))
         plan = ost.plan(lambda x: ost.exp(ost.sin(x)), given, machine="h100", device=KERNELS)
-        taken.append(plan.simulate(machine="h100").seconds - resolve("h100").run_seconds)
+        (step,) = steps(plan.program, resolve("h100"))
+        taken.append(step.predicted)
     start = resolve("h100").call_seconds
     few, all_of_them, more = (t - start for t in taken)
     assert few == pytest.approx(all_of_them, rel=0.2), "4 blocks take as long as 132"
