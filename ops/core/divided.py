@@ -10,9 +10,9 @@ be equal."""
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -46,25 +46,31 @@ class Division(NamedTuple):
         runs = [f"{n} x {size}" + f" by {way}" * bool(way) for n, size, way in self.runs]
         return f"{' + '.join(runs)} along {self.label}"
 
+    def stretches(self, extent: int) -> Iterator[Stretch]:
+        """The runs of so many elements, which the last one goes on to; parts of them are alone."""
+        left = extent
+        for times, size, way in (*self.runs[:-1], self.runs[-1]._replace(times=max(extent, 1))):
+            whole = min(times, left // size)
+            left -= whole * size
+            if whole:
+                yield Stretch(whole, size, way)
+            if whole < times and (left or not extent):
+                yield Stretch(1, left, way)
+                return
+
     def parts(self, extent: int) -> Iterator[tuple[int, int, str]]:
         """Where each part begins, how many elements it has, and its way."""
         begin = 0
-        for k, (times, size, way) in enumerate(self.runs):
-            turns = itertools.count() if k == len(self.runs) - 1 else range(times)
-            for _ in turns:
-                if begin >= extent:
-                    break
-                yield begin, min(size, extent - begin), way
+        for times, size, way in self.stretches(extent):
+            for _ in range(times):
+                yield begin, size, way
                 begin += size
-        if not extent:
-            yield 0, 0, self.runs[0].way
 
     @staticmethod
     def from_parts(label: str, parts: Sequence[tuple[int, str]]) -> Division:
         """Parts in the order of their sizes, the largest first."""
-        order = sorted(parts, key=lambda p: (-p[0], p[1]))
-        runs = [Stretch(len([*same]), *part) for part, same in itertools.groupby(order)]
-        return Division(label, tuple(runs))
+        order = sorted(Counter(parts).items(), key=lambda p: (-p[0][0], p[0][1]))
+        return Division(label, tuple([Stretch(times, *part) for part, times in order]))
 
 
 @functools.lru_cache(1024)
@@ -161,13 +167,12 @@ def scratch_of(
     if found is None:
         return device.scratch(node, ins, outs, specs) if device.has_scratch(node) else ((), ())
     (division, axes), shapes = found, [*ins, *outs]
-    parts = [*division.parts(axes.extent(ins))]
-    most = 0
-    for size, way in dict.fromkeys(part[1:] for part in parts):
+    runs, most = [*division.stretches(axes.extent(ins))], 0
+    for _, size, way in runs:
         each = axes.cut(shapes, size)
         own, more = _needs(device, done_in(node, way), each, specs)
         most = max(most, sum(map(_aligned, (*own, *more))))
-    if axes.monoid and len(parts) > 1:
+    if axes.monoid and sum(run.times for run in runs) > 1:
         most += _aligned(Scratch(outs[0], node.specs[0].dtype))
     return (), (Scratch((most,), uint8),)
 

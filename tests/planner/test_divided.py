@@ -52,6 +52,7 @@ def test_a_division_is_a_text_and_back() -> None:
         for extent in (0, 1, whole // 2, whole + 17):  # of other workers
             found = [*made.parts(extent)]
             assert sum(n for _, n, _ in found) == extent
+            assert len([*made.stretches(extent)]) <= len(made.runs) + 1  # however many parts
             assert [begin for begin, *_ in found] == list(
                 np.cumsum([0, *(p[1] for p in found)])[:-1]
             )
