@@ -29,6 +29,8 @@ FLAGS = (
     "-fsanitize=alignment",  # which calls a function of the header
     *(["-fuse-ld=gold"] if shutil.which("ld.gold") else []),  # thrice as fast
 )
+# No others, which the linker would read for each text; the header has what the sanitizer calls.
+LIBRARIES = ("-nostartfiles", "-nodefaultlibs", "-lm", "-lc", "-lgcc")
 HEADER = Path(__file__).with_suffix(".h")
 MOST_BLOCKS = (2**31 - 1, 65535, 65535)
 MOST_THREADS = 1024
@@ -96,7 +98,7 @@ def _library(text: str) -> Any:
     def make(at: Path) -> None:
         source = Path(_folder.name, f"{at.name}.cpp")
         source.write_text(text)
-        _compile(text, "-shared", "-I", _headers(), "-o", str(at), str(source))
+        _compile(text, "-shared", "-I", _headers(), "-o", str(at), str(source), *LIBRARIES)
 
     return ctypes.CDLL(str(kept("host", f"{_compiler()}\n{text}", make)))
 

@@ -24,6 +24,7 @@ It says nothing of speed or rounding: all is computed by NumPy. Streams and grap
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
@@ -351,12 +352,22 @@ def _char(letter: str) -> Any:
     return np.dtype(ml_dtypes.bfloat16 if letter == "E" else letter)
 
 
+_KINDS = {bool: "biufcV", int: "iufcV", float: "fcV", complex: "c"}
+
+
 def _fits(x: Any, dtype: Any) -> bool:
     """A number of Python's is as narrow as what it meets."""
-    if isinstance(x, np.ndarray | np.generic):
-        return np.can_cast(x.dtype, dtype)
-    kinds = {bool: "biufcV", int: "iufcV", float: "fcV", complex: "c"}
-    return dtype.kind in kinds[type(x)]
+    return np.can_cast(x, dtype) if isinstance(x, np.dtype) else dtype.kind in _KINDS[x]
+
+
+@functools.cache
+def _loop(name: str, given: tuple[Any, ...], dtype: Any) -> tuple[list[Any], list[Any]] | None:
+    """The first one that takes these dtypes and numbers of Python's, or makes that dtype: its dtypes."""
+    for loop in LOOPS[name]:
+        ins, made = ([_char(c) for c in side] for side in loop.split("->"))
+        if made[0] == dtype if dtype is not None else all(map(_fits, given, ins)):
+            return ins, made
+    return None
 
 
 def _by_loop(
@@ -371,17 +382,13 @@ def _by_loop(
     plain, outs = getattr(np, name), out if isinstance(out, tuple) else (out,)
     if name not in LOOPS:  # a generalized one
         return plain(*given, out=out)
-    sides = [tuple([_char(c) for c in side] for side in loop.split("->")) for loop in LOOPS[name]]
-    if all(type(x) in (bool, int, float, complex) for x in given):
+    if all(type(x) in _KINDS for x in given):
         given = [np.asarray(x) for x in given]
-    fit = [
-        (ins, made)
-        for ins, made in sides
-        if (made[0] == dtype if dtype is not None else all(map(_fits, given, ins)))
-    ]
-    if not fit:
+    among = tuple(x.dtype if isinstance(x, np.ndarray | np.generic) else type(x) for x in given)
+    loop = _loop(name, among, None if dtype is None else np.dtype(dtype))
+    if loop is None:
         raise TypeError(f"Wrong type ({given!r:.80}) of arguments for cupy_{name}")
-    ins, kinds = fit[0]
+    ins, kinds = loop
     xs = [np.asarray(x).astype(kind) for x, kind in zip(given, ins, strict=True)]
     if name == "power" and xs[1].dtype.kind == "i":
         xs[1] = np.maximum(xs[1], 0)  # of negative powers it makes something, and says nothing
