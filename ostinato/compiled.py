@@ -64,7 +64,7 @@ from .guards import Change, Guards
 from .misses import Miss, differences
 from .offloading import check_offload, fitting_offload
 from .reach import WRAPPERS
-from .reading import _Reader, run_plan
+from .reading import _Reader
 from .sessions import Session, check_memory_limit, check_numerics, current, here, one_by_one
 from .side_effects import Effects, Outside, Place
 from .signature_cache import Entries, Entry, operand_of
@@ -631,7 +631,7 @@ def run(plan: Plan, *arrays: Any) -> Any:
             raise misfit(ArgumentError, f"run of plan {plan.id[:8]}", got=got, needed=needed, do=do)
     away = [(k, xs[k]) for k in plan.key.donated]
     who = f"run of plan {plan.id[:8]} (donate=)"
-    found = launch_given(lambda given: run_plan(plan, given, session), operands, away, session, who)
+    found = launch_given(session.ready(plan).run, operands, away, session, who)
     made = [from_operand(o) for o in found]
     return made[0] if len(made) == 1 else tuple(made)
 

@@ -31,14 +31,14 @@ from ostinato.ops.core.tree import flatten
 from ostinato.ops.core.user_line import asked_by_library, misfit, on_behalf, short, user_line
 from ostinato.ops.flow.callback import name_functions
 from ostinato.planner.pipeline import make_plan
-from ostinato.planner.plan import Key, Plan
+from ostinato.planner.plan import Key
 from ostinato.runtime.engine import Held
 
 from .cards import array_card
 from .corners import corners, is_large
 from .hearing import unheard
 from .interop import to_dask
-from .pending import numbers_of
+from .pending import LARGEST, exact_values
 from .sessions import Session, current, here, one_by_one
 from .streaming import held_too, operands_of, reads_files, rebase, smaller, sorted_before
 from .unrolled import place_of, tell
@@ -512,16 +512,14 @@ def _made(
     """The results of what was collected; None if they take more memory than they may, and `less` can be
     asked for."""
     form = (found.form, *[o.spec for o in operands])
-    known = session.pending.get(form)
+    known, fixed = session.pending.get(form), (values := exact_values(found))
     if known is not None:
-        if vary := known.varying(found):
-            found = found.given(vary)
-            numbers = [np.asarray(dict(t.params)["value"], t.specs[0].dtype) for t in vary]
-            operands = [*operands, *map(session.put, numbers)]
-        made = known.keys.get(numbers_of(found))
-        if made is not None and made.target is session.target:
-            plan, _ = session.plan(made, quick=True)
-            return run_plan(plan, operands, session)
+        if vary := known.varying(found, values):
+            operands = [*operands, *map(session.put, found.give(vary))]
+            fixed = tuple([x for k, x in enumerate(values) if k not in known.vary])
+        ready = known.ready.get(fixed)
+        if ready is not None and ready.target is session.target:
+            return ready.run(operands)
     graph = rebase(found.graph, operands)
     key = Key(graph, session.target)
     if less and key in session.refused:
@@ -536,20 +534,11 @@ def _made(
                 return None
             plan, _ = session.plan(key)  # all at once, or an error that says what that takes
             given = list(operands)
-        if rest is graph and name_functions(graph) is graph and not reads_files(found):
-            session.know_pending(form, found, key)
-        return run_plan(plan, given, session)
-
-
-def run_plan(plan: Plan, operands: Sequence[Operand], session: Session) -> list[Operand]:
-    """The results of the plan's source, in its order."""
-    made = session.launcher(plan)(operands)
-    found = []
-    for where, k in plan.results:
-        found.append(made[k] if where == "out" else operands[k])
-        if where == "in":
-            operands[k].shared = True
-    return found
+        ready = session.ready(plan)
+        is_plain = rest is graph and name_functions(graph) is graph and not reads_files(found)
+        if is_plain and len(found.terms) <= LARGEST:
+            session.know_pending(form, values, fixed, plan, ready)
+        return ready.run(given)
 
 
 array.install(_Reader())

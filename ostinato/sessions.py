@@ -28,7 +28,6 @@ from ostinato.ops.core.layout import Layout
 from ostinato.ops.core.locks import cached_property, make_lock
 from ostinato.ops.core.operand import File, Host, Operand, Split
 from ostinato.ops.core.signals import Living
-from ostinato.ops.core.trace import Collected
 from ostinato.ops.core.tracebacks import door
 from ostinato.ops.core.user_line import misfit
 from ostinato.ops.flow.callback import name_functions
@@ -49,7 +48,7 @@ from ostinato.runtime.engine import Engine, Launcher, LocalEngine
 from . import watching
 from .cards import session_card
 from .offloading import check_offload, fitting_offload
-from .pending import FORMS, LARGEST, Pending, numbers_of
+from .pending import FORMS, Numbers, Pending, Ready
 from .progress import show_as_set
 from .replicas import Replicas
 
@@ -257,13 +256,22 @@ class Session:
         found[0].witness.append(_Witness(self.engine, found[0].id))
         return found if kept is key else (found[0].for_trace(key, names, called), found[1])
 
-    def know_pending(self, form: tuple[Any, ...], found: Collected, key: Key) -> None:
-        """Remember the key of pending operations of this form that hold no functions."""
-        if len(found.terms) > LARGEST:
-            return
+    def ready(self, plan: Plan) -> Ready:
+        """Make ready to run a plan of pending operations."""
+        return Ready(plan, self.target, self.launcher(plan))
+
+    def know_pending(
+        self, form: tuple[Any, ...], values: Numbers, fixed: Numbers, plan: Plan, ready: Ready
+    ) -> None:
+        """Remember how to run pending operations of this form that hold no functions, with these
+        numbers, of which some are fixed."""
         if form not in self.pending and len(self.pending) >= FORMS:
             self.pending.clear()
-        self.pending.setdefault(form, Pending(found)).keys[numbers_of(found)] = key
+        known = self.pending.get(form)
+        if known is None:
+            known = self.pending[form] = Pending(values)
+        known.ready[fixed] = ready
+        self._made.entries.setdefault(plan.id, Living()).add(ready)
 
     def refuse(self, key: Key) -> None:
         """Remember that this needs more memory than it may, so that nobody plans it again."""
@@ -277,13 +285,13 @@ class Session:
         ran = self.engine.plan_of(plan.id) or plan.original or plan
         if ran is plan:
             return launch
+        engine: Any = self.engine
 
         def launch_at_its_lines(operands: Sequence[Operand]) -> list[Operand]:
             try:
                 made = launch(operands)
             except OstinatoError as error:
                 raise plan.with_its_lines(error, ran) from error.__cause__
-            engine: Any = self.engine
             if getattr(engine, "unsure", None):  # an error may show later
                 engine.at_lines = lambda error: plan.with_its_lines(error, ran)
             return made

@@ -14,7 +14,7 @@ from ..core.array import Array
 from ..core.array_methods import Operandish
 from ..core.operand import Scalar
 from ..core.parameters import DTYPE, NUMBER, check_value
-from ..core.registry import op
+from ..core.registry import Numbers, op
 from ..core.spec import DTYPES, DType, DTypeLike, Spec, is_inexact
 from ..core.user_line import misfit
 
@@ -109,4 +109,5 @@ op(
     takes={"value": NUMBER, "dtype": DTYPE},
     kernel=_constant_kernel,
     source="value",
+    numbers=Numbers("value", lambda builder, ins, by, **params: by[0]),
 )

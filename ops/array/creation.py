@@ -20,7 +20,7 @@ from ..core.index import LETTERS, Indices
 from ..core.operand import FREE, Host, Split
 from ..core.parameters import DTYPE, NUMBER, SHAPE, check_value, unfit
 from ..core.parameters import whole as whole_from
-from ..core.registry import Params, Place, Specs, op, stream_cost
+from ..core.registry import Numbers, Params, Place, Specs, op, stream_cost
 from ..core.spec import (
     DTYPES,
     DType,
@@ -101,6 +101,12 @@ op(
     kernel=_full_kernel,
     cost=FILL,
     source="value",
+    numbers=Numbers(
+        "value",
+        lambda builder, ins, by, *, shape, **params: builder.call(
+            "broadcast_to", by[0], shape=shape
+        ),
+    ),
 )
 
 

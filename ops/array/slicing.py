@@ -5,7 +5,7 @@ step*a, ...)`. An update is that seen from the other side."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ostinato.errors import BoundsError
@@ -13,9 +13,10 @@ from ostinato.errors import BoundsError
 from ..core.apply import apply, as_array
 from ..core.array import Array
 from ..core.array_methods import Operandish, export
+from ..core.build import Builder
 from ..core.index import LETTERS, Indices, Window, taps
 from ..core.parameters import SIZES, STARTS, STEPS, one_of, unfit
-from ..core.registry import Params, Piece, Place, Specs, op
+from ..core.registry import Numbers, Params, Piece, Place, Specs, op
 from ..core.spec import Shape, Spec
 from ..core.user_line import misfit
 from .casts import astype
@@ -62,9 +63,37 @@ def _slice_grad(
     return (apply("update_slice", zeros, g, starts=starts, steps=steps, mode="set"),)
 
 
+def _is_plain(params: Params) -> bool:
+    """Whether it has elements side by side, so that they are a box."""
+    return all(step == 1 for step in params["steps"])
+
+
+def _moving(by: Mapping[int, int]) -> dict[str, Any]:
+    """Say that boxes begin along some axes where values tell, which is inside."""
+    return {"axes": tuple(by), "bounds": ("clip",) * len(by)}
+
+
+def _slice_given(
+    builder: Builder,
+    ins: Sequence[int],
+    by: Mapping[int, int],
+    *,
+    starts: Shape,
+    sizes: Shape,
+    steps: Shape,
+) -> int:
+    shape = builder.specs[ins[0]].shape
+    rest = [n if d in by else m for d, (n, m) in enumerate(zip(shape, sizes, strict=True))]
+    begins = [0 if d in by else a for d, a in enumerate(starts)]
+    x = builder.call("slice", *ins, starts=tuple(begins), sizes=tuple(rest), steps=steps)
+    some = tuple(sizes[d] for d in by)
+    return builder.call("dynamic_slice", x, *by.values(), sizes=some, **_moving(by))
+
+
 op(
     "slice",
     infer=_slice_rule,
+    numbers=Numbers("starts", _slice_given, _is_plain),
     takes={"starts": STARTS, "sizes": SIZES, "steps": STEPS},
     indices=_slice_indices,
     view=_slice_view,
@@ -182,9 +211,24 @@ def _update_rule(x: Spec, v: Spec, *, starts: Shape, steps: Shape, mode: str) ->
     return Spec(x.shape, x.dtype)
 
 
+def _update_given(
+    builder: Builder,
+    ins: Sequence[int],
+    by: Mapping[int, int],
+    *,
+    starts: Shape,
+    steps: Shape,
+    mode: str,
+) -> int:
+    rest = tuple([0 if d in by else a for d, a in enumerate(starts)])
+    given = (*ins, *by.values())
+    return builder.call("dynamic_update_slice", *given, starts=rest, mode=mode, **_moving(by))
+
+
 op(
     "update_slice",
     infer=_update_rule,
+    numbers=Numbers("starts", _update_given, _is_plain),
     takes={"starts": STARTS, "steps": STEPS, "mode": one_of(*MODES)},
     indices=_update_indices,
     kernel=update_box,

@@ -20,6 +20,7 @@ class Builder:
         self.nodes: list[Node] = []
         self._makers: list[int] = [-1] * len(self.specs)
         self._seen: dict[tuple[Any, ...], tuple[int, ...]] = {}
+        self.line = ""  # of what is called from now on
 
     def add(
         self,
@@ -50,7 +51,9 @@ class Builder:
     def call(self, op: str, *inputs: int, line: str = "", **params: Any) -> int:
         """One node whose specs follow from the op's own rule; its first value."""
         made = lookup(op).infer(*(self.specs[v].bare for v in inputs), **params)
-        return self.add(op, inputs, params, made if isinstance(made, tuple) else (made,), line)[0]
+        return self.add(
+            op, inputs, params, made if isinstance(made, tuple) else (made,), line or self.line
+        )[0]
 
     def graph(self, outputs: Sequence[int]) -> Graph:
         return canonical(Graph(self.inputs, tuple(self.nodes), tuple(outputs)))

@@ -206,6 +206,17 @@ class Parallel:
 
 
 @dataclass(frozen=True, slots=True)
+class Numbers:
+    """The numbers among its parameters that may be operands of a plan."""
+
+    param: str  # one number, or a tuple of whole ones
+    # (builder, operands, {position in the tuple, or 0: the value that is this number}, **params)
+    # -> the same
+    given: Callable[..., int]
+    fits: Callable[[Params], bool] = lambda params: True  # whether they may with these
+
+
+@dataclass(frozen=True, slots=True)
 class Op:
     """One operation, whole."""
 
@@ -214,6 +225,7 @@ class Op:
     infer: Callable[..., Spec | Specs]  # (*operand specs, **params): complete, whoever asks
     indices: Callable[[Specs, Specs, Params], Indices]
     takes: Mapping[str, Kind] = field(default_factory=lambda: MappingProxyType({}))  # parameters
+    numbers: Numbers | None = None
     aligns: bool = False  # its operands broadcast: their axes are counted from the last
     # Whose functions have it: "users"; "passes", which put it into what plan files hold; or
     # "machine": what is lowered for the machine it runs on, and never in a file.

@@ -8,18 +8,20 @@ from collections.abc import Callable, Mapping, Sequence
 from types import CellType, FrameType
 from typing import Any
 
+import numpy as np
+
 from ostinato.errors import AssignmentError
 
 from .apply import apply, constant
 from .array import Array, Term, Trace, from_term, placeholder, term_of
 from .build import Builder
 from .exact import exact_items
-from .graph import Graph
+from .graph import Graph, canonical
 from .locks import cached_property
 from .operand import Operand
 from .refusals import end_refusals
 from .registry import lookup
-from .spec import Spec, bool_
+from .spec import Spec, bool_, int64
 from .user_line import misfit, short
 
 Ref = tuple[Term, int]
@@ -51,6 +53,9 @@ class Collected:
         self.held = held
         self.terms = terms  # all that the graph was made of, leaves excluded
         self.places = places  # of its inputs
+        self.numbers: list[tuple[Term, int]] = []  # among its terms' parameters, and what they
+        self.values: list[Any] = []  # are: known with its form
+        self.given: dict[Term, dict[int, int]] = {}  # of which these are inputs
 
     def with_roots(self, more: Sequence[Ref]) -> Collected:
         """Add results, which it computes on the way."""
@@ -59,14 +64,20 @@ class Collected:
 
     @cached_property
     def form(self) -> tuple[Any, ...]:
-        """Make a key that is equal if graphs are but for their numbers, and the lines of their
-        nodes: found sooner than these."""
+        """Make a key that is equal if graphs of equal inputs are but for their numbers, and the
+        lines of their nodes: found sooner than these. Note the numbers on the way."""
         first, count, places = dict[int, int](), len(self.specs), self.places
-        found: list[Any] = [*self.specs]
+        found: list[Any] = []
         for term in self.terms:
             assert term.op is not None
-            params = () if term.op.name == "constant" else exact_items(term.params)
-            found += term.op.name, params, term.specs, term.line
+            params, numbers = term.params, term.op.numbers
+            if numbers is not None and numbers.fits(known := dict(params)):
+                value = known.pop(numbers.param)
+                values = value if value.__class__ is tuple else (value,)
+                self.numbers += [(term, k) for k in range(len(values))]
+                self.values += values
+                params = tuple(known.items())
+            found += term.op.name, exact_items(params), term.specs, term.line
             for ref in term.inputs:
                 at = places.get(ref)
                 found.append(first[id(ref[0])] + ref[1] if at is None else at)
@@ -77,21 +88,17 @@ class Collected:
             found.append(first[id(ref[0])] + ref[1] if at is None else at)
         return tuple(found)
 
-    @cached_property
-    def numbers(self) -> list[Term]:
-        return [t for t in self.terms if t.op is not None and t.op.name == "constant"]
-
-    def given(self, numbers: Sequence[Term]) -> Collected:
-        """Make these numbers its last inputs."""
-        refs, first, gone = [(t, 0) for t in numbers], len(self.specs), {*numbers}
-        return Collected(
-            self.roots,
-            [*self.specs, *[t.specs[0] for t in numbers]],
-            [*self.captured, *refs],
-            [*self.held, *[None] * len(refs)],
-            [t for t in self.terms if t not in gone],
-            {**self.places, **{ref: first + n for n, ref in enumerate(refs)}},
-        )
+    def give(self, numbers: Sequence[int]) -> list[np.ndarray[Any, Any]]:
+        """Make these of its numbers its last inputs, whose values it returns."""
+        assert self.form
+        made = []
+        for n in numbers:
+            term, k = self.numbers[n]
+            dtype = int64 if term.inputs else term.specs[0].dtype
+            self.given.setdefault(term, {})[k] = len(self.specs)
+            self.specs = [*self.specs, Spec((), dtype)]
+            made.append(np.asarray(self.values[n], dtype))
+        return made
 
     @cached_property
     def graph(self) -> Graph:
@@ -110,9 +117,16 @@ class Collected:
             if line is None:
                 line = lines[term.line] = short(term.line)
             inputs = [value(ref) for ref in term.inputs]
-            values[id(term)] = builder.add(term.op.name, inputs, term.params, term.specs, line)
+            by = self.given.get(term)
+            if by is None:
+                values[id(term)] = builder.add(term.op.name, inputs, term.params, term.specs, line)
+                continue
+            assert term.op.numbers is not None
+            builder.line = line
+            values[id(term)] = (term.op.numbers.given(builder, inputs, by, **dict(term.params)),)
         outputs = tuple([value(ref) for ref in self.roots])
-        return Graph(builder.inputs, tuple(builder.nodes), outputs)
+        made = Graph(builder.inputs, tuple(builder.nodes), outputs)
+        return canonical(made) if self.given else made
 
 
 def graph_of(function: Callable[..., Sequence[Array]], ins: Sequence[Spec]) -> Graph:

@@ -13,6 +13,7 @@ from ostinato.ops.core.graph import canonical
 from ostinato.ops.core.trace import collect
 
 import ostinato as ost
+from ostinato import pending
 from tests.helpers import on
 
 Steps = Callable[[Any, int], Iterator[Any]]
@@ -222,3 +223,71 @@ def test_what_is_collected_is_canonical() -> None:
         assert canonical(found.graph) == found.graph
         more = found.with_roots([term_of(roots[0])])
         assert canonical(more.graph) == more.graph
+
+
+def batches(x: Any, k: int) -> Any:
+    """Rows from one on, a column, a block and every other place, all of a value that is pending."""
+    y = x * 0.5
+    return y[k : k + 3, 1].sum() + y[2 * k, 0] + (y[1 : 1 + 2, k : k + 2] * y[5:7, :2]).sum()
+
+
+def marks(x: Any, k: int) -> Any:
+    """Updates at other places each turn, whole rows and parts of them."""
+    y = x * 0.5
+    y[k] = y[k + 1] + y[-1]
+    y[k : k + 2, 1:3] += 0.25
+    y[3, k] = 2.0
+    return y
+
+
+def steps(x: Any, k: int) -> Any:
+    """With gaps, backwards, and of nothing at all, from another place each turn."""
+    y = x * 0.5
+    y[k : k + 4 : 2, 0] = y[k + 4 : k : -2, 1]
+    return y + y[k:k].sum()
+
+
+@pytest.mark.parametrize(("program", "few"), [(batches, 2), (marks, 2), (steps, 5)])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_places_that_vary_are_operands(program: Any, few: int, workers: int) -> None:
+    """From the second turn on; those of slices with gaps, which are no boxes, are not."""
+    values = np.random.default_rng(3).normal(size=(20, 6))
+    with on(workers) as session:
+        x = ost.asarray(values, split=0 if workers > 1 else None)
+        begun = len(session.plans.plans)
+        for k in (0, 1, 3, 2, 4):
+            np.testing.assert_array_equal(np.asarray(program(x, k)), program(values, k))
+        assert len(session.plans.plans) - begun <= few
+
+
+def test_places_of_what_takes_long_to_copy_stay_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pending, "COPIED", 80)
+    values = np.arange(40.0)
+    with on() as session:
+        x, begun = ost.asarray(values), len(session.plans.plans)
+        for count, plans in ((10, 2), (11, 2 + 4)):
+            for k in range(4):
+                made = (x * 2.0)[k : k + count] + 1.0
+                np.testing.assert_array_equal(np.asarray(made), (values * 2)[k : k + count] + 1)
+            assert len(session.plans.plans) - begun == plans
+
+
+def test_a_plan_that_goes_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is known of operations that ran goes with their plan, and with what the session kept."""
+    x = np.arange(4.0)
+    with on() as session:
+
+        def run() -> None:
+            np.testing.assert_array_equal(np.asarray(ost.asarray(x) * 3.5 + 0.5), x * 3.5 + 0.5)
+
+        before = {*session.plans.plans}
+        run()
+        ((key, plan),) = [p for p in session.plans.plans.items() if p[0] not in before]
+        del session.plans.plans[key]
+        session.plans.dropped(plan)
+        assert plan.id not in session.engine.launchers  # type: ignore[attr-defined]
+        run()
+        assert key in session.plans.plans
+        session.rest()
+        run()
+        assert [*session.plans.plans] == [key]
