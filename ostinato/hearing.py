@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import Iterator
 
 here = threading.local()  # its `reach`
 
 
-@contextlib.contextmanager
-def unheard() -> Iterator[None]:
+class unheard:
     """Within it nothing that runs is part of a trace: a value is made that does not depend on it."""
-    outer = getattr(here, "reach", None)
-    here.reach = None
-    try:
-        yield
-    finally:
-        here.reach = outer
+
+    __slots__ = ("outer",)
+
+    def __enter__(self) -> None:
+        self.outer = getattr(here, "reach", None)
+        here.reach = None
+
+    def __exit__(self, *_: object) -> None:
+        here.reach = self.outer

@@ -486,13 +486,15 @@ def _with_held(asked: Sequence[Ref], session: Session) -> tuple[Collected, list[
 
 def _beside(found: Collected, kept: Sequence[Ref]) -> list[Ref]:
     """Pending results that are made of what was collected, and not only of what is kept of it."""
+    waiting = [ref for ref in array.pending() if ref[0].depth > DEEP and not ref[0].is_open]
+    if not waiting:
+        return []
     stays = {id(term) for term, _ in kept}
     made = {id(t) for t in found.terms if t.inputs and t.op is not None and not t.op.is_view}
     made -= stays
     clean, beside = set[int](), list[Ref]()
-    for ref in array.pending():
-        deep = ref[0].depth > DEEP and id(ref[0]) not in stays and not ref[0].is_open
-        stack = [ref] if deep else []
+    for ref in waiting:
+        stack = [] if id(ref[0]) in stays else [ref]
         while stack:
             term, k = stack.pop()
             if id(term) in made:

@@ -538,20 +538,25 @@ class _Inside(threading.local):
 _inside = _Inside()
 
 
-@contextlib.contextmanager
-def one_by_one(lock: threading.RLock, session: Session) -> Iterator[None]:
+class one_by_one:
     """Threads that would do the same do it one after another, and the later ones find it done. That only
     saves work: who is within such a thing already, or a run, as finalizers are, waits for nobody, so that no
     two threads ever wait for each other."""
-    inside = _inside.depth or helper.on or session.engine.lock._is_owned()  # type: ignore[attr-defined]
-    taken = lock.acquire(blocking=not inside)
-    _inside.depth += 1
-    try:
-        yield
-    finally:
+
+    __slots__ = ("lock", "session", "taken")
+
+    def __init__(self, lock: threading.RLock, session: Session) -> None:
+        self.lock, self.session = lock, session
+
+    def __enter__(self) -> None:
+        inside = _inside.depth or helper.on or self.session.engine.lock._is_owned()  # type: ignore[attr-defined]
+        self.taken = self.lock.acquire(blocking=not inside)
+        _inside.depth += 1
+
+    def __exit__(self, *_: object) -> None:
         _inside.depth -= 1
-        if taken:
-            lock.release()
+        if self.taken:
+            self.lock.release()
 
 
 def _first_split(layout: Layout) -> Split:

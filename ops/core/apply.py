@@ -5,8 +5,7 @@ Operands of every kind become Arrays; Python numbers take the dtype of what they
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
-from functools import lru_cache
+from collections.abc import Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -28,14 +27,15 @@ from .array import (
     weak_kind,
 )
 from .array_methods import functions
-from .exact import plain
+from .exact import exact_items, holds_nothing, plain
+from .graph import Items
 from .operand import Scalar
-from .registry import lookup
+from .registry import Op, lookup
 from .spec import DType, Spec, bool_, complex64, complex128, float64, int64, is_inexact, promote
 from .tracebacks import shorten
 from .user_line import misfit, user_line
 
-MOST_KNOWN = 256  # forms of what one recipe is given
+MOST_KNOWN = 4096  # forms of what a recipe is given, or of operations and their parameters
 DEEPEST = 400  # operations that may wait one behind another; then they run, asked for or not
 DEEP = 24  # the same where what waited ran before: as much in each turn of a loop, and one plan
 STEPS = 8  # operations one behind another that tell a place in a loop
@@ -78,38 +78,50 @@ def apply_all(name: str, *operands: Array, **params: Any) -> tuple[Array, ...]:
 
 def _apply_all(name: str, operands: Sequence[Array], params: dict[str, Any]) -> tuple[Array, ...]:
     op = lookup(name)
+    given, inputs, traces = list[Spec](), list[tuple[Term, int]](), _NO_TRACES
     for x in operands:
         # what a mask picks, whose shape nobody knows (ops/array/picked.py)
         if x.__class__ is not Array:
             return cast("tuple[Array, ...]", functions["apply_picked"](op, operands, params))
-    line = user_line()
-    given = tuple([x.spec for x in operands])
-    specs = _specs(op.infer(*given, **params)) if params else _inferred(op.infer, given)
-    inputs = tuple([term_of(x) for x in operands])
-    traces = _NO_TRACES
-    for t, _ in inputs:
-        if t.traces:
-            traces = traces | t.traces if traces else t.traces
-    items = tuple([(k, plain(params[k])) for k in sorted(params)])
-    term = Term(op, inputs, items, specs, line, traces)
+        ref = term_of(x)
+        given.append(x.spec)
+        inputs.append(ref)
+        if ref[0].traces:
+            traces = traces | ref[0].traces if traces else ref[0].traces
+    specs, items = _inferred(op, tuple(given), params)
+    term = Term(op, tuple(inputs), items, specs, user_line(), traces)
     if term.depth > DEEP and not term.is_open and (_is_deepest(term) or _ran_here(term)):
         current_thread.place = _place(term)
         made = tuple([from_term(term, k) for k in range(len(specs))])
         array.reader.settle(made)
         return made
+    if len(specs) == 1:
+        return (from_term(term),)
     return tuple([from_term(term, k) for k in range(len(specs))])
 
 
-def _specs(inferred: Spec | tuple[Spec, ...]) -> tuple[Spec, ...]:
-    return inferred if isinstance(inferred, tuple) else (inferred,)
+_made: dict[Any, tuple[tuple[Spec, ...], Items]] = {}  # by operations, operands and parameters
 
 
-@lru_cache(256)
 def _inferred(
-    rule: Callable[..., Spec | tuple[Spec, ...]], given: tuple[Spec, ...]
-) -> tuple[Spec, ...]:
-    """The results of an operation without parameters: programs repeat them for the same shapes."""
-    return _specs(rule(*given))
+    op: Op, given: tuple[Spec, ...], params: dict[str, Any]
+) -> tuple[tuple[Spec, ...], Items]:
+    """The specs of an operation's results, and its parameters as plain data: programs repeat them for
+    the same shapes. Equal ones are the same objects, as long as they are known."""
+    try:
+        key = op.name, given, exact_items(params.items()) if params else ()
+        found = _made.get(key)
+    except TypeError:  # a list, or what else is no parameter
+        found = key = None
+    if found is None:
+        made = op.infer(*given, **params)
+        items = tuple([(k, plain(params[k])) for k in sorted(params)])
+        found = (made if isinstance(made, tuple) else (made,)), items
+        if len(_made) >= MOST_KNOWN:
+            _made.clear()
+        if key is not None and holds_nothing(items):
+            _made[key] = found
+    return found
 
 
 def _is_deepest(term: Term) -> bool:
@@ -192,7 +204,9 @@ def constant(value: Scalar, dtype: DType | None = None) -> Array:
     """A number as part of the graph."""
     kind = type(value)
     dtype = dtype if dtype is not None else DEFAULTS[kind]
-    return apply("constant", value=_python(value, dtype), dtype=dtype)
+    op = lookup("constant")
+    specs, items = _inferred(op, (), {"value": _python(value, dtype), "dtype": dtype})
+    return from_term(Term(op, (), items, specs, user_line()))
 
 
 def _python(value: Scalar, dtype: DType) -> Scalar:

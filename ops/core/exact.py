@@ -67,6 +67,15 @@ def exact_items(items: Iterable[tuple[str, Any]]) -> tuple[Any, ...]:
     return tuple(found)
 
 
+_NOTHING_HELD = frozenset((int, float, bool, complex, str, tuple, type(None)))
+
+
+def holds_nothing(items: Iterable[tuple[str, Any]]) -> bool:
+    """Whether parameters are numbers and words alone, with no function or graph that is to go when its
+    user lets go of it."""
+    return all(v.__class__ in _NOTHING_HELD or isinstance(v, np.dtype) for _, v in items)
+
+
 class Keys(tuple[Any, ...]):
     """A tuple whose elements compare exactly."""
 

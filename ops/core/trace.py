@@ -12,11 +12,11 @@ import numpy as np
 
 from ostinato.errors import AssignmentError
 
-from .apply import apply, constant
+from .apply import MOST_KNOWN, apply, constant
 from .array import Array, Term, Trace, from_term, placeholder, term_of
 from .build import Builder
-from .exact import exact_items
-from .graph import Graph, canonical
+from .exact import exact_items, holds_nothing
+from .graph import Graph, Items, canonical
 from .locks import cached_property
 from .operand import Operand
 from .refusals import end_refusals
@@ -32,6 +32,26 @@ def array_of(term: Term, k: int) -> Array:
     """The Array of a Term's output; the one that somebody holds, if there is one."""
     x = term.held(k)
     return x if x is not None else from_term(term, k)
+
+
+# By the id of parameters, which are kept so that it stays theirs: a key without their numbers,
+# and these.
+_plain: dict[int, tuple[Items, tuple[Any, ...], tuple[Any, ...]]] = {}
+
+
+def _known_plain(term: Term) -> tuple[Items, tuple[Any, ...], tuple[Any, ...]]:
+    """Note an operation's parameters, which the next iteration of a loop has, too."""
+    assert term.op is not None
+    params, numbers, values = dict(term.params), term.op.numbers, ()
+    if numbers is not None and numbers.fits(params):
+        value = params.pop(numbers.param)
+        values = value if value.__class__ is tuple else (value,)
+    found = term.params, exact_items(params.items()), values
+    if len(_plain) >= MOST_KNOWN:
+        _plain.clear()
+    if holds_nothing(term.params):
+        _plain[id(term.params)] = found
+    return found
 
 
 class Collected:
@@ -66,26 +86,19 @@ class Collected:
     def form(self) -> tuple[Any, ...]:
         """Make a key that is equal if graphs of equal inputs are but for their numbers, and the
         lines of their nodes: found sooner than these. Note the numbers on the way."""
-        first, count, places = dict[int, int](), len(self.specs), self.places
-        found: list[Any] = []
+        places = dict(self.places)
+        count, found = len(self.specs), list[Any]()
         for term in self.terms:
-            assert term.op is not None
-            params, numbers = term.params, term.op.numbers
-            if numbers is not None and numbers.fits(known := dict(params)):
-                value = known.pop(numbers.param)
-                values = value if value.__class__ is tuple else (value,)
-                self.numbers += [(term, k) for k in range(len(values))]
-                self.values += values
-                params = tuple(known.items())
-            found += term.op.name, exact_items(params), term.specs, term.line
-            for ref in term.inputs:
-                at = places.get(ref)
-                found.append(first[id(ref[0])] + ref[1] if at is None else at)
-            first[id(term)] = count
+            known = _plain.get(id(term.params)) or _known_plain(term)
+            if known[2]:
+                self.numbers += [(term, k) for k in range(len(known[2]))]
+                self.values += known[2]
+            found += term.op.name, known[1], term.specs, term.line  # type: ignore[union-attr]
+            found += [places[ref] for ref in term.inputs]
+            for k in range(len(term.specs)):
+                places.setdefault((term, k), count + k)
             count += len(term.specs)
-        for ref in self.roots:
-            at = places.get(ref)
-            found.append(first[id(ref[0])] + ref[1] if at is None else at)
+        found += [places[ref] for ref in self.roots]
         return tuple(found)
 
     def give(self, numbers: Sequence[int]) -> list[np.ndarray[Any, Any]]:
@@ -154,49 +167,48 @@ def collect(
     keys: dict[Ref, Any] = {}
     place: dict[Any, int] = {}
     order: list[Term] = []
-    seen: set[int] = set()
+    seen: set[Term] = set()
     count = len(inputs)
 
-    def outside(term: Term, k: int) -> Any:
-        """Identify an input of the graph that has no value yet; None for a node of it."""
-        if term.op is None:
-            return (id(term), k)
-        if trace is None or term.op.name == "constant":
-            return None
-        outside = trace not in term.traces if inner else term.serial < trace.serial
-        return (id(term), k) if outside else None
-
-    def meet(term: Term, k: int) -> bool:
-        """Whether this is a node still to be visited."""
-        if (term, k) in keys:
-            return keys[term, k] is None and id(term) not in seen
+    def meet(ref: Ref) -> Any:
+        """Identify an input of the graph: a value, or what has none yet; None for a node of it."""
+        term, k = ref
         operand = term.operands[k] if term.operands is not None else None
-        key = keys[term, k] = id(operand) if operand is not None else outside(term, k)
-        if key is None:
-            return id(term) not in seen
-        if key not in place:
+        key: Any = None
+        if operand is not None:
+            key = id(operand)
+        elif term.op is None:
+            key = id(term), k
+        elif trace is not None and term.op.name != "constant":
+            outside = trace not in term.traces if inner else term.serial < trace.serial
+            key = (id(term), k) if outside else None
+        keys[ref] = key
+        if key is not None and key not in place:
             if trace is not None and trace in term.traces:
                 place[key] = term.number
             else:
                 place[key] = count + len(captured)
-                captured.append((term, k))
+                captured.append(ref)
                 held.append(operand)
-        return False
+        return key
 
-    for root, k in roots:
-        stack = [root] if meet(root, k) else []
+    for root in roots:
+        key = keys[root] if root in keys else meet(root)
+        stack = [root[0]] if key is None else []
         while stack:
             term = stack[-1]
-            if id(term) in seen:
+            if term in seen:
                 stack.pop()
                 continue
-            waiting = [t for t, j in reversed(term.inputs) if meet(t, j)]
-            if waiting:
-                stack.extend(waiting)
-                continue
-            stack.pop()
-            seen.add(id(term))
-            order.append(term)
+            before = len(stack)
+            for ref in reversed(term.inputs):
+                key = keys[ref] if ref in keys else meet(ref)
+                if key is None and ref[0] not in seen:
+                    stack.append(ref[0])
+            if len(stack) == before:
+                stack.pop()
+                seen.add(term)
+                order.append(term)
 
     specs = [
         *inputs,

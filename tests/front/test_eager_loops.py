@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+import itertools
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-from ostinato.ops.core import apply
+from ostinato.ops.core import apply, trace
 from ostinato.ops.core.array import term_of
 from ostinato.ops.core.graph import canonical
 from ostinato.ops.core.trace import collect
@@ -291,3 +294,40 @@ def test_a_plan_that_goes_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None
         session.rest()
         run()
         assert [*session.plans.plans] == [key]
+
+
+def test_equal_operations_are_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rules and parameters of equal operations are asked and compared in the first turns only; a new number
+    is one constant more, and is told from others to the bit."""
+    monkeypatch.setattr(apply, "_made", {})
+    monkeypatch.setattr(trace, "_plain", {})
+    values = np.random.default_rng(0).normal(size=(8, 5))
+    with on():
+        x, sizes = ost.asarray(values), list[tuple[int, int]]()
+        for k in range(6):
+            made = (x[1:6, ::2] * 0.5 + x.sum(axis=0)[:3] * (k + 0.5)).reshape(5, 3).max()
+            wanted = (values[1:6, ::2] * 0.5 + values.sum(axis=0)[:3] * (k + 0.5)).max()
+            assert float(made) == pytest.approx(wanted)
+            sizes.append((len(apply._made), len(trace._plain)))
+        assert {(b[0] - a[0], b[1] - a[1]) for a, b in itertools.pairwise(sizes[1:])} == {(1, 1)}
+        for value in (0.0, -0.0, 1.0):
+            assert np.asarray(ost.full((2,), value)).tobytes() == np.full((2,), value).tobytes()
+
+
+def test_what_is_looked_at_once_holds_nobody() -> None:
+    """A function that is called back goes with its last user."""
+
+    class Doubles:
+        def __call__(self, x: Any) -> Any:
+            return x * 2
+
+    with on() as session:
+        for _ in range(2):
+            function = Doubles()
+            gone = weakref.ref(function)
+            made = ost.callback(function, ost.spec((3,), "float64"), ost.ones((3,)))
+            np.testing.assert_array_equal(np.asarray(made), 2.0)
+            del function, made
+            session.rest()
+            gc.collect()
+            assert gone() is None
