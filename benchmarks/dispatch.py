@@ -1,4 +1,5 @@
-"""What a call costs: a tiny one, many tiny operations in one, and a small matrix product.
+"""What a call costs: a tiny one, many tiny operations in one, a small matrix product; a turn of a loop in
+Python.
 
 Every iteration takes the result of the one before, as it lies where the system keeps it; the loop
 ends when the last result exists."""
@@ -7,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -430,4 +432,48 @@ MATVEC = Workload(
     tolerance=1e-4,
 )
 
-WORKLOADS = (NULL, WEIGHTS, CHAIN, MATVEC)
+
+# -- eager ---------------------------------------------------------------------------------
+ROWS = 32
+
+
+@functools.cache
+def rows_of(size: int) -> Numbers:
+    return np.random.default_rng(5).standard_normal((ROWS, size), np.float32)
+
+
+def eager_run(rows: Any, turns: int) -> Any:
+    """A loop as one types it: a row and a rate that are others in each turn, and a test."""
+    x = v = rows[0] * 0
+    for k in range(turns):
+        v = v * 0.9 + (rows[k % ROWS] - x) * (0.1 / (1 + k % 100))
+        x = x + v
+        if not float((v * v).sum()) < 1e9:
+            break
+    return x
+
+
+def eager_case(library: str, size: int) -> Case:
+    """Nothing is compiled by hand."""
+    rows = import_module(library).asarray(rows_of(size))
+    return Case(lambda: np.asarray(eager_run(rows, 8)), functools.partial(eager_run, rows))
+
+
+def eager(name: str, size: int) -> Workload:
+    return Workload(
+        name,
+        f"eight operations on {size:,} numbers, and a test, outside of compiled functions",
+        lambda: eager_run(rows_of(size), 8),
+        {
+            system: functools.partial(eager_case, library, size)
+            for system, library in (
+                ("ostinato", "ostinato"),
+                ("numpy", "numpy"),
+                ("jax", "jax.numpy"),
+            )
+        },
+        tolerance=1e-4,
+    )
+
+
+WORKLOADS = (NULL, WEIGHTS, CHAIN, MATVEC, eager("eager", 1000), eager("eager_large", 1 << 18))

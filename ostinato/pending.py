@@ -56,8 +56,9 @@ class Pending:
         """The numbers that are to be operands. There are more and more of them, so that the count
         of the others tells which they are."""
         if self.last != now:
-            new = {k for k, was in enumerate(self.last) if was != now[k]}
-            self.vary |= new - _known(found)
+            new = {k for k, was in enumerate(self.last) if was != now[k]} - self.vary
+            if new:
+                self.vary |= new - _known(found)
             if len(self.ready) >= FORMS:
                 self.ready.clear()
         self.last = now

@@ -56,8 +56,8 @@ def held_too(found: Collected, asked: Sequence[Ref], session: Session) -> list[R
     held = [
         (term, k)
         for term in found.terms
-        for k in range(len(term.specs))
-        if (term, k) not in known and term.held(k) is not None
+        for k, holder in enumerate(term.holders)
+        if holder is not None and holder() is not None and (term, k) not in known
     ]
     if not held:
         return held
@@ -78,8 +78,9 @@ def held_too(found: Collected, asked: Sequence[Ref], session: Session) -> list[R
 
 def operands_of(found: Collected, session: Session) -> list[Operand]:
     """Return the leaves of what was collected, as operands of the session."""
+    engine = session.engine
     return [
-        session.hold_leaf(t, k, operand)
+        operand if operand.engine is engine else session.hold_leaf(t, k, operand)
         for (t, k), operand in zip(found.captured, found.held, strict=True)
         if operand is not None
     ]

@@ -88,7 +88,9 @@ def _apply_all(name: str, operands: Sequence[Array], params: dict[str, Any]) -> 
         inputs.append(ref)
         if ref[0].traces:
             traces = traces | ref[0].traces if traces else ref[0].traces
-    specs, items = _inferred(op, tuple(given), params)
+    ins = (*given,)
+    known = None if params else _made.get((name, ins, ()))
+    specs, items = known or _inferred(op, ins, params)
     term = Term(op, tuple(inputs), items, specs, user_line(), traces)
     if term.depth > DEEP and not term.is_open and (_is_deepest(term) or _ran_here(term)):
         current_thread.place = _place(term)
@@ -186,6 +188,8 @@ def acted(x: Array) -> Array:
 def apply(name: str, *operands: Array, **params: Any) -> Array:
     """The result of an operation that has one."""
     try:
+        if sys.getprofile() is None:
+            return _apply_all(name, operands, params)[0]
         return apply_all(name, *operands, **params)[0]
     except Exception as error:
         shorten(error)
@@ -260,6 +264,11 @@ def weak_dtype(kind: type, beside: DType) -> DType:
 def unify(*xs: Any) -> list[Array]:
     """Operands of one operation as Arrays; Python numbers take the dtype of the arrays that they
     meet."""
+    for x in xs:
+        if x.__class__ is not Array or x.weak is not None:
+            break
+    else:
+        return [*xs]
     strong = [x if isinstance(x, Array) else as_array(x) for x in xs if weak_kind(x) is None]
     if not strong:
         kinds = [weak_kind(x) for x in xs]

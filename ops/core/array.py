@@ -642,7 +642,10 @@ class Array(ArrayMethods["Array"]):
     def _row(self, k: int) -> Array | None:
         """x[k] of a value that is at hand, if that is little: at once, so that the turns of a loop over rows
         are one computation."""
-        if self._term is not None or self._operand is None or current_thread.trace is not None:
+        term = self._term
+        if self._operand is None or current_thread.trace is not None:
+            return None
+        if term is not None and (term.traces or term.op is not None):
             return None
         row = reader.row(self, k)
         return from_operand(row) if row is not None else None

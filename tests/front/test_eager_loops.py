@@ -331,3 +331,13 @@ def test_what_is_looked_at_once_holds_nobody() -> None:
             session.rest()
             gc.collect()
             assert gone() is None
+
+
+def test_rows_are_at_hand_after_their_array_was_used() -> None:
+    with on():
+        x = ost.asarray(np.arange(12.0).reshape(4, 3))
+        np.testing.assert_array_equal(np.asarray(x * 2.0)[1], [6, 8, 10])
+        row = x[2]
+        assert row._operand is not None
+        slope = ost.grad(lambda y: (y[2] * x[2]).sum())(x)
+        np.testing.assert_array_equal(np.asarray(slope)[2], np.asarray(row))
