@@ -128,7 +128,9 @@ def _joined(
     for group in near:
         outside = [v for v in operands if home.get(v) is not group]
         stranger = len(outside) == len(operands) and group.operands.keys().isdisjoint(operands)
-        # what has but its shape may need more later
+        # what has but its shape may need more later, and what another product waits for is made there
+        if stranger and group.product:
+            continue
         if len({*group.operands, *outside}) > (OPERANDS // 2 if stranger else OPERANDS):
             continue
         joins = units.joins(group, outside)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ostinato.ops.core.graph import Graph
-from ostinato.ops.core.spec import Spec, float32
+from ostinato.ops.core.spec import Spec, bfloat16, float32
 from ostinato.ops.cpu.fused import WITH_PRODUCT
 from ostinato.ops.cpu.jit.llvm import why_not
 from ostinato.ops.cpu.kernels import gemm_epilogue, gemm_tiles, turned_gemm
@@ -170,6 +170,31 @@ def test_new_weights_take_the_place_of_old_ones() -> None:
     np.testing.assert_allclose(np.asarray(y), w - 0.5 * (x.T @ g), atol=1e-4)
 
 
+def test_layers_of_one_shape_wait_for_nothing_of_each_other() -> None:
+    """Each product's kernel makes the momenta and weights of its layer in their places, and no others'."""
+    x = numbers(128, 64)
+    layers = [numbers(64, 64, seed=k) * 0.1 for k in range(4)]
+
+    @ost.compile(donate=("state",))
+    def step(state: Any, x: Any) -> Any:
+        def loss(layers: Any) -> Any:
+            y = x
+            for w in layers:
+                y = ost.tanh(y @ w)
+            return (y**2).sum()
+
+        layers, momenta = state
+        momenta = [0.9 * m + g for m, g in zip(momenta, ost.grad(loss)(layers), strict=True)]
+        return [w - 0.1 * m for w, m in zip(layers, momenta, strict=True)], momenta
+
+    state = ost.tree_map(ost.asarray, (layers, [np.ones_like(w) for w in layers]))
+    step(state, ost.asarray(x))
+    program, graph = step.plan.program, step.plan.program.graph
+    updates = [graph.nodes[k] for k in {graph.producers[v] for v in graph.outputs}]
+    assert [(n.op, len(n.specs)) for n in updates] == [("fused_matmul", 2)] * 4
+    assert len(program.reuse) >= 6  # the last layer is read by the one before it
+
+
 def test_a_matrix_of_the_product_keeps_its_place() -> None:
     """Other blocks still read what is given away, if it is multiplied, too."""
     w = numbers(160, 160)
@@ -293,12 +318,19 @@ def test_a_left_matrix_that_lies_transposed(monkeypatch: pytest.MonkeyPatch) -> 
         np.testing.assert_array_equal(found[0], other)
 
 
-def test_blocks_cover_a_product() -> None:
+@pytest.mark.parametrize("dtype", [float32, bfloat16])
+def test_blocks_cover_a_product(dtype: Any) -> None:
     """And fit into the memory that was asked for, for any number of threads."""
-    form = gemm_tiles.gemm_key(float32)
+    form = gemm_tiles.gemm_key(dtype)
     if form is None:
         pytest.skip("this processor has no tiles")
-    for m, n, k in ((64, 16, 8), (128, 528, 528), (1000, 64, 1024), (96, 5000, 300)):
+    for m, n, k in (
+        (64, 16, 8),
+        (128, 528, 528),
+        (1000, 64, 1024),
+        (96, 5000, 300),
+        (4096, 700, 64),
+    ):
         for threads in (1, 2, 3, 8, 64):
             for turned, whole in ((False, False), (True, False), (True, True)):
                 grid = gemm_epilogue.blocks_of_tiles(form, m, n, k, 1, threads, turned, whole)
@@ -307,7 +339,7 @@ def test_blocks_cover_a_product() -> None:
                 assert grid.width >= grid.strip
                 assert not whole or grid.strips == 1
                 room, *_ = gemm_epilogue._room(form, grid.width, grid.block, grid.block, k)
-                specs = Spec((m, k), float32), Spec((k, n), float32)
+                specs = Spec((m, k), dtype), Spec((k, n), dtype)
                 (given_,) = gemm_epilogue.epilogue_scratch(
                     [s.shape for s in specs], [(m, n)], specs, body=Graph((), (), ())
                 )
