@@ -114,10 +114,14 @@ def blocks_of_tiles(
 
     down = min((d for d in range(1, count + 1) if count % d == 0 and count // d <= most), key=cost)
     strip = min(n, form.width(-(-n * down // count)))
+    size = SGEMM_BYTES if form.amx else BYTES
+    if form.amx and most > 1:  # what packs both matrices packs the one more often, or the other
+        least = VECTORS * form.lanes
+        strip = min(strip, least * max(size // (4 * m * least), 2))
     width, share = form.width(strip), -(-m // down)
-    limit = _most_rows(width)
+    limit = _most_rows(width, size)
     if form.packs_left:
-        limit = min(limit, max(MIN_BLOCK_ROWS, BYTES // (2 * k)))
+        limit = min(limit, max(MIN_BLOCK_ROWS, size // (2 * k)))
     block = -(-share // -(-share // limit))
     block = min(m, -(-block // form.rows) * form.rows)
     return BlockGrid(block, -(-m // block), strip, -(-n // strip), width)
@@ -155,9 +159,9 @@ def epilogue_scratch(
     for form in (gemm_key(specs[0].dtype, turned, specs[1].dtype) for turned in (False, True)):
         if form is None:
             continue
-        width = max(1, form.width(n))
-        block = min(rows, _most_rows(width) + form.rows)
-        copied = min(rows, max(MIN_BLOCK_ROWS, BYTES // (2 * max(k, 1))) + form.rows)
+        width, size = max(1, form.width(n)), SGEMM_BYTES if form.amx else BYTES
+        block = min(rows, _most_rows(width, size) + form.rows)
+        copied = min(rows, max(MIN_BLOCK_ROWS, size // (2 * max(k, 1))) + form.rows)
         needed = max(needed, _room(form, width, block, copied, k)[0] * most_threads())
     return [Scratch((needed + 64,), int8)]
 
@@ -237,7 +241,7 @@ def _in_blocks(
         way == SGEMM or (way != TILES and (right[0] == _PLAIN or n * k > TURNED_BY_TILES))
     ):
         form = None  # it reads a matrix in rows where that lies
-    if form is not None and (m < form.rows or k % form.pairs):
+    if form is not None and ((m < form.rows and not form.amx) or k % form.pairs):
         form = None
     whole = rest.axes > 0 or bool(numbers_in(rest.body))
     if form is not None:

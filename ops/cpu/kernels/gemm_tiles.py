@@ -5,7 +5,8 @@ A block is made panel by panel. A panel of the right matrix, up to three vectors
 order; tiles of the block, some rows of a panel, are summed in registers, term by term. So the bits of
 an element depend on its row and its column only. Meanwhile a tile asks memory for the next panel's
 lines, which no processor would guess. Two numbers of bfloat16 that follow each other in a sum are one
-element of a panel, where the processor multiplies such pairs."""
+element of a panel, where the processor multiplies such pairs. Where it multiplies matrices of pairs (AMX),
+tiles are of two by three of these, and the left matrix is copied in their order, too."""
 
 from __future__ import annotations
 
@@ -18,6 +19,7 @@ from ostinato.ops.cpu.jit.code import symbol
 from ostinato.ops.cpu.jit.emitter import Code
 from ostinato.ops.cpu.jit.lines import llvm_type
 from ostinato.ops.cpu.jit.llvm import has, linked, vector_bits, why_not
+from ostinato.ops.cpu.libraries.onednn import multiplies_squares
 from ostinato.ops.cpu.limits import LIMITS
 
 VECTORS = LIMITS.tile_vectors
@@ -30,6 +32,7 @@ class GemmKey(NamedTuple):
     turned: bool
     rounded: bool  # whether the right one is float32, and rounded to the dtype
     bits: int  # of a vector
+    amx: bool = False  # whether instructions multiply matrices of 16 rows of 16 pairs
 
     @property
     def lanes(self) -> int:
@@ -39,7 +42,7 @@ class GemmKey(NamedTuple):
     @property
     def rows(self) -> int:
         """Return the rows of a tile."""
-        return 8 if self.bits == 512 else 4
+        return 2 * self.lanes if self.amx else 8 if self.bits == 512 else 4
 
     @property
     def pairs(self) -> int:
@@ -48,8 +51,9 @@ class GemmKey(NamedTuple):
 
     @property
     def packs_left(self) -> bool:
-        """Whether the left matrix is copied, too: where pairs are not side by side."""
-        return self.turned and self.pairs > 1
+        """Whether the left matrix is copied, too: where pairs, or all of an instruction's, are not side
+        by side."""
+        return self.amx or (self.turned and self.pairs > 1)
 
     @property
     def beyond(self) -> tuple[int, int]:
@@ -63,7 +67,8 @@ class GemmKey(NamedTuple):
     def panel_bytes(self, rows: int, depth: int) -> int:
         """Bytes that panels for a block of so many rows need."""
         deep = -(-depth // (self.pairs * self.lanes)) * self.lanes
-        left = self.width(rows) * deep if self.packs_left else 0
+        square = max(self.rows, self.lanes)
+        left = -(-rows // square) * square * deep if self.packs_left else 0
         return 4 * (VECTORS * self.lanes * deep + left)
 
 
@@ -71,14 +76,16 @@ def gemm_key(dtype: DType, turned: bool = False, right: DType | None = None) -> 
     """None if this processor has not what tiles are made of."""
     if why_not() or dtype not in (float32, bfloat16) or right not in (None, dtype, float32):
         return None
-    form = GemmKey(dtype, turned, right not in (None, dtype), vector_bits())
+    amx = dtype == bfloat16 and has("amx-bf16") and multiplies_squares()
+    form = GemmKey(dtype, turned, right not in (None, dtype), vector_bits(), amx)
     needs = {"avx512f", "avx512bf16"} if dtype == bfloat16 else {"fma"}
     return form if form.bits > 128 and has(*needs) else None
 
 
 def block_function(form: GemmKey) -> str:
     """The name by which texts may call what makes a block (`CALLED`); it is there from now on."""
-    name = f"block_of_{form.dtype.name}{'_turned' * form.turned}{'_rounded' * form.rounded}"
+    kinds = "_turned" * form.turned + "_rounded" * form.rounded + "_amx" * form.amx
+    name = f"block_of_{form.dtype.name}{kinds}"
     symbol(name, linked(_text(form)))
     return name
 
@@ -103,7 +110,7 @@ def _text(form: GemmKey) -> str:
         functions += [writer.tile(vectors), writer.panel(vectors)]
         functions += [writer.pack(vectors), writer.pack_turned(vectors)]
     if form.packs_left:
-        functions.append(writer.pack_pairs(1, left_one=True))
+        functions.append(writer.pack_left())
     functions.append(writer.block())
     return "\n".join([*sorted(writer.declared), *functions])
 
@@ -150,6 +157,13 @@ class Tiles:
         vector = f"<{self.lanes} x {kind or self.kind}>"
         return code.masked_load(at, vector, code.inside(many, self.lanes))
 
+    def near(self, code: Code, r: str, end: str, many: str) -> tuple[str, str]:
+        """A row, or the last one, of which then no elements are there: even to load nothing from
+        elsewhere is slow."""
+        there = code.let(f"icmp slt i64 {r}, {end}")
+        last = code.let(f"sub i64 {end}, 1")
+        return code.least(r, last), code.let(f"select i1 {there}, i64 {many}, i64 0")
+
     def everywhere(self, code: Code, at: str, align: int = 0) -> str:
         """An element in all lanes."""
         x = code.let(f"load {self.kind}, ptr {at}, align {align or self.item}")
@@ -179,22 +193,16 @@ class Tiles:
         return self.first(code, at, many)
 
     def pack_turned(self, vectors: int) -> str:
-        """Columns, square by square. What is beyond the last one is not looked at, since that is
-        slow even where nothing is loaded."""
+        """Columns, square by square."""
         code, lanes = Code(), self.lanes
-        last = code.let("sub i64 %left, 1")
         with code.loop("0", "%many", step=lanes) as r, code.loop("0", str(vectors)) as part:
             rows = code.let(f"sub i64 %many, {r}")
             base = self.advance(code, "%from", r, str(self.bytes_taken))
             column = code.times(part, str(lanes))
             found = []
             for k in range(lanes):
-                c = code.sum(column, str(k))
-                near = code.times(code.least(c, last), "%step")
-                at = code.let(f"getelementptr i8, ptr {base}, i64 {near}")
-                there = code.let(f"icmp slt i64 {c}, %left")
-                many = code.let(f"select i1 {there}, i64 {rows}, i64 0")
-                found.append(self.taken(code, at, many))
+                near, many = self.near(code, code.sum(column, str(k)), "%left", rows)
+                found.append(self.taken(code, self.advance(code, base, near, "%step"), many))
             for k, made in enumerate(code.turned(found, self.vector)):
                 row = code.times(code.sum(r, str(k)), str(vectors * lanes))
                 self.store(code, made, self.address(code, "%to", code.sum(row, column)))
@@ -221,12 +229,14 @@ class _Blocks(Tiles):
         super().__init__(float32 if form.pairs == 1 else uint32, form.lanes)
         self.form = form
         self.sums = f"<{form.lanes} x float>"
-        if form.pairs > 1:
+        if form.pairs > 1 and not form.amx:
             self.declared.add(f"declare {self.sums} {_DOTS}({self.sums}, {_HALVES}, {_HALVES})")
 
     # -- a tile
     def tile(self, vectors: int) -> str:
         """Some rows of a panel's columns. `%ahead` is the area to ask memory for."""
+        if self.form.amx:
+            return self.tile_of_squares(vectors)
         code, rows = Code(), self.form.rows
         cells = [[self.sum_cell(code, self.sums) for _ in range(vectors)] for _ in range(rows)]
         ahead = _Ahead(code)
@@ -252,8 +262,40 @@ class _Blocks(Tiles):
                 at = code.let(f"getelementptr float, ptr {to}, i64 {v * self.lanes}")
                 total = code.let(f"load {self.sums}, ptr {cell}")
                 code.add(f"store {self.sums} {total}, ptr {at}, align {4 * self.lanes}")
-        given = "ptr %left, i64 %down, ptr %right, i64 %many, ptr %to, i64 %step, ptr %ahead"
-        return self.function(f"tile{vectors}", given, code)
+        return self.function(f"tile{vectors}", _TILE, code)
+
+    def tile_of_squares(self, vectors: int) -> str:
+        """Two squares by some, by instructions that multiply squares. Memory is asked for nothing: what
+        copies the matrices reads rows, which processors guess."""
+        code, lanes = Code(), self.lanes
+        right, left = 2 * VECTORS, 2 * VECTORS + 1
+        sums = [[v + i * vectors for v in range(vectors)] for i in range(2)]
+        for k in range(2 * vectors):
+            self.amx(code, "tilezero", f"i8 {k}")
+        with code.loop("0", "%many", step=lanes) as p:
+            columns = self.address(code, "%right", code.times(p, str(vectors * lanes)))
+            rows = self.address(code, "%left", code.times(p, str(lanes)))
+            for v in range(vectors):
+                self.square(code, right, self.address(code, columns, str(v * lanes)), vectors)
+                for i, row in enumerate(sums):
+                    self.square(code, left, self.advance(code, rows, str(i), "%down"))
+                    self.amx(code, "tdpbf16ps", f"i8 {row[v]}", f"i8 {left}", f"i8 {right}")
+        for i, row in enumerate(sums):
+            to = self.advance(code, "%to", str(lanes * i), "%step")
+            for v, k in enumerate(row):
+                at = code.let(f"getelementptr float, ptr {to}, i64 {v * lanes}")
+                self.amx(code, "tilestored64", f"i8 {k}", f"ptr {at}", "i64 %step")
+        return self.function(f"tile{vectors}", _TILE, code)
+
+    def square(self, code: Code, tile: int, at: str, vectors: int = 1) -> None:
+        """Load rows, which lie so many vectors apart."""
+        apart = 4 * self.lanes * vectors
+        self.amx(code, "tileloadd64", f"i8 {tile}", f"ptr {at}", f"i64 {apart}")
+
+    def amx(self, code: Code, name: str, *given: str) -> None:
+        kinds = ", ".join(word.split()[0] for word in given)
+        self.declared.add(f"declare void @llvm.x86.{name}({kinds})")
+        code.add(f"call void @llvm.x86.{name}({', '.join(given)})")
 
     def fma(self, code: Code, x: str, y: str, cell: str) -> str:
         if self.form.pairs == 1:
@@ -269,22 +311,50 @@ class _Blocks(Tiles):
         return super().pack(vectors) if self.form.pairs == 1 else self.pack_pairs(vectors)
 
     def pack_pairs(self, vectors: int, left_one: bool = False) -> str:
-        code, name = Code(), "pack_left" if left_one else "pack"
+        code, name = Code(), "pack_left" if left_one else f"pack{vectors}"
         rounded = self.form.rounded and not left_one
-        item = 4 if rounded else self.form.dtype.itemsize
-        many = [code.let(f"sub i64 %left, {v * self.lanes}") for v in range(vectors)]
-        with code.loop("0", "%many") as r:
-            upper = self.advance(code, "%from", code.times(r, "2"), "%step")
-            lower = code.let(f"getelementptr i8, ptr {upper}, i64 %step")
+        item = self.form.dtype.itemsize if left_one else self.right_item
+        deep = "%many"
+        if self.form.amx:
+            deep = code.let(f"and i64 {code.sum('%many', str(self.lanes - 1))}, {-self.lanes}")
+        with code.loop("0", deep) as r:
+            near, columns = self.near(code, r, "%many", "%left") if self.form.amx else (r, "%left")
             to = self.address(code, "%to", code.times(r, str(vectors * self.lanes)))
-            for v, left in enumerate(many):
-                skip = v * self.lanes * item
-                ats = [
-                    code.let(f"getelementptr i8, ptr {row}, i64 {skip}") for row in (upper, lower)
-                ]
-                both = self.interleave(code, *(self.halves(code, at, left, rounded) for at in ats))
+            for v in range(vectors):
+                from_ = code.let(f"getelementptr i8, ptr %from, i64 {v * self.lanes * item}")
+                left = code.let(f"sub i64 {columns}, {v * self.lanes}")
+                both = self.pairs(code, from_, near, left, rounded)
                 self.store(code, both, self.address(code, to, str(v * self.lanes)))
-        return self.function(f"{name}{vectors}", _PANEL, code)
+        return self.function(name, _PANEL, code)
+
+    def pairs(self, code: Code, from_: str, r: str, many: str, rounded: bool) -> str:
+        """Two rows, a number of each beside the other."""
+        upper = self.advance(code, from_, code.times(r, "2"), "%step")
+        lower = code.let(f"getelementptr i8, ptr {upper}, i64 %step")
+        return self.interleave(code, *(self.halves(code, v, many, rounded) for v in (upper, lower)))
+
+    def pack_left(self) -> str:
+        """Some rows of the left matrix, pair by pair; as squares where instructions multiply these, one
+        behind the other, with zeros beyond what there is."""
+        if not self.form.amx:
+            return self.pack_pairs(1, left_one=True)
+        code, lanes = Code(), self.lanes
+        with code.loop("0", "%many", step=lanes) as p:
+            ahead, found = code.let(f"sub i64 %many, {p}"), []
+            for k in range(lanes):
+                if self.form.turned:
+                    near, many = self.near(code, code.sum(p, str(k)), "%many", "%left")
+                    found.append(self.pairs(code, "%from", near, many, False))
+                else:
+                    near, many = self.near(code, str(k), "%left", ahead)
+                    row = self.advance(code, "%from", near, "%step")
+                    found.append(self.first(code, self.address(code, row, p), many))
+            if self.form.turned:
+                found = code.turned(found, self.vector)
+            to = self.address(code, "%to", code.times(p, str(lanes)))
+            for k, made in enumerate(found):
+                self.store(code, made, self.address(code, to, str(k * lanes)))
+        return self.function("pack_left", _PANEL, code)
 
     @property
     def right_item(self) -> int:
@@ -342,7 +412,10 @@ class _Blocks(Tiles):
         code.add(f"store ptr {code.let(f'select i1 {some}, ptr {own}, ptr {first}')}, ptr %area")
         last = code.let(f"sub i64 %rows, {form.rows}")
         with code.loop("0", "%rows", step=form.rows) as i:
-            if form.packs_left:
+            if form.amx:
+                row, down = i, code.times("%deep", str(4 * self.lanes))
+                left = self.address(code, "%a", code.times(i, "%deep"))
+            elif form.packs_left:
                 row, down = i, str(4 * self.lanes)
                 which, within = (code.let(f"{op} i64 {i}, {self.lanes}") for op in ("udiv", "urem"))
                 skip = code.times(which, code.times("%deep", str(self.lanes)))
@@ -366,15 +439,23 @@ class _Blocks(Tiles):
         areas = code.name("areas")
         code.entry.append(f"  {areas} = alloca ptr")
         code.add(f"store ptr %ahead, ptr {areas}")
+        if form.amx:
+            told = code.integers(len(_SHAPES))
+            for k, word in enumerate(_SHAPES):
+                at = code.let(f"getelementptr i64, ptr {told}, i64 {k}")
+                code.add(f"store volatile i64 {word}, ptr {at}")  # else a section of constants
+            self.amx(code, "ldtilecfg", f"ptr {told}")
         a, unit = "%a", code.let(f"select i1 %turned_b, i64 %step_b, i64 {self.right_item}")
         if form.packs_left:
             a = self.address(code, "%room", code.times(deep, str(VECTORS * lanes)))
-            with code.loop("0", "%rows", step=lanes) as i:
-                from_ = self.advance(code, "%a", i, item)
+            above = str(form.rows - 1 if form.amx else 0)
+            end = code.let(f"and i64 {code.sum('%rows', above)}, {-form.rows if form.amx else -1}")
+            with code.loop("0", end, step=lanes) as i:
+                from_ = self.advance(code, "%a", i, item if form.turned else "%step_a")
                 left = code.let(f"sub i64 %rows, {i}")
                 to = self.address(code, a, code.times(i, deep))
                 code.add(
-                    f"call void @pack_left1(ptr {from_}, i64 %step_a, i64 {many}, i64 {left}, ptr {to})"
+                    f"call void @pack_left(ptr {from_}, i64 %step_a, i64 {many}, i64 {left}, ptr {to})"
                 )
         with code.loop("0", "%columns", step=VECTORS * lanes) as j:
             left = code.let(f"sub i64 %columns, {j}")
@@ -392,9 +473,14 @@ class _Blocks(Tiles):
                         f"i64 %step_b, i1 %turned_b, i64 {left}, i64 {next_}, i64 %depth, "
                         f"i64 {many}, i64 {deep}, ptr {c}, i64 %step_c, ptr %room, ptr {areas})"
                     )
+        if form.amx:
+            self.amx(code, "tilerelease")
         return self.function("run", _NAMED, code, internal=False)
 
 
+_TILE = "ptr %left, i64 %down, ptr %right, i64 %many, ptr %to, i64 %step, ptr %ahead"
+# Of each of 8 tiles the bytes of a row, and rows, in the eight words that say so.
+_SHAPES = (1, 0, 0x40004000400040, 0x40004000400040, 0, 0, 0x1010101010101010, 0)
 _DOTS = "@llvm.x86.avx512bf16.dpbf16ps.512"
 _HALVES = "<32 x bfloat>"
 _PANEL_OF = (

@@ -107,6 +107,12 @@ def can_widen(a: DType, b: DType, out: DType) -> bool:
     return bool(found.dnnl_get_effective_cpu_isa() & _NEEDS[a.name])
 
 
+def multiplies_squares() -> bool:
+    """Whether the library has asked the system for the tiles of AMX for this process, and got them."""
+    found = library()
+    return not isinstance(found, str) and bool(found.dnnl_get_effective_cpu_isa() & 0x800)
+
+
 # -- objects of the library ----------------------------------------------------------------
 class _Owner:
     """Makes the library's objects, and destroys them together."""
