@@ -70,6 +70,7 @@ from .loops.ordered import TYPES, ordered_kernel
 from .loops.schedule import THREADS, analyse, square_tiles
 from .loops.tallies import range_of
 from .loops.text import OPTIONS, Kernel
+from .loops.tile_rows import kernel_of as rows_kernel
 from .loops.tiles import TileRates, rates_of
 from .messages import Nccl
 from .operands import with_operands
@@ -118,6 +119,7 @@ class Gpu(Device):
             )
         self.runs("fused_matmul", self._with_epilogue, scratch=self._room, ways=self._ways)
         self.runs("fused_tiles", self._with_operands)
+        self.runs("fused_matmul_rows", self._with_rows)
         self.runs(IN_STAGES, self._stages, placed=windows_at)
         whole_lines.register(self)
         box_moves.register(self)
@@ -263,6 +265,12 @@ class Gpu(Device):
         self, arrays: Sequence[Any], threads: int, *, scratch: Sequence[Any], body: Graph, **_: Any
     ) -> Function | None:
         return with_operands(self.own_products, arrays, body)
+
+    def _with_rows(
+        self, arrays: Sequence[Any], threads: int, *, scratch: Sequence[Any], body: Graph, **_: Any
+    ) -> Function | None:
+        made = rows_kernel(body, arrays, self.tile_rates) if self.has_own_kernels else None
+        return self.launching(made) if made is not None else None
 
     def _elements(self, body: Graph, arrays: Sequence[Any]) -> Function:
         """Elementwise operations over the last array's elements."""

@@ -80,7 +80,7 @@ def fuse(graph: Graph, target: Target, larger: bool = True) -> Graph:
 def _staged(graph: Graph, target: Target) -> list[Nested]:
     """The kernels in stages that are worth it."""
     taken = {k for behind in _products(graph, target).values() for k in behind}
-    alone = _alone(graph, target) | taken | _by_library(graph, target)
+    alone = _alone(graph, target) | taken | price_by_library(graph, target).keys()
     is_worth = partial(_is_worth, graph)
     return worthy_nests(graph, target, can_lower_real, alone, is_worth, _fits, BLOCKS)
 
@@ -96,10 +96,10 @@ def _products(graph: Graph, target: Target) -> dict[int, Collection[int]]:
     return found
 
 
-def _by_library(graph: Graph, target: Target) -> set[int]:
-    """Products that the library multiplies sooner, its result written and read again, than a kernel in
-    stages."""
-    machine, found = machine_of(target), set[int]()
+def price_by_library(graph: Graph, target: Target) -> dict[int, float]:
+    """Find the products that the library multiplies sooner than a kernel in stages, and the seconds that it
+    takes, its result written and read again."""
+    machine, found = machine_of(target), dict[int, float]()
     for k, node in enumerate(graph.nodes):
         if not is_gemm(graph, node, 0) or slides(graph, node):  # windows would be copied
             continue
@@ -109,7 +109,7 @@ def _by_library(graph: Graph, target: Target) -> set[int]:
         apart = machine.flops_seconds(flops, True, made.dtype.name) + machine.call_seconds
         apart += machine.moving_seconds(2 * made.nbytes, 2 * made.nbytes)
         if GPU.staged * elements > apart:
-            found.add(k)
+            found[k] = apart
     return found
 
 

@@ -18,6 +18,7 @@ from .align_sums import align_sums
 from .batch_products import batch_products
 from .fuse import fuse
 from .point_products import multiply_at_points
+from .reduce_products import reduce_products
 from .select_ranks import select_ranks
 from .split_terms import split_terms
 from .spread_numbers import spread_numbers
@@ -55,6 +56,7 @@ PASSES = (
     narrow,
     part_stacks,
     use_tf32,
+    reduce_products,
     sink_behind_windows,
     multiply_at_points,
     line_up_stacks,

@@ -94,7 +94,10 @@ def _done(graph: Graph, target: Target, ways: Iterator[str], inside: bool = Fals
         ins = [values[v] for v in node.inputs]
         fuse = rules(target).fuse
         if way == APART and node.op in LARGER and fuse is not None:
-            values += inline(builder, fuse(node.kw["body"], target, larger=False), ins)
+            apart = fuse(node.kw["body"], target)
+            if any(n.op == node.op for n in apart.nodes):  # which is what it makes of them again
+                apart = fuse(node.kw["body"], target, larger=False)
+            values += inline(builder, apart, ins)
             changed = True
             continue
         turns = inside or node.op == "blocks"

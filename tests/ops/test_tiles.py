@@ -104,7 +104,7 @@ def test_any_matrices_by_any_tile(
     assert found is not None
     last = 2 + len(outs)
     behind = tiles.Behind(graph, tuple(found[last:]), tuple(found[3:last]))
-    choice = [*tiles._tilings(m, blocks * n, k, math.prod(outer), dtype, tiles.H100, blocks)]
+    choice = [*tiles.tilings(m, blocks * n, k, math.prod(outer), dtype, tiles.H100, blocks)]
     tiling = dataclasses.replace(choice[which % len(choice)], staged=through)
     kernel = tiles.kernel_of(*found[:3], behind if name != "nothing" else None, tiling)
     assert kernel is not None

@@ -153,6 +153,10 @@ class Tiling:
     def turns(self, k: int) -> int:
         return max(1, -(-k // (self.depth * self.slices)))
 
+    def through(self, n: int, k: int) -> int:
+        """Terms that go through a team's shared memory, in whole turns, if it has all columns of its rows."""
+        return -(-n // self.columns) * self.turns(k) * self.depth
+
     def tiles(self, m: int, n: int) -> int:
         return -(-m // self.rows) * -(-n // self.blocks // self.span)
 
@@ -187,13 +191,13 @@ def fastest(
 ) -> tuple[float, Tiling] | None:  # fmt: skip
     """Return the seconds of the fastest tiling, and it; of those that have `whole_rows` a result may lie over
     the left matrix. `blocks`: of columns, of which each tile has as many."""
-    found = _tilings(m, n, k, count, dtype, rates, blocks)
+    found = tilings(m, n, k, count, dtype, rates, blocks)
     able = [t for t in found if t.columns >= n or not whole_rows]
-    priced = ((_seconds(t, m, n, k, count, dtype, rates), t) for t in able)
+    priced = ((seconds(t, m, n, k, count, dtype, rates), t) for t in able)
     return min(priced, key=lambda pair: pair[0], default=None)
 
 
-def _tilings(
+def tilings(
     m: int, n: int, k: int, count: int, dtype: DType, rates: TileRates, blocks: int = 1
 ) -> Iterator[Tiling]:
     for rows, columns, down, across in TILES:
@@ -219,15 +223,19 @@ def _tilings(
                     yield tiling
 
 
-def _seconds(
-    t: Tiling, m: int, n: int, k: int, count: int, dtype: DType, rates: TileRates
-) -> float:
+def seconds(
+    t: Tiling, m: int, n: int, k: int, count: int, dtype: DType, rates: TileRates,
+    behind: float | None = None, more: float = 0.0,
+) -> float:  # fmt: skip
+    """Estimate the seconds of a product. `behind`: a block has all columns of its rows, and does so many
+    instructions with each element instead of writing it. `more`: bytes that are moved besides."""
     size = dtype.itemsize
     tiles = t.tiles(m, n) * count
-    blocks = -(-tiles // t.together)
+    along = 1 if behind is None else -(-n // t.columns)  # tiles of a block, one after the other
+    blocks = -(-tiles // (t.together * along))
     resident = max(1, min(
         rates.threads // t.threads,
-        rates.shared // (t.shared_bytes(k, size) + 1024),
+        rates.shared // (t.shared_bytes(k if behind is None else t.through(n, k), size) + 1024),
         rates.registers // (t.registers(size) * t.threads),
     ))  # fmt: skip
     own = -(-blocks // rates.multiprocessors)  # blocks of a multiprocessor
@@ -236,10 +244,12 @@ def _seconds(
     warps = min(own, resident) * t.threads / 32
     rate = rates.lanes * rates.clock * fed * 0.8 * min(1.0, warps / 8) / (1 if size == 4 else 2)
     turns = t.turns(k)
-    block = t.rows * t.columns * t.together * turns * (t.depth + 2) * t.slices / rate
+    done = turns * (t.depth + 2) * t.slices + (behind or 0.0)  # instructions of an element
+    block = t.rows * t.columns * t.together * along * done / rate
     rounds = own / resident if own > resident else 1.0
-    waits = rounds * (turns * rates.fetch + 0.5e-6 + (0.5e-6 if t.slices > 1 else 0.0))
-    moved = count * (m * k + k * n + m * n) * size / rates.memory
+    waits = rounds * (along * turns * rates.fetch + 0.5e-6 + (0.5e-6 if t.slices > 1 else 0.0))
+    written = m * n if behind is None else 0
+    moved = (count * (m * k + k * n + written) * size + more) / rates.memory
     columns = t.columns * max(1, rates.sector // (t.span * size))
     fetched = tiles * (t.rows + columns) * k * size / rates.cache
     parts = own * block, waits, moved, fetched
@@ -310,14 +320,19 @@ def kernel_of(
     chosen = tiling if isinstance(tiling, Tiling) else tiling_of(*extents, count, a.dtype, tiling)
     if chosen is None:
         return None
-    return _Text(chosen, stacks, sides, extents, behind, made).kernel()
+    return TileText(chosen, stacks, sides, extents, behind, made).kernel()
 
 
-class _Text:
+class TileText:
+    """The text of a kernel that multiplies tiles in registers."""
+
+    prefix = "product"
+    along = False  # whether a team has all tiles of its rows, one after the other
+
     def __init__(
         self, tiling: Tiling, stacks: Sequence[Stack], sides: tuple[int, int],
-        extents: tuple[int, int, int], behind: Behind | None,
-        made: tuple[Made | None, Made | None],
+        extents: tuple[int, int, int], behind: Behind | None = None,
+        made: tuple[Made | None, Made | None] = (None, None),
     ) -> None:  # fmt: skip
         """`sides`: which operands of the caller are the left and the right one."""
         self.sides, self.behind = sides, behind
@@ -362,10 +377,9 @@ class _Text:
         return lines, [value.name for _, value in made]
 
     def kernel(self) -> Kernel:
-        t, count = self.tiling, math.prod(self.outer)
-        tiles = t.tiles(self.m, self.n) * count
-        axes = range(len(self.outer))
-        given = [f"u8* q{n}" for n in range(len(self.stacks))]
+        t, axes = self.tiling, range(len(self.outer))
+        tiles = t.tiles(self.m, 1 if self.along else self.n) * math.prod(self.outer)
+        given = [f"u8* q{n}" for n in range(1 + max(self.places))]
         names = {0: ("down0", "deep0"), 1: ("deep1", "across1")}
         facts = [tiles, self.m, self.n // t.blocks, self.k, *self.outer]
         given += [f"s64 {x}" for x in ("tiles", "rows", "columns", "terms")]
@@ -376,13 +390,16 @@ class _Text:
             facts += [*s.strides[-2:], *s.strides[:-2]]
         given += [f"s64 bits{n}" for n in range(len(self.numbers))]
         facts += self.numbers
+        code = [*self._place(), *self._loop(), *self._end()]
         made = self._maker(0), self._maker(1), *sorted(self.lines.declared)
-        code = [*self._place(), *_LOOP.splitlines(), *self._end()]
         grid = -(-tiles // t.together), 1
         return whole(
-            "product", given, code, {"\n".join([self._constants() + _SIDE, *made])}, grid,
+            self.prefix, given, code, {"\n".join([self._constants() + _SIDE, *made])}, grid,
             tuple(facts), threads=t.threads,
         )  # fmt: skip
+
+    def _loop(self) -> list[str]:
+        return [line for part in (BEGIN, MULTIPLY, END) for line in part.splitlines()]
 
     def _maker(self, side: int) -> str:
         """Write what makes an element of a matrix, which begins `from` terms behind the first one."""
@@ -413,12 +430,13 @@ class _Text:
     def _constants(self) -> str:
         t, size = self.tiling, self.dtype.itemsize
         (va, a_deep), (vb, b_deep) = self._vector(0), self._vector(1)
-        shared = -(-t.shared_bytes(self.k, size) // 16)
+        through = t.through(self.n, self.k) if self.along else self.k
+        shared = -(-t.shared_bytes(through, size) // 16)
         known = {
             "BM": t.rows, "BN": t.columns, "BK": t.depth, "TM": t.down, "TN": t.across,
             "VM": min(t.down, 16 // size), "VN": min(t.across, 16 // size),
             "SLICES": t.slices, "TOGETHER": t.together, "TEAM": t.team,
-            "BUFFERS": t.buffers(self.k), "PM": t.rows + LIMITS.pad, "PN": t.columns + LIMITS.pad,
+            "BUFFERS": t.buffers(through), "PM": t.rows + LIMITS.pad, "PN": t.columns + LIMITS.pad,
             "VA": va, "VB": vb, "A_DEEP": int(a_deep), "B_DEEP": int(b_deep),
             "VD": self._stored(), "ROOM": shared, "SPAN": t.span,
         }  # fmt: skip
@@ -468,6 +486,9 @@ class _Text:
             "u32 rest = here ? number : 0;",
         ]
         for name, extent, own in (("n0", "columns", t.span), ("m0", "rows", t.rows)):
+            if self.along and name == "n0":
+                code.append("s64 n0 = 0;")
+                continue
             if (self.n // t.blocks if name == "n0" else self.m) <= own:
                 code.append(f"const s64 {name} = 0;")
                 continue
@@ -488,7 +509,8 @@ class _Text:
             first = f"n0 * across{n}" if n in self.late[1] else first
             more = "".join(f" + o{x} * outer{n}_{x}" for x in axes)
             kind = f"{'' if n in self.results else 'const '}{memory_type(self.stacks[n].dtype)}"
-            code.append(f"{kind}* const p{n} = ({kind}*)q{given} + ({first}{more});")
+            stays = "const " if n != 1 or not self.along else ""
+            code.append(f"{kind}* {stays}p{n} = ({kind}*)q{given} + ({first}{more});")
         for side, name in enumerate(("left_made", "other_made")):
             lies = (("down", "across"), ("across", "down"))[side]
             told = [f"p{n}, {lies[0]}{n}, {lies[1]}{n}" for n in self.late[side]]
@@ -496,7 +518,8 @@ class _Text:
         code.append(f"const bool wide0 = ((u64)p0 & {self._mask(0)}) == 0;")
         code.append(f"const bool wide1 = ((u64)p1 & {self._mask(1)}) == 0;")
         code.append("const int below = (int)(rows - m0 < BM ? rows - m0 : BM);")
-        code.append("const int right = (int)(columns - n0 < SPAN ? columns - n0 : SPAN);")
+        code.append("int right = (int)(columns - n0 < SPAN ? columns - n0 : SPAN);")
+        code.append(f"const s64 along = {'(columns + BN - 1) / BN' if self.along else '1'};")
         return code
 
     def _mask(self, n: int) -> int:
@@ -602,7 +625,7 @@ template <typename F, int LINES, int PITCH, int V, bool DEEP, int NEAR> struct S
 };
 __device__ inline float added(float x, float y, float z) { return fmaf(x, y, z); }
 __device__ inline double added(double x, double y, double z) { return fma(x, y, z); }"""
-_LOOP = """\
+BEGIN = """\
 __shared__ Beside<u32, 4> room_[ROOM];
 E* const room = (E*)room_ + (mine * SLICES + slice) * (BUFFERS * BK * (PM + PN));
 Side<A, BM, PM, VA, A_DEEP, BM> left;
@@ -614,7 +637,7 @@ for (int i = 0; i < TM; ++i) {
   #pragma unroll
   for (int j = 0; j < TN; ++j) sums[i][j] = 0;
 }
-const s64 turns = (terms + BK * SLICES - 1) / (BK * SLICES);
+const s64 turns = (terms + BK * SLICES - 1) / (BK * SLICES) * along;
 s64 first = slice * BK;
 #define ostinato_left(k) (int)(terms - (k) < BK ? terms - (k) : BK)
 left.take(p0 + first * deep0, down0, deep0, below, ostinato_left(first), t, wide0);
@@ -627,7 +650,8 @@ for (s64 turn = 0; turn < turns; ++turn) {
   const E* const x = room + (int)(turn % BUFFERS) * (BK * (PM + PN));
   const E* const y = x + BK * PM;
   const bool more = turn + 1 < turns;
-  first += BK * SLICES;
+  first += BK * SLICES;"""
+MULTIPLY = """\
   if (more) {
     left.take(p0 + first * deep0, down0, deep0, below, ostinato_left(first), t, wide0);
     other.take(p1 + first * deep1, across1, deep1, right, ostinato_left(first), t, wide1);
@@ -654,20 +678,21 @@ for (s64 turn = 0; turn < turns; ++turn) {
     left_made.from = other_made.from = first;
     left.put(to, t, left_made, below, ostinato_left(first));
     other.put(to + BK * PM, t, other_made, right, ostinato_left(first));
-  }
+  }"""
+END = """\
   __syncthreads();
 }"""
-_ROW = "(i / VM) * (BM / (TM / VM)) + ty * VM + i % VM"
-_COLUMN = "(j / VN) * (BN / (TN / VN)) + tx * VN + j % VN"
+ROW = "(i / VM) * (BM / (TM / VM)) + ty * VM + i % VM"
+COLUMN = "(j / VN) * (BN / (TN / VN)) + tx * VN + j % VN"
 _STORED = f"""\
 if (!here) return;
 #pragma unroll
 for (int i = 0; i < TM; ++i) {{
-  const s64 row = {_ROW};
+  const s64 row = {ROW};
   if (row >= below) continue;
   #pragma unroll
   for (int j = 0; j < TN; j += VD) {{
-    const s64 first = {_COLUMN};"""
+    const s64 first = {COLUMN};"""
 _ELEMENT = """\
 #pragma unroll
 for (int v = 0; v < VD; ++v) {
@@ -680,7 +705,7 @@ E* const parts = (E*)room_ + mine * (SLICES * BM * BN);
 for (int i = 0; i < TM; ++i) {{
   #pragma unroll
   for (int j = 0; j < TN; ++j)
-    parts[slice * (BM * BN) + ({_ROW}) * BN + {_COLUMN}] = sums[i][j];
+    parts[slice * (BM * BN) + ({ROW}) * BN + {COLUMN}] = sums[i][j];
 }}
 __syncthreads();
 if (!here) return;

@@ -41,6 +41,7 @@ class Total:
     dtype: DType
     n: str
     keeps: bool = True  # what rounding loses, of sums of floats
+    places: DType = int64  # of the best
 
     @property
     def is_ordered(self) -> bool:
@@ -59,7 +60,7 @@ class Total:
             first = first_of(self.kind, dtype)
         found = [(f"tot{self.n}", dtype, literal(first, dtype))]
         if MONOIDS[self.kind].width == 2:
-            found.append((f"lost{self.n}", int64, literal(0, int64)))
+            found.append((f"lost{self.n}", self.places, literal(0, self.places)))
         elif self.keeps and self.kind == "sum" and dtype.kind == "f":
             found.append((f"lost{self.n}", dtype, literal(0, dtype)))
         return found
