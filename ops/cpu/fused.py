@@ -221,7 +221,7 @@ def _shapes(body: Graph, given: Sequence[Shape]) -> list[Shape]:
         if OPS[node.op].reduce:
             gone = combines(body, node)[1]
             shape = tuple(n for d, n in enumerate(shape) if d not in gone)
-        found.append(shape)
+        found += [shape] * len(node.specs)
     return found
 
 

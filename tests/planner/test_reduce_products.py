@@ -21,7 +21,7 @@ from ostinato.planner.tuning.sites import APART, sites
 import ostinato as ost
 from tests import nvrtc
 from tests.cuda_host import COMPILER
-from tests.fake_device import KERNELS
+from tests.fake_device import KERNELS, WITH_KERNELS
 
 KERNEL = "fused_matmul_rows"
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler")
@@ -201,6 +201,23 @@ def test_each_of_several_workers_reduces_its_rows(monkeypatch: pytest.MonkeyPatc
         got = np.asarray(f(x, c))
     assert KERNEL in kernels(f.plan)
     np.testing.assert_array_equal(got, ((x[:, None] - c) ** 2).sum(-1).argmin(-1))
+
+
+def test_arrays_that_no_kernel_takes_go_node_by_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where arrays lie is known only when it runs."""
+    monkeypatch.setattr(module, "price_by_library", every_product)
+    graph = plan_of(lambda x, c: ost.argmax(x @ c, 1), [(30, 20), (20, 7)]).program.graph
+    (node,) = (n for n in graph.nodes if n.op == KERNEL)
+    specs = (*(graph.specs[v] for v in node.inputs), *node.specs)
+    rng = np.random.default_rng(5)
+    given = [rng.standard_normal(s.shape).astype(s.dtype) for s in specs]
+    monkeypatch.setattr(WITH_KERNELS, "has_own_kernels", False)
+    run = WITH_KERNELS.dynamic_kernel(node, specs, ())
+    assert run is not None
+    arrays = [WITH_KERNELS.from_host(x) for x in given]
+    run(*arrays)
+    found = WITH_KERNELS.to_host(arrays[-1])
+    np.testing.assert_array_equal(found, (given[0] @ given[1]).argmax(1))
 
 
 # -- text ----------------------------------------------------------------------------------------
