@@ -346,7 +346,7 @@ def _whole(
     """All of it in one call, if it is no more than that and the matrices can be read as they lie."""
     count = len(body.inputs)
     out = arrays[count]
-    stacks = _stacks(arrays, body, found, [found.c] if found.c >= 0 else [])
+    stacks = _stacks(arrays, body, found)
     if stacks is None:
         return None
     tf32 = body.nodes[found.members[0]].kw.get("tf32", False)
@@ -375,9 +375,7 @@ def _whole(
     return ProductRun(library, form, scratch, way)
 
 
-def _stacks(
-    arrays: Sequence[Any], body: Graph, found: Epilogue, added: Sequence[int]
-) -> tuple[Stack, ...] | None:
+def _stacks(arrays: Sequence[Any], body: Graph, found: Epilogue) -> tuple[Stack, ...] | None:
     """The matrices of a kernel that is no more than a product and what is done with it, and what lies over the
     result; None if there is more, or if they do not lie as a product's do."""
     count = len(body.inputs)
@@ -388,7 +386,7 @@ def _stacks(
     left, right = (arrays[v] for v in body.nodes[found.members[0]].inputs)
     if sorted(found.members) != done or left.size == 0:
         return None
-    over = [arrays[v] for v in added]
+    over = [arrays[found.c]] if found.c >= 0 else []
     if any(x.shape != out.shape for x in over):
         return None
     return stacked(*map(layout_like, (left, right, out, *over)))

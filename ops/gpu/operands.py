@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 from ostinato.ops.core.device import Function
 from ostinato.ops.core.graph import Graph, Node
-from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Shape
 from ostinato.ops.jit.epilogues import begin_of, rest_of
 from ostinato.ops.jit.stacks import Stack, stacked
 
-from .jit.lines import can_lower_real
+from .jit.lines import makes_elements
 from .loops import tiles
 from .products import TILES, Launching, layout_like, tiled_product
 
@@ -28,7 +27,7 @@ def with_operands(
     rest, used = rest_of(body)
     out = arrays[count]
     done = [n for n in rest.nodes if n.op != "constant"]
-    if not out.size or not all(_is_element(rest, n) for n in done):
+    if not out.size or not all(makes_elements(rest, n) for n in done):
         return None
     found = [_side(body, arrays, v) for v in node.inputs]
     dtypes = {node.specs[0].dtype, *(body.specs[v].dtype for v in node.inputs)}
@@ -51,11 +50,6 @@ def with_operands(
         return None
     places = [read_a[0], read_b[0], *range(count, len(arrays)), *used, *read_a[1:], *read_b[1:]]
     return lambda *given: run(*[given[k] for k in places])
-
-
-def _is_element(body: Graph, node: Node) -> bool:
-    dtypes = tuple([body.specs[v].dtype for v in node.inputs])
-    return bool(OPS[node.op].scalar) and can_lower_real(node.op, dtypes, node.specs[0].dtype)
 
 
 def _side(

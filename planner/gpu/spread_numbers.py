@@ -106,36 +106,28 @@ def _depths(graph: Graph) -> list[int]:
 def _cone(graph: Graph, k: int, depths: Sequence[int], target: Target) -> list[int]:
     """The nodes that make a vector of what is there before, in order, where sums of rows begin with node `k`,
     which reads it, and where no other kernel has to make it then."""
-    node = graph.nodes[k]
-    (made, *more), rows = node.specs, graph.uses[graph.starts[k]]
-    readers = [graph.nodes[u] for u in rows]
-    last = (made.ndim - 1,)
-    if more or not op_of(node.op).scalar or not readers or made.ndim < 2:
-        return []
-    if not all(op_of(n.op).reduce and n.kw.get("axes") == last for n in readers):
+    node, machine = graph.nodes[k], machine_of(target)
+    made, readers = node.specs[0], [graph.nodes[u] for u in graph.uses[graph.starts[k]]]
+    sums = all(op_of(n.op).reduce and n.kw.get("axes") == (made.ndim - 1,) for n in readers)
+    if not (op_of(node.op).scalar and readers and sums and made.ndim > 1):
         return []
     for v in node.inputs:
-        maker, spec = graph.producers[v], graph.specs[v]
-        if spec.shape != made.shape[-1:] or maker < 0 or v in graph.outputs or not depths[v]:
+        late, waiting, found = depths[v], [v], set[int]()
+        if graph.specs[v].shape != made.shape[-1:] or not late or v in graph.outputs:
             continue
-        if any(depths[graph.starts[u]] <= depths[v] for u in graph.uses[v] if u != k):
+        if any(depths[graph.starts[u]] <= late for u in graph.uses[v] if u != k):
             continue
-        found, waiting = set[int](), [v]
         while waiting:
             w = waiting.pop()
-            j = graph.producers[w]
-            if j >= 0 and depths[w] == depths[v] and graph.specs[w].shape and j not in found:
-                if not op_of(graph.nodes[j].op).scalar:
-                    found = set()
-                    break
-                found.add(j)
-                waiting += graph.nodes[j].inputs
-        works = [op_of(graph.nodes[j].op).work for j in found]
-        functions, work = (sum(n for *_, n in works), sum(n for n, _ in works))
-        machine, name = machine_of(target), made.dtype.name
-        moving = machine.moving_seconds(made.nbytes, made.nbytes)
+            if depths[w] == late and graph.specs[w].shape:
+                found.add(graph.producers[w])
+                waiting += graph.nodes[graph.producers[w]].inputs
+        ops = [op_of(graph.nodes[j].op) for j in found]
+        if not all(op.scalar and not op.work[1] and not op.element.draws for op in ops):
+            continue
         # a term is added by eight operations, with what rounding loses
-        adding = machine.flops_seconds((8 + work) * made.size, False, name)
-        if found and not functions and adding - moving < machine.call_seconds:
+        work = made.size * (8 + sum(op.work[0] for op in ops))
+        adding = machine.flops_seconds(work, False, made.dtype.name)
+        if adding - machine.moving_seconds(made.nbytes, made.nbytes) < machine.call_seconds:
             return sorted(found)
     return []

@@ -23,7 +23,7 @@ from ostinato.ops.core.device import described
 from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.registry import OPS, op_of
 from ostinato.ops.core.spec import Shape, Spec
-from ostinato.ops.gpu.jit.lines import can_lower_real
+from ostinato.ops.gpu.jit.lines import makes_elements
 from ostinato.ops.gpu.loops.tiles import rates_of, tiling_of
 from ostinato.planner.fusion.groups import is_gemm
 from ostinato.planner.fusion.stage_groups import PRODUCT, slides
@@ -136,7 +136,8 @@ def _side(graph: Graph, v: int, product: int) -> _Side:
         if constant or (
             k >= 0
             and graph.specs[u].shape == shape
-            and _makes_elements(graph, k)
+            and makes_elements(graph, graph.nodes[k])
+            and op_of(graph.nodes[k].op).work[1] <= 1
             and (u == value or inside.issuperset(graph.uses[u]))
         ):
             members.append(k)
@@ -183,14 +184,6 @@ def _cut_axis(graph: Graph, k: int) -> int | None:
         if cut and after[:axis] == before[:axis] and after[axis + 2 :] == before[axis + 1 :]:
             return axis
     return None
-
-
-def _makes_elements(graph: Graph, k: int) -> bool:
-    node, op = graph.nodes[k], op_of(graph.nodes[k].op)
-    if not op.scalar or op.element.draws or len(node.specs) != 1 or op.work[1] > 1:
-        return False
-    dtypes = tuple([graph.specs[v].dtype for v in node.inputs])
-    return can_lower_real(node.op, dtypes, node.specs[0].dtype)
 
 
 def _shape_seen(graph: Graph, views: Sequence[int], shape: Shape, ndim: int) -> Shape | None:

@@ -12,6 +12,7 @@ product is given it as one more result. This belongs to this machine: plan files
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Container
 from dataclasses import dataclass
@@ -21,10 +22,10 @@ from ostinato.ops.core.device import described
 from ostinato.ops.core.graph import Graph, Node
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import Spec
-from ostinato.ops.gpu.jit.lines import can_lower_real
+from ostinato.ops.gpu.jit.lines import makes_elements
 from ostinato.ops.gpu.loops.tiles import TileRates, rates_of, tiling_of
 from ostinato.ops.jit.epilogues import SLICE, begin_of, rest_of
-from ostinato.planner.fusion.convex import Unit
+from ostinato.planner.fusion.convex import Unit, Units
 from ostinato.planner.fusion.groups import OPERANDS, Made, is_gemm, with_kernels
 from ostinato.planner.fusion.stage_groups import PRODUCT, slides
 from ostinato.planner.plan import Target
@@ -45,29 +46,30 @@ def take_results(graph: Graph, target: Target) -> Graph:
     """The pass."""
     graph = rewrite_bodies(graph, lambda g: take_results(g, target))
     rates = rates_of(target.machine.about, described(target.device).model())
-    pairs: list[_Pair] = []
+    pairs, units = list[_Pair](), Units(graph, target.workers)
     if target.numerics != "any-workers" and target.math != "libm":
-        home: dict[int, _Pair] = {}
         for k, node in enumerate(graph.nodes):
-            if node.op == KERNEL and (pair := _pair(graph, k, home, rates)) is not None:
+            units.alone(k)
+            if node.op == KERNEL and (pair := _pair(graph, k, units, rates)) is not None:
                 pairs.append(pair)
-                home.update(dict.fromkeys(pair.members, pair))
+                units.merge(pair, units.of[pair.start], units.of[k])
     slices = {k for pair in pairs for k in pair.members[1:-1]}
     return with_kernels(graph, target, pairs, _kernel, slices) if pairs else graph
 
 
-def _pair(graph: Graph, k: int, home: dict[int, _Pair], rates: TileRates) -> _Pair | None:
+def _pair(graph: Graph, k: int, units: Units, rates: TileRates) -> _Pair | None:
     """The kernel that is node `k` with the last product that it can be a part of."""
     node = graph.nodes[k]
-    space = node.specs[0].shape
-    if any(s.shape != space for s in node.specs) or not _is_simple(node.kw["body"]):
+    space, body = node.specs[0].shape, node.kw["body"]
+    elements = all(n.op == "constant" or makes_elements(body, n) for n in body.nodes)
+    if any(s.shape != space for s in node.specs) or not elements:
         return None
     heads: dict[int, list[int]] = {}  # values of the kernel, by the product that they are parts of
     for v in node.inputs:
         maker = graph.producers[v]
         if maker >= 0 and graph.nodes[maker].op == SLICE:
             maker = graph.producers[graph.nodes[maker].inputs[0]]
-        if maker >= 0 and maker not in home and _is_product(graph, maker):
+        if maker >= 0 and units.of[maker].members == [maker] and _is_product(graph, maker):
             heads.setdefault(maker, []).append(v)
     for first, values in sorted(heads.items(), reverse=True):
         product, (made,) = graph.nodes[first], graph.outs(first)
@@ -83,18 +85,11 @@ def _pair(graph: Graph, k: int, home: dict[int, _Pair], rates: TileRates) -> _Pa
         pair = _Pair(members=[first, *looks, k], start=first, blocks=blocks)
         pair.operands = dict.fromkeys((*product.inputs, *others))
         fits = len(pair.operands) + len(blocks) * (len(product.inputs) - 2) <= OPERANDS
-        if fits and _is_sooner(graph, pair, rates) and not _waits(graph, others, pair, home):
+        reader, read = units.of[k], units.of[first]
+        reader.operands, read.operands = dict.fromkeys(others), dict.fromkeys(product.inputs)
+        if fits and _is_sooner(graph, pair, rates) and units.merges(reader, read):
             return pair
     return None
-
-
-def _is_simple(body: Graph) -> bool:
-    """Whether elements are made of those at the same place alone, and of nothing else."""
-    done = [n for n in body.nodes if n.op != "constant"]
-    if not all(OPS[n.op].scalar and not OPS[n.op].element.draws for n in done):
-        return False
-    dtypes = ((n, tuple([body.specs[v].dtype for v in n.inputs])) for n in done)
-    return all(can_lower_real(n.op, own, n.specs[0].dtype) for n, own in dtypes)
 
 
 def _is_product(graph: Graph, k: int) -> bool:
@@ -141,22 +136,6 @@ def _is_sooner(graph: Graph, pair: _Pair, rates: TileRates) -> bool:
     return tiling_of(*extents, made.dtype, rates, max(1, len(pair.blocks)), apart) is not None
 
 
-def _waits(graph: Graph, values: list[int], pair: _Pair, home: dict[int, _Pair]) -> bool:
-    """Whether any of these values is made of the product."""
-    first = pair.start
-    low = min([first, *(p.start for p in home.values() if p.start < first < p.members[-1])])
-    waiting, seen = [graph.producers[v] for v in values], set[int]()
-    while waiting:
-        k = waiting.pop()
-        for maker in home[k].members if k in home else (k,):
-            if maker == first:
-                return True
-            if maker >= low and maker not in seen:
-                seen.add(maker)
-                waiting += [graph.producers[v] for v in graph.nodes[maker].inputs]
-    return False
-
-
 def _kernel(graph: Graph, pair: _Pair, read: Container[int]) -> Made:
     """Both as one node, which reads slices of what lies over all blocks of the product."""
     first, k = pair.members[0], pair.members[-1]
@@ -166,7 +145,12 @@ def _kernel(graph: Graph, pair: _Pair, read: Container[int]) -> Made:
     looks = [graph.nodes[graph.producers[v]] for v in pair.blocks]
     over = [v for v in product.inputs[2:] if looks and _is_over(graph.specs[v], whole)]
     operands = [v for v in pair.operands if v not in over or v in node.inputs]
-    slices = [_sliced(graph, v, look) for v in over for look in looks]
+    slices = []
+    for v, each in itertools.product(over, looks):
+        spec = _cut(graph.specs[v], whole, each)
+        starts = (*(0,) * (spec.ndim - 1), each.kw["starts"][-1])
+        how = ("sizes", spec.shape), ("starts", starts), ("steps", (1,) * spec.ndim)
+        slices.append(Node(SLICE, (v,), how, (spec,), each.line))
     body = Builder([*(graph.specs[v] for v in operands), *(n.specs[0] for n in slices)])
     known = {v: n for n, v in enumerate(operands)}
 
@@ -175,8 +159,8 @@ def _kernel(graph: Graph, pair: _Pair, read: Container[int]) -> Made:
     matrices = [known[v] for v in product.inputs[:2]]
     (value,) = body.add(begin.op, matrices, begin.params, begin.specs, begin.line)
     ends: list[int] = []
-    each: list[Node | None] = [*looks]
-    for n, look in enumerate(each or [None]):
+    begins: list[Node | None] = [*looks]
+    for n, look in enumerate(begins or [None]):
         (end,) = [value] if look is None else body.add(look.op, [value], look.params, look.specs)
         if rest is not None:
             own = known | {v: len(operands) + m * len(looks) + n for m, v in enumerate(over)}
@@ -192,26 +176,23 @@ def _kernel(graph: Graph, pair: _Pair, read: Container[int]) -> Made:
     return Made(Node("fused_tiles", tuple(operands), params, specs, node.line), values, slices)
 
 
+def _cut(spec: Spec, product: Spec, look: Node) -> Spec:
+    """The spec of as many columns as a slice has of a product, of what lies over all of them."""
+    if not _is_over(spec, product):
+        return spec
+    return Spec((*spec.shape[:-1], look.specs[0].shape[-1]), spec.dtype, spec.layout)
+
+
 def _is_over(spec: Spec, product: Spec) -> bool:
     return spec.shape[-1:] == product.shape[-1:]
 
 
-def _sliced(graph: Graph, v: int, look: Node) -> Node:
-    """The columns of a value that a slice has of a product."""
-    spec, (seen,) = graph.specs[v], look.specs
-    starts = (*(0,) * (spec.ndim - 1), look.kw["starts"][-1])
-    sizes = (*spec.shape[:-1], seen.shape[-1])
-    params = (("sizes", sizes), ("starts", starts), ("steps", (1,) * spec.ndim))
-    return Node(SLICE, (v,), params, (Spec(sizes, spec.dtype, spec.layout),), look.line)
-
-
 def _narrowed(rest: Graph, product: Spec, look: Node) -> Graph:
     """Make of what is behind a product the same of as many columns as a slice has."""
-
-    def cut(spec: Spec) -> Spec:
-        if not _is_over(spec, product):
-            return spec
-        return Spec((*spec.shape[:-1], look.specs[0].shape[-1]), spec.dtype, spec.layout)
-
-    nodes = [Node(n.op, n.inputs, n.params, tuple(map(cut, n.specs)), n.line) for n in rest.nodes]
-    return Graph(tuple(map(cut, rest.inputs)), tuple(nodes), rest.outputs)
+    ins, *specs = [
+        tuple([_cut(s, product, look) for s in own])
+        for own in (rest.inputs, *(n.specs for n in rest.nodes))
+    ]
+    pairs = zip(rest.nodes, specs, strict=True)
+    nodes = tuple([Node(n.op, n.inputs, n.params, own, n.line) for n, own in pairs])
+    return Graph(ins, nodes, rest.outputs)

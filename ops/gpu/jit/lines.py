@@ -13,7 +13,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from ostinato.ops.core.graph import Graph
+from ostinato.ops.core.graph import Graph, Node
+from ostinato.ops.core.registry import op_of
 from ostinato.ops.core.spec import DType, bool_, float16, float32, float64, real_of
 from ostinato.ops.jit import scalar
 from ostinato.ops.jit.pairs import Pair, pair_of
@@ -217,6 +218,13 @@ def can_lower(name: str, dtypes: tuple[DType, ...], out: DType) -> bool:
 def can_lower_real(name: str, dtypes: tuple[DType, ...], out: DType) -> bool:
     """Whether kernels can that have no complex numbers: those in stages, and those with joins."""
     return all(d.kind != "c" for d in (*dtypes, out)) and can_lower(name, dtypes, out)
+
+
+def makes_elements(graph: Graph, node: Node) -> bool:
+    """Whether kernels without complex numbers make its elements, of those at the same place alone."""
+    op, dtypes = op_of(node.op), tuple([graph.specs[v].dtype for v in node.inputs])
+    own = bool(op.scalar) and not op.element.draws and len(node.specs) == 1
+    return own and can_lower_real(node.op, dtypes, node.specs[0].dtype)
 
 
 def literal(value: Any, dtype: DType) -> str:
