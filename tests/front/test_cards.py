@@ -15,7 +15,6 @@ from ostinato.ops.core.layout import Layout
 
 import ostinato as ost
 from ostinato.cards import drawing
-from tests.clusters import needs_dask
 from tests.front.test_seeing import Balanced
 from tests.runtime.browser import CHROMIUM, Browser
 from tests.sessions import use
@@ -172,16 +171,6 @@ def test_lines_of_notebooks_are_cells(monkeypatch: pytest.MonkeyPatch) -> None:
         assert "In[3]:3" in read(f.plan._repr_html_())
         assert "In[3]:3" in f.plan.explain()
         assert "ipykernel" not in f.plan.explain()
-
-
-@needs_dask
-@pytest.mark.slow
-def test_a_cluster() -> None:
-    with ost.LocalCluster(2) as cluster:
-        text = read(cluster._repr_html_())
-        assert cluster.dashboard_link in text
-        assert "processes of a Dask cluster" in text
-    assert "LocalCluster, closed" in read(cluster._repr_html_())
 
 
 # -- in a browser --------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -159,6 +160,17 @@ def block(x: Any, w: Any, v: Any, u: Any, up: Any, down: Any, b: Any) -> Any:
     return ost.nn.relu(y + (ost.nn.conv(z, down) - b)).mean((2, 3))
 
 
+def compiled_as_exact(function: Any, operands: Sequence[Any]) -> Any:
+    """A function that gives for two workers, and for one at last, what doubles give."""
+    wanted = np.asarray(function(*operands))
+    for workers in (2, 1):
+        with on(workers):
+            made = ost.compile(function)
+            found = np.asarray(made(*(v.astype(np.float32) for v in operands)))
+            np.testing.assert_allclose(found, wanted, 1e-3, 2e-5 * np.abs(wanted).max())
+    return made
+
+
 @pytest.mark.parametrize("has_library", [True, False])
 def test_sums_are_made_where_an_addend_lies(
     has_library: bool, monkeypatch: pytest.MonkeyPatch
@@ -173,12 +185,7 @@ def test_sums_are_made_where_an_addend_lies(
     n, rng = 3 + has_library, np.random.default_rng(0)  # other plans than those that are bound
     filters = (32, 8, 1, 1), (32, 32, 3, 3), (32, 8, 1, 1), (2048, 32, 1, 1), (32, 2048, 1, 1)
     operands = [rng.normal(size=s) for s in ((n, 8, 11, 10), *filters, (32, 1, 1))]
-    wanted = np.asarray(block(*operands))
-    for workers in (2, 1):
-        with on(workers):
-            made = ost.compile(block)
-            found = np.asarray(made(*(v.astype(np.float32) for v in operands)))
-            np.testing.assert_allclose(found, wanted, 1e-3, 2e-5 * np.abs(wanted).max())
+    made = compiled_as_exact(block, operands)
     graph, slots = made.plan.program.graph, made.plan.program.slots
     assert [k for k in kinds(made) if k.startswith(("conv", "fused"))] == ["fused_product"] * 5
     over = [
@@ -232,15 +239,7 @@ def test_joined_channels_lie_last() -> None:
         z = ost.nn.conv(ost.nn.avg_pool(y, 3, stride=1, padding=1), w)
         return (ost.nn.relu(ost.nn.conv(y, w)) + z).mean((2, 3))
 
-    wanted = np.asarray(function(*operands))
-    for workers in (1, 2):
-        with on(workers):
-            made = ost.compile(function)
-            found = np.asarray(made(*(v.astype(np.float32) for v in operands)))
-            np.testing.assert_allclose(found, wanted, 1e-3, 2e-5 * np.abs(wanted).max())
-    with on(1):
-        made = ost.compile(function)
-        made(*(v.astype(np.float32) for v in operands))
+    made = compiled_as_exact(function, operands)
     graph = made.plan.program.graph
     (join,) = (n for n in graph.nodes if n.op == "concat")
     assert join.specs[0].shape == (3, 14, 14, 40)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 import threading
 import time
@@ -29,6 +30,7 @@ import ostinato as ost
 from ostinato.errors import BoundsError
 from tests.clusters import needs_page
 from tests.fake_device import FAKE
+from tests.front.test_cards import read
 from tests.helpers import counts_traces
 from tests.io_pipeline.pictures import folder
 from tests.runtime.browser import CHROMIUM, Browser
@@ -359,6 +361,34 @@ def test_a_cluster_without_a_dashboard_has_a_report(tmp_path: Path) -> None:
         with pytest.raises(ost.errors.DataFileError, match="needed a folder that exists"):
             cluster.report(tmp_path / "nowhere" / "run.html")
     assert "test_dashboard.py" in (tmp_path / "run.html").read_text()
+    assert "LocalCluster, closed" in read(cluster._repr_html_())
+
+
+@needs_page
+def test_a_card_of_a_cluster(work: Work) -> None:
+    text = read(work.cluster._repr_html_())
+    assert work.cluster.dashboard_link in text
+    assert "processes of a Dask cluster" in text
+
+
+@needs_page
+def test_workers_of_this_machine_listen_to_it_alone(work: Work) -> None:
+    """Beside what they inherit from mpiexec, which listens for its own."""
+    import psutil  # Dask brings it
+
+    def ports(process: int) -> set[tuple[str, int]]:
+        found = psutil.Process(process).net_connections("inet")
+        return {tuple(c.laddr) for c in found if c.status == psutil.CONN_LISTEN}
+
+    cluster = work.cluster
+    workers = [w["process"] for w in cluster.stats()["workers"]]
+    scheduler = cluster.client.run_on_scheduler(os.getpid)
+    assert cluster.job.keeper is not None
+    (launcher,) = psutil.Process(cluster.job.keeper.pid).children()
+    inherited = ports(launcher.pid)
+    own = set().union(*map(ports, [*workers, scheduler])) - inherited
+    assert len(own) >= 3
+    assert {host for host, _ in own} == {"127.0.0.1"}
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ def pair() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def trio() -> dict[str, Any]:
-    return good(3, "each", "progress", "freed", "two_sessions", "closes")
+    return good(3, "each", "progress", "freed", "narrow_sums", "two_sessions", "closes")
 
 
 # -- the same answers ----------------------------------------------------------------------
@@ -97,9 +97,9 @@ def test_files_of_tests_give_the_same_answers(count: int) -> None:
 
 
 @needs_mpi
-def test_addends_that_are_sent_narrow() -> None:
+def test_addends_that_are_sent_narrow(trio: dict[str, Any]) -> None:
     """Half the bytes."""
-    wide, narrow = good(4, "narrow_sums")["sent"]
+    wide, narrow = trio["narrow_sums"]["sent"]
     assert 0 < narrow < 0.51 * wide
 
 
@@ -402,7 +402,8 @@ def test_a_failure_while_an_order_goes_down_the_tree() -> None:
 
 @needs_mpi
 def test_more_failures_than_mpi_has_communicators() -> None:
-    found = good(2, "often", "2100")
+    found = good(2, "often", "300")
+    assert 100 < found["held"] < 100_000
     assert found["kinds"] == ["LinAlgError"]
     assert found["good"] == [[1, 0], [0, 1]]
 
@@ -514,27 +515,6 @@ def test_nothing_ends_before_its_checkpoint_is_there(tmp_path: Path) -> None:
     assert found["stderr"] == ""
     assert found["found"] == list(range(6))
     assert np.asarray(ost.load_state(tmp_path, step=2)).tolist() == list(range(7))
-
-
-@needs_dask
-def test_workers_of_this_machine_listen_to_it_alone() -> None:
-    """Beside what they inherit from mpiexec, which listens for its own."""
-    import psutil  # Dask brings it
-
-    def ports(process: int) -> set[tuple[str, int]]:
-        found = psutil.Process(process).net_connections("inet")
-        return {tuple(c.laddr) for c in found if c.status == psutil.CONN_LISTEN}
-
-    with ost.LocalCluster(2) as cluster:
-        assert float(ost.asarray(np.ones(4), split=0).sum()) == 4
-        workers = [w["process"] for w in cluster.stats()["workers"]]
-        scheduler = cluster.client.run_on_scheduler(os.getpid)
-        assert cluster.job.keeper is not None
-        (launcher,) = psutil.Process(cluster.job.keeper.pid).children()
-        inherited = ports(launcher.pid)
-        own = set().union(*map(ports, [*workers, scheduler])) - inherited
-    assert len(own) >= 3
-    assert {host for host, _ in own} == {"127.0.0.1"}
 
 
 @needs_dask
