@@ -48,18 +48,15 @@ op(
 )
 
 
-def values_of(xp: Any, numbers: Any) -> Any:
-    """Numbers as kernels in registers have them, by NumPy; of one element or more."""
+def _counted_kernel(xp: Any, out: Any, numbers: Any, *, dtype: DType) -> None:
+    """As kernels in registers have them, by NumPy."""
+    if not out.size:
+        return
     found = xp.asarray(numbers[(0,) * numbers.ndim])
     for d, (n, step) in enumerate(zip(numbers.shape, numbers.strides, strict=True)):
         if n > 1 and step:
             found = found + (xp.arange(n) * step).reshape((-1,) + (1,) * (numbers.ndim - d - 1))
-    return found
-
-
-def _counted_kernel(xp: Any, out: Any, numbers: Any, *, dtype: DType) -> None:
-    if out.size:
-        xp.copyto(out, values_of(xp, numbers), casting="unsafe")
+    xp.copyto(out, found, casting="unsafe")
 
 
 op(

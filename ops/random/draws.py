@@ -7,6 +7,7 @@ is an operand, not a parameter: another seed is no other plan."""
 
 from __future__ import annotations
 
+import itertools
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -51,9 +52,7 @@ from ..core.spec import (
     uint64,
 )
 from ..core.user_line import misfit
-from ..jit.arrays import formula_kernel
 from ..jit.random_bits import LOW, MULTIPLIERS, NORMAL, STREAMS, WEYL
-from ..planned.element_ids import values_of
 from .seeds import Seeds, as_seed
 
 _CHUNK = 16384  # blocks of four words at a time, so that the rounds stay in cache
@@ -573,15 +572,38 @@ def shuffle(x: Operandish, /, axis: int = 0, *, seed: Any = None) -> Array:
 
 
 # -- in kernels ----------------------------------------------------------------------------
-def _drawn(name: str) -> Callable[..., None]:
-    """Make a kernel that draws by NumPy for elements whose numbers are known by how they lie."""
-    draw = formula_kernel(name)
+def _place_of(numbers: Any) -> tuple[Shape, Place]:
+    """The global shape, as far as it matters, and the box, from how `numbers` lies."""
+    if not numbers.ndim:
+        return (), Place((), ((),), (), ((),))
+    rest, box = int(numbers[(0,) * numbers.ndim]), []
+    for step, n in zip(numbers.strides, numbers.shape, strict=True):
+        lo, rest = divmod(rest, step)
+        box.append((lo, lo + n))
+    inner = [a // b for a, b in itertools.pairwise(numbers.strides)]
+    shape = (box[0][1], *inner)
+    return shape, Place((), (tuple(box),), (), (shape,))
 
-    def kernel(xp: Any, out: Any, seed: Any, numbers: Any, *stream: Any) -> None:
-        if out.size:
-            draw(xp, out, seed, values_of(xp, numbers), *stream)
 
-    return kernel
+def _drawn(kernel: Callable[..., None], dtype: DType) -> Callable[..., None]:
+    """Make a kernel that draws what generated ones do (ops/jit/random_bits.py), by NumPy, where
+    these numbers are."""
+    wide = dtype.itemsize == 8
+
+    def draw(xp: Any, out: Any, seed: Any, numbers: Any, stream: Any = NORMAL) -> None:
+        if not out.size:
+            return
+        shape, at = _place_of(numbers)
+        bits: dict[str, Any] = {"shape": shape, "stream": int(stream), "wide": wide}
+        needs = _bits_scratch((), (out.shape,), (), **bits)
+        params = bits if kernel is _bits_kernel else {"shape": shape, "dtype": dtype}
+        scratch = [xp.empty(s.shape, s.dtype) for s in needs]
+        flat = out if out.flags.c_contiguous else xp.empty(out.shape, out.dtype)
+        kernel(xp, flat, seed, at=at, scratch=scratch, **params)
+        if flat is not out:  # which lies with gaps
+            out[...] = flat
+
+    return draw
 
 
 def _drawn_rule(dtype: DType, count: int) -> Callable[..., Spec]:
@@ -598,7 +620,7 @@ for _name, _dtype in (("bits32", uint32), ("bits64", uint64)):
         _name,
         infer=_drawn_rule(_dtype, 3),
         made_by="machine",
-        kernel=_drawn(_name),
+        kernel=_drawn(_bits_kernel, _dtype),
         scalar=f"{_name}({{0}}, {{1}}, {{2}})",
         cost=stream_cost(100),
         draws=True,
@@ -608,7 +630,7 @@ for _name, _dtype in (("normal32", float32), ("normal64", float64)):
         _name,
         infer=_drawn_rule(_dtype, 2),
         made_by="machine",
-        kernel=_drawn(_name),
+        kernel=_drawn(_normal_kernel, _dtype),
         scalar=f"{_name}({{0}}, {{1}})",
         cost=stream_cost(150),
         draws=True,

@@ -421,7 +421,7 @@ def test_wrong(run, error, text):
     assert f"test_random.py:{run.__code__.co_firstlineno}" in str(caught.value) or "while" in text
 
 
-def test_draws_by_formula_reach_results_with_gaps() -> None:
+def test_draws_one_by_one_reach_results_with_gaps() -> None:
     places = np.arange(12).reshape(4, 3)
     for name, operands in (("normal64", ()), ("gamma_draw", (np.array(2.0),))):
         given = (np.array(7, np.uint64), places, *operands)
