@@ -21,6 +21,7 @@ from ostinato.ops.core.spec import is_inexact
 from ostinato.ops.core.tracebacks import door
 from ostinato.ops.core.tree import Structure, flatten, unflatten
 from ostinato.ops.core.user_line import misfit
+from ostinato.ops.flow.control import leaves_of
 
 from .gradients import Numbers, P, R, number_of_argument, pair, variables_of
 from .mapping import vmap
@@ -39,7 +40,7 @@ def jvp(function: Callable[..., R], primals: Sequence[Any], tangents: Sequence[A
     watch = Watch()
     try:
         marked, variables, structures = _marked(tuple(primals), name, watch)
-        outputs, structure = _outputs(function(*marked))
+        outputs, structure = leaves_of(function(*marked))
         given = _changes(tangents, variables, structures, name)
         made, moved = _pushed(outputs, variables, given)
         return cast(R, unflatten(structure, made)), cast(R, unflatten(structure, moved))
@@ -57,7 +58,7 @@ def linearize(function: Callable[..., R], *primals: Any) -> tuple[R, Callable[..
     name = getattr(function, "__name__", "function")
     watch = Watch()
     marked, variables, structures = _marked(primals, name, watch)
-    outputs, structure = _outputs(function(*marked))
+    outputs, structure = leaves_of(function(*marked))
 
     def change(*tangents: Any) -> R:
         given = _changes(tangents, variables, structures, name)
@@ -98,7 +99,7 @@ def value_and_jacobian(
             marked, variables, structures = variables_of(args, once, name, watch)
             result = cast(Any, function)(*marked, **kwargs)
             value = pair(result, name)[0] if has_aux else result
-            outputs, structure = _outputs(value)
+            outputs, structure = leaves_of(value)
             _refuse_complex([*variables, *outputs], name)
             rows = _by_sweeps(outputs, variables, mode)
         finally:
@@ -211,11 +212,6 @@ def _pushed(
 ) -> tuple[list[Array], list[Array]]:
     made, moved = tangents.push(outputs, variables, changes)
     return made, [tangents.solid(t, y) for t, y in zip(moved, made, strict=True)]
-
-
-def _outputs(result: Any) -> tuple[list[Array], Structure]:
-    leaves, structure = flatten(result)
-    return [as_array(y) for y in leaves], structure
 
 
 def _marked(

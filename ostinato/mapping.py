@@ -83,7 +83,7 @@ def vmap(function: Callable[P, R], in_axes: Axes = 0, out_axes: Axes = 0) -> Cal
             items.append(batch.enter(Spec(whole.shape[1:], whole.dtype), whole))
         number = batch.enter(Spec((), int64), iota((size,), 0))
         own, given = unflatten(structure, items)
-        with trace, seeds.fold_element(number):
+        with trace, seeds.folding(number):
             results = function(*own, **given)
         outs, out_structure = flatten(results)
         found = batch.compute([as_array(y) for y in outs])

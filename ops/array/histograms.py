@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from ostinato.errors import ArgumentError, DTypeError, ShapeError
+from ostinato.errors import ArgumentError, ShapeError
 
 from ..core import array
 from ..core.apply import apply, as_array
@@ -25,9 +25,9 @@ from .casts import astype
 from .comparisons import equal, greater_equal, isinf, less, less_equal, logical_and
 from .concatenation import concat, stack
 from .cumulative import diff
-from .elementwise import floating, where
+from .elementwise import where
 from .moments import mean, std
-from .quantiles import quantile
+from .quantiles import _numbers, quantile
 from .reduction import max as largest
 from .reduction import min as smallest
 from .segments import segment_sum, tally
@@ -42,13 +42,6 @@ Range = tuple[Any, Any] | None
 
 
 # -- bins --------------------------------------------------------------------------------------
-def _real(a: Operandish, name: str) -> Array:
-    x = as_array(a)
-    if x.dtype.kind == "c":
-        raise misfit(DTypeError, name, got=x.dtype.name, needed="a dtype with an order")
-    return floating(x)
-
-
 def _ends(x: Array, between: Range, name: str) -> tuple[Any, Any]:
     """The first and the last edge: numbers if they are given, else of the data."""
     if between is not None:
@@ -118,7 +111,7 @@ class _Edges:
 
 def _bins(a: Operandish, bins: Bins, between: Range, name: str) -> tuple[Array, _Equal | _Edges]:
     """Numbers, and the bins that they belong to."""
-    x = _real(a, name)
+    x = _numbers(a, name)
     if isinstance(bins, str):
         bins = _estimated(x, bins, between, not is_inexact(as_array(a).dtype))
     if is_count(bins):
@@ -261,7 +254,7 @@ def histogramdd(
 
 def _columns(sample: Any) -> list[Array]:
     if isinstance(sample, list | tuple):
-        found = [_real(x, "histogramdd") for x in sample]
+        found = [_numbers(x, "histogramdd") for x in sample]
         kind = functools.reduce(promote, [x.dtype for x in found]) if found else float64
         found = [astype(x, kind) for x in found]  # they lie in one matrix
         if found and all(x.ndim == 1 and x.shape == found[0].shape for x in found):
@@ -269,7 +262,7 @@ def _columns(sample: Any) -> list[Array]:
         got = " and ".join(str(x.shape) for x in found[:4]) or "nothing"
         needed = "coordinates of one axis, as long as each other"
         raise misfit(ShapeError, "histogramdd", got=got, needed=needed)
-    x = _real(sample, "histogramdd")
+    x = _numbers(sample, "histogramdd")
     if x.ndim == 1:
         return [x]
     if x.ndim != 2 or not x.shape[1]:

@@ -20,7 +20,7 @@ from typing import Any
 from ostinato.errors import OstinatoError
 
 from ..array.shape import broadcast_to, reshape
-from ..core.apply import act, apply_all
+from ..core.apply import act, apply_all, as_specs
 from ..core.array import Array, Term, Trace, placeholder, term_of
 from ..core.array_methods import functions
 from ..core.graph import Graph
@@ -70,7 +70,7 @@ def _led(
     one of them."""
     if params.keys() - op.takes.keys():
         return None
-    items = _several(op.infer(*map(item_of, xs), **params))
+    items = as_specs(op.infer(*map(item_of, xs), **params))
     operands = (
         [aligned(x, len(items[0].shape)) for x in xs]
         if op.aligns
@@ -79,7 +79,7 @@ def _led(
     led = {name: op.takes[name].led(value, size) for name, value in params.items()}
     ins = tuple(x.spec.bare for x in operands)
     try:
-        outs = _several(op.infer(*ins, **led))
+        outs = as_specs(op.infer(*ins, **led))
     except OstinatoError:  # it has a fixed number of axes
         return None
     has = [whole.shape == (size, *item.shape) for whole, item in zip(outs, items, strict=True)]
@@ -89,10 +89,6 @@ def _led(
     if not _is_parallel(op, ins, outs, led, fronts, has):
         return None
     return list(zip(apply_all(op.name, *operands, **led), has, strict=True))
-
-
-def _several(specs: Spec | tuple[Spec, ...]) -> tuple[Spec, ...]:
-    return specs if isinstance(specs, tuple) else (specs,)
 
 
 def _is_parallel(

@@ -102,6 +102,10 @@ def _apply_all(name: str, operands: Sequence[Array], params: dict[str, Any]) -> 
     return tuple([from_term(term, k) for k in range(len(specs))])
 
 
+def as_specs(inferred: Spec | tuple[Spec, ...]) -> tuple[Spec, ...]:
+    return inferred if isinstance(inferred, tuple) else (inferred,)
+
+
 _made: dict[Any, tuple[tuple[Spec, ...], Items]] = {}  # by operations, operands and parameters
 
 
@@ -116,12 +120,11 @@ def _inferred(
     except TypeError:  # a list, or what else is no parameter
         found = key = None
     if found is None:
-        made = op.infer(*given, **params)
-        items = tuple([(k, plain(params[k])) for k in sorted(params)])
-        found = (made if isinstance(made, tuple) else (made,)), items
+        made = as_specs(op.infer(*given, **params))
+        found = made, tuple([(k, plain(params[k])) for k in sorted(params)])
         if len(_made) >= MOST_KNOWN:
             _made.clear()
-        if key is not None and holds_nothing(items):
+        if key is not None and holds_nothing(found[1]):
             _made[key] = found
     return found
 

@@ -524,6 +524,10 @@ def different_shapes(
     return tuple([tuple([tuple([at[key][k] for key in of]) for of in keys]) for k in each])
 
 
+def whole_box(shape: Shape) -> Box:
+    return tuple([(0, n) for n in shape])
+
+
 def volume(box: Box) -> int:
     return math.prod(hi - lo for lo, hi in box)
 

@@ -12,7 +12,7 @@ from ostinato.ops.array.bits import local_shape
 from ostinato.ops.core.device import Classes, plain
 from ostinato.ops.core.graph import Graph
 from ostinato.ops.core.index import Dim, Indices
-from ostinato.ops.core.layout import Box
+from ostinato.ops.core.layout import Box, whole_box
 from ostinato.ops.core.parameters import GRAPH, unfit, whole
 from ostinato.ops.core.registry import ANY, OPS, Params, Place, Scratch, Specs, op
 from ostinato.ops.core.spec import Shape, Spec, int8
@@ -184,16 +184,12 @@ def _foreach_kernel(xp: Any, out: Any, *xs: Any, body: Graph, **_: Any) -> None:
     _kernel(xp, out, *xs, body=body)
 
 
-def _box(shape: Shape) -> Box:
-    return tuple((0, n) for n in shape)
-
-
 def _boxes(
     body: Graph, given: Sequence[Shape], labelled: Any, begins: Sequence[Sequence[int]]
 ) -> list[Box]:
     """The box of each value on this worker, which begins at 0 where nothing reads windows."""
     if not labelled:
-        return list(map(_box, _shapes(body, given)))
+        return list(map(whole_box, _shapes(body, given)))
     nest = label(body, labelled["dims"], labelled["rows"], given, given, begins)
     assert nest is not None
 
@@ -266,7 +262,7 @@ def product_view(out: Any, shape: Shape, at: Place) -> tuple[Any, Place]:
     box = at.outs[0]
     if len(shape) > out.ndim:
         out = out.reshape(*out.shape[:-1], shape[-2], out.shape[-1] // shape[-2])
-        box = (*box[:-1], *_box(out.shape[-2:]))
+        box = (*box[:-1], *whole_box(out.shape[-2:]))
     return out, Place(at.ins[:2], (box,), at.in_shapes[:2], (shape,), at.first)
 
 

@@ -256,7 +256,7 @@ def _run_loop(
 
     def turn(index: Array, *args: Array) -> list[Array]:
         given = unflatten(items_structure, args[count:])
-        with seeds.fold_turn(index):
+        with seeds.folding(index):
             made = function(index, state.enter(args[:count]), given)
         if not (isinstance(made, (tuple, list)) and len(made) == 2):
             raise misfit(

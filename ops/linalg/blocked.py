@@ -242,7 +242,7 @@ def cholesky(ins: Specs, outs: Specs, p: Params) -> Sequence[Graph]:
             top = apply("cholesky", panel[:k], upper=False)
             column = [zeros((start, k), dtype=x.dtype), top]
             if start + k < x.shape[0]:
-                below = adjoint(_solved(top, adjoint(panel[k:]), upper=False))
+                below = adjoint(solved(top, adjoint(panel[k:]), upper=False))
                 rest = rest[:, k:][k:] - below @ adjoint(below)
                 column.append(below)
             columns.append(concat(column, axis=0))
@@ -252,7 +252,7 @@ def cholesky(ins: Specs, outs: Specs, p: Params) -> Sequence[Graph]:
     return [graph_of(run, ins)]
 
 
-def _solved(a: Array, b: Array, *, upper: bool, unit: bool = False) -> Array:
+def solved(a: Array, b: Array, *, upper: bool, unit: bool = False) -> Array:
     return apply("solve_triangular", a, b, upper=upper, unit=unit)
 
 
@@ -278,7 +278,7 @@ class _Elimination:
             right = None
             if start + k < x.shape[1]:
                 moved = apply("take", rest[:, k:], order, axis=0)
-                right = _solved(lower[:k], moved[:k], upper=False, unit=True)
+                right = solved(lower[:k], moved[:k], upper=False, unit=True)
                 if start + k < x.shape[0]:
                     rest = moved[k:] - lower[k:] @ right
             self.rights.append(right)
@@ -326,7 +326,7 @@ def solve(ins: Specs, outs: Specs, p: Params) -> Sequence[Graph]:
         rest, tops = _cut(b, 1 if many else None), []
         for (_, k), order, lower in zip(steps, done.orders, done.lowers, strict=True):
             moved = apply("take", rest, order, axis=0)
-            tops.append(_solved(lower[:k], moved[:k], upper=False, unit=True))
+            tops.append(solved(lower[:k], moved[:k], upper=False, unit=True))
             rest = moved[k:] - lower[k:] @ tops[-1]
         return (_back(done.uppers, done.rights, tops),)
 
@@ -340,7 +340,7 @@ def _back(uppers: Sequence[Array], rights: Sequence[Array | None], tops: Sequenc
         if found:
             assert right is not None
             top = top - right @ (concat(found, axis=0) if len(found) > 1 else found[0])
-        found.insert(0, _solved(upper, top, upper=True))
+        found.insert(0, solved(upper, top, upper=True))
     return concat(found, axis=0) if len(found) > 1 else found[0]
 
 
@@ -360,7 +360,7 @@ def solve_triangular(ins: Specs, outs: Specs, p: Params) -> Sequence[Graph]:
             if found:
                 known = slice(start + k, n) if p["upper"] else slice(0, start)
                 top = top - a[own, known] @ concat(found, axis=0)
-            made = _solved(a[own, own], top, upper=p["upper"])
+            made = solved(a[own, own], top, upper=p["upper"])
             found = [made, *found] if p["upper"] else [*found, made]
         return (concat(found, axis=0),)
 

@@ -93,8 +93,8 @@ def _cholesky_grad(g: Array, y: Array, x: Array, *, upper: bool) -> Sequence[Arr
     lower, bar = (adjoint(y), adjoint(conj(g))) if upper else (y, conj(g))
     inner = adjoint(lower) @ tril(bar)
     inner = tril(inner) - as_diagonal(diagonal_of(inner)) / 2
-    half = _triangular(adjoint(lower), inner, upper=True)  # L⁻ᴴ inner L⁻¹
-    whole = adjoint(_triangular(adjoint(lower), adjoint(half), upper=True))
+    half = blocked.solved(adjoint(lower), inner, upper=True)  # L⁻ᴴ inner L⁻¹
+    whole = adjoint(blocked.solved(adjoint(lower), adjoint(half), upper=True))
     return (conj((whole + adjoint(whole)) / 2),)
 
 
@@ -214,14 +214,10 @@ def solve_by_halves(xp: Any, t: Any, y: Any, upper: bool, unit: bool) -> None:
     solve_by_halves(xp, t[then, then], y[then], upper, unit)
 
 
-def _triangular(a: Array, b: Array, *, upper: bool, unit: bool = False) -> Array:
-    return apply("solve_triangular", a, b, upper=upper, unit=unit)
-
-
 def _triangular_grad(
     g: Array, y: Array, a: Array, b: Array, *, upper: bool, unit: bool
 ) -> Sequence[Array | None]:
-    back = _triangular(matrix_transpose(a), g, upper=not upper, unit=unit)
+    back = blocked.solved(matrix_transpose(a), g, upper=not upper, unit=unit)
     ga = -back @ matrix_transpose(y)
     return (triu if upper else tril)(ga, k=(1 if upper else -1) if unit else 0), back
 
@@ -313,8 +309,8 @@ def _lu_grad(g: Sequence[Array | None], y: Sequence[Array], x: Array) -> Sequenc
         inner = rest if inner is None else inner + rest
     if inner is None:
         return (None,)
-    left = _triangular(adjoint(lower), inner, upper=True, unit=True)
-    permuted = adjoint(_triangular(upper, adjoint(left), upper=True))
+    left = blocked.solved(adjoint(lower), inner, upper=True, unit=True)
+    permuted = adjoint(blocked.solved(upper, adjoint(left), upper=True))
     back = argsort(order)
     return (conj(rows_of(permuted, back)),)
 
@@ -562,7 +558,7 @@ def _tall_qr_grad(gq: Array | None, gr: Array | None, q: Array, r: Array) -> Arr
     strict = triu(inner, k=1)
     left = q @ (strict + adjoint(strict) + diagonal)
     left = left if gq is None else left + gq
-    return adjoint(_triangular(r, adjoint(left), upper=True))
+    return adjoint(blocked.solved(r, adjoint(left), upper=True))
 
 
 op(

@@ -88,15 +88,10 @@ class Seeds(threading.local):
         Seeds.start(mix(~Seeds._base & (2**64 - 1), Seeds._forks))
 
     @contextlib.contextmanager
-    def fold_turn(self, index: Array) -> Iterator[None]:
-        """Within it, draws differ from turn to turn of a loop. Of loops in loops each folds its turn
-        in, as a sum of turns would come to the same in other turns of both."""
-        with self._drawing(lambda seed: fold(seed, index)):
-            yield
-
-    @contextlib.contextmanager
-    def fold_element(self, number: Array) -> Iterator[None]:
-        """Within it, draws differ from element to element of what `vmap` maps over."""
+    def folding(self, number: Array) -> Iterator[None]:
+        """Within it, draws differ from turn to turn of a loop, or from element to element of what `vmap` maps
+        over. Of loops in loops each folds its turn in, as a sum of turns would come to the same in other
+        turns of both."""
         with self._drawing(lambda seed: fold(seed, number)):
             yield
 

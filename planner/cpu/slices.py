@@ -12,7 +12,6 @@ more than a few slices stays whole. This belongs to this machine: plan files hol
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence, Set
 
 from ostinato.ops.core.build import Builder
@@ -67,9 +66,9 @@ def _cut(graph: Graph) -> set[int]:
         found = set[int]()
         for j in graph.uses[v]:
             found |= {j} if _is_slice(graph.nodes[j]) else slices.get(graph.starts[j], {ALL})
-        often = sum(_size(graph.nodes[j].specs[0]) for j in found if j != ALL)
+        often = sum(graph.nodes[j].specs[0].size for j in found if j != ALL)
         most = AGAIN if OPS[node.op].is_cheap else 1
-        if 0 < len(found) <= MAX_SLICES and ALL not in found and often <= most * _size(spec):
+        if 0 < len(found) <= MAX_SLICES and ALL not in found and often <= most * spec.size:
             slices[v] = found
     return set(slices)
 
@@ -79,10 +78,6 @@ def _is_slice(node: Node) -> bool:
 
 
 ALL = -1  # in the place of a slice: who reads it whole
-
-
-def _size(spec: Spec) -> int:
-    return math.prod(spec.shape)
 
 
 def _alike(graph: Graph, v: int, spec: Spec) -> bool:

@@ -40,6 +40,7 @@ from ostinato.planner.plan import Target, largest_part
 from ostinato.planner.rewrite import Bodies, replace
 
 from .communicate import layout_of
+from .parts import has_part
 
 WORTH = 2.0  # times what more kernels take to start, that has to be saved
 MIN_SAVED_SECONDS = 1e-6  # however soon kernels start
@@ -232,7 +233,9 @@ class _Found:
         group.nodes.append(k)
         bits = sum(1 << w for w in group.waits)
         for j, u in enumerate(node.inputs):
-            if j not in pieces and (self.behind[u] & bits or not _has(graph.specs[u], needs[j])):
+            if j not in pieces and (
+                self.behind[u] & bits or not has_part(graph.specs[u], needs[j])
+            ):
                 return
         lies = [layout_of(graph.nodes[n].specs[0]) for n in group.nodes]
         around = {frozenset([(w.axes(d), window) for d, window in w.windows]) for w in lies}
@@ -275,7 +278,7 @@ class _Found:
         graph, spec = self.graph, self.graph.specs[self.source(node.inputs[j])]
         has, (made, *_) = self._interior(node.inputs[j], group), node.specs
         gives = layout_of(made)
-        if has.splits != need.splits or not _has(spec, need):
+        if has.splits != need.splits or not has_part(spec, need):
             return None
         indices = OPS[node.op].indices(
             tuple([graph.specs[u] for u in node.inputs]), node.specs, node.kw
@@ -293,10 +296,6 @@ class _Found:
                 return None
             found[axes] = _at_ends(has, size, d, window, gives, made.shape[out], out)
         return found
-
-
-def _has(spec: Spec, need: Layout) -> bool:
-    return spec.layout is not None and spec.layout.has_copy(need, spec.shape)
 
 
 def _wider(

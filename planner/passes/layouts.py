@@ -100,7 +100,7 @@ def choose_layouts(graph: Graph, target: Target, told: dict[str, float] | None =
     other = lay_out(graph, inputs, target, ends, gap, HIDDEN)
     if other == best:
         return best
-    as_summed, as_hidden = _sent(best, target), _sent(other, target)
+    as_summed, as_hidden = sent(best, target), sent(other, target)
     seconds = [unmade_seconds(g, target.machine, target.mesh) for g in (as_summed, as_hidden)]
     if seconds[1] > SOONER * seconds[0]:
         return best
@@ -116,10 +116,10 @@ def choose_layouts(graph: Graph, target: Target, told: dict[str, float] | None =
 
 def overlapped_seconds(graph: Graph, target: Target) -> float:
     """Estimate the seconds of a graph with layouts, whose collectives run beside its kernels."""
-    return unmade_seconds(_sent(graph, target), target.machine, target.mesh)
+    return unmade_seconds(sent(graph, target), target.machine, target.mesh)
 
 
-def _sent(graph: Graph, target: Target) -> Graph:
+def sent(graph: Graph, target: Target) -> Graph:
     return overlap(fill_buckets(communicate(graph, target), target), target)
 
 
@@ -664,13 +664,13 @@ def _table(
 ) -> Table:
     """Tabulate the seconds from each layout to each other one."""
     rows, columns = list(dict.fromkeys(has)), list(dict.fromkeys(needs))
-    itemsize, sent = sizes
+    itemsize, addend = sizes
 
     def seconds(a: Layout, b: Layout) -> float:
         if a is b:
             return 0.0
-        narrow = sent < itemsize and sent_narrow(shape, itemsize, a, b)
-        found = relayout_seconds(machine, shape, sent if narrow else itemsize, a, b)
+        narrow = addend < itemsize and sent_narrow(shape, itemsize, a, b)
+        found = relayout_seconds(machine, shape, addend if narrow else itemsize, a, b)
         size = math.prod(b.largest(shape)) * itemsize
         if found and limit is not None and size > limit:  # turns could not make it smaller
             found += TOO_LARGE * size / limit

@@ -103,7 +103,7 @@ def _wishes(
                 moved[k] = Sharding(
                     sharding.labels, tuple(s.layout for s in ins if s.layout), sharding.gives
                 )
-            elif sharding is not None and all(map(_has, ins, sharding.needs)):
+            elif sharding is not None and all(map(has_part, ins, sharding.needs)):
                 moved[k] = sharding
                 needs = list(sharding.needs)
         for v, need in zip(node.inputs, needs, strict=True):
@@ -116,10 +116,10 @@ def _another(spec: Spec, ends: set[Layout | None]) -> Layout | None:
     if len(ends) != 1:
         return None
     (end,) = ends
-    return end if end is not None and end is not spec.layout and _has(spec, end) else None
+    return end if end is not None and end is not spec.layout and has_part(spec, end) else None
 
 
-def _has(spec: Spec, end: Layout) -> bool:
+def has_part(spec: Spec, end: Layout) -> bool:
     return spec.layout is not None and spec.layout.has_copy(end, spec.shape)
 
 

@@ -38,10 +38,9 @@ from ostinato.planner.rewrite import Values, rebuild
 from ostinato.planner.simulation import simulate, unmade_seconds
 
 from .blocking import roughly
-from .buckets import fill_buckets
-from .communicate import Halo, communicate, halo_of, reads_place_by_place, turned
+from .communicate import Halo, halo_of, reads_place_by_place, turned
 from .interior import MIN_SAVED_SECONDS, THIN, WORTH, split_interiors
-from .overlap import overlap
+from .layouts import sent
 from .turn_blocks import best_turns, grouped, may_be_grouped, together
 
 
@@ -107,10 +106,6 @@ def _is_better(made: Graph, graph: Graph, target: Target) -> bool:
     """Whether it is sooner done, by more than what is foretold may be off: work that is added is certain."""
     new, old = (seconds_of(sent(g, target), target) for g in (made, graph))
     return new <= 0.95 * old
-
-
-def sent(graph: Graph, target: Target) -> Graph:
-    return overlap(fill_buckets(communicate(graph, target), target), target)
 
 
 def seconds_of(graph: Graph, target: Target) -> float:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from ostinato.ops.array.slicing import COMBINES
 from ostinato.ops.core.graph import Graph, Node
-from ostinato.ops.core.layout import around
+from ostinato.ops.core.layout import around, whole_box
 from ostinato.ops.core.monoid import MONOIDS
 from ostinato.ops.core.registry import OPS, Piece, Place
 from ostinato.ops.core.spec import DType, Shape, Spec, bool_, int64, real_of, strided_like
@@ -128,7 +128,7 @@ class Operations(Writer):
         follows = op.moves.same_elements and op.moves.keeps_order
         reads = {room: in_step and follows for room, in_step in x.reads.items()}
         if x.lies is not None and op.view is not None:
-            at = Place((_box(x.shape),), (_box(spec.shape),), (x.shape,), (spec.shape,))
+            at = Place((whole_box(x.shape),), (whole_box(spec.shape),), (x.shape,), (spec.shape,))
 
             def look(whole: Any) -> Any:  # never a copy: there are no elements to read
                 seen = whole if node.op == "reshape" else op.view(np, whole, at, **kw)  # type: ignore[misc]
@@ -733,10 +733,6 @@ LOOKS: dict[str, Callable[..., Index]] = {
 def _multiplied(x: Value, y: Value) -> Value:
     """A product that may become one instruction with the sum it is added to."""
     return x.lines.do("fmul contract", x.dtype, x, y) if x.dtype.kind == "f" else x * y
-
-
-def _box(shape: Shape) -> Any:
-    return tuple((0, n) for n in shape)
 
 
 def _step(x: Seen, axis: int) -> int | None:

@@ -13,6 +13,7 @@ from ostinato.ops.array.indexing import check_bounds
 from ostinato.ops.array.slicing import COMBINES
 from ostinato.ops.core.bounds import inside
 from ostinato.ops.core.device import Function
+from ostinato.ops.core.layout import whole_box
 from ostinato.ops.core.registry import Place
 from ostinato.ops.core.spec import Shape
 from ostinato.ops.jit.scalar import lower
@@ -45,7 +46,7 @@ def _slice(
     at: Place,
 ) -> Function | None:
     x, *_, out = arrays
-    if not gpu.has_own_kernels or not out.size or at.ins[0] != _all(at.in_shapes[0]):
+    if not gpu.has_own_kernels or not out.size or at.ins[0] != whole_box(at.in_shapes[0]):
         return None
     begins = _begins(x.shape, sizes, axes, bounds)
     launch, seen = gpu.launching(_kernel(x, out, 0, begins, "")), _seen(gpu, axes)
@@ -71,7 +72,7 @@ def _update(
     at: Place,
 ) -> Function | None:
     x, v, *_, out = arrays
-    parts = at.ins[0] != _all(at.in_shapes[0]) or at.ins[1] != _all(at.in_shapes[1])
+    parts = at.ins[0] != whole_box(at.in_shapes[0]) or at.ins[1] != whole_box(at.in_shapes[1])
     if not gpu.has_own_kernels or not v.size or parts:
         return None
     begins = _begins(x.shape, [v.shape[a] for a in axes], axes, bounds)
@@ -90,10 +91,6 @@ def _update(
         _look(seen, begins, bounds)
 
     return run
-
-
-def _all(shape: Shape) -> tuple[tuple[int, int], ...]:
-    return tuple([(0, n) for n in shape])
 
 
 def _begins(
