@@ -8,13 +8,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy as np
 from ostinato.ops.array.selection import lines_of
 from ostinato.ops.core.device import Function
 from ostinato.ops.core.registry import OPS
 from ostinato.ops.core.spec import is_inexact, strided_like
 
 from .loops.scans import running
-from .loops.selects import selected
+from .loops.selects import first_places, selected
 from .loops.sorts import keys_of_lines, sorted_lines
 from .loops.tallies import step_of, tally
 
@@ -67,7 +68,26 @@ def _places(
     gpu: Any, x: Any, out: Any, *, axis: int, descending: bool = False, **_: Any
 ) -> Function | None:
     kernel = sorted_lines(x, out, axis, descending, places=True)
-    return None if kernel is None else gpu.launching(kernel)
+    if kernel is not None:
+        return gpu.launching(kernel)
+    others, count, xp = [d for d in range(x.ndim) if d != axis], out.shape[axis], gpu.xp
+    kernels = first_places(x.transpose(*others, axis), count, descending)
+    if kernels is None:
+        return None
+    find, collect, order = map(gpu.launching, kernels[:3])
+    mask, rank = (1 << kernels[3]) - 1, xp.full(1, count - 1, np.int64)
+    lines, shape = x.size // x.shape[axis], [x.shape[d] for d in others]
+
+    def run(x: Any, out: Any) -> None:
+        last, seen = xp.empty(lines, np.uint64), xp.zeros(lines, np.uint32)
+        keys, ordered = (xp.empty((lines, count), np.uint64) for _ in range(2))
+        find(x, last, rank)
+        collect(x, last, seen, keys)
+        order(keys, ordered)
+        places = ordered.view(np.int64).reshape(*shape, count)
+        xp.bitwise_and(places, mask, out=xp.moveaxis(out, axis, -1))
+
+    return run
 
 
 def _ranked(gpu: Any, x: Any, ranks: Any, out: Any, *, axes: tuple[int, ...]) -> Function | None:

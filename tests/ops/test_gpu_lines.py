@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ostinato.ops.array.sorting import keys_of, numbers_of
+from ostinato.ops.core.device import DEVICES
 from ostinato.ops.core.spec import bfloat16
 from ostinato.ops.gpu.loops import scans, selects, sorts
 from ostinato.ops.gpu.loops.scans import running
-from ostinato.ops.gpu.loops.selects import selected
+from ostinato.ops.gpu.loops.selects import first_places, selected
 from ostinato.ops.gpu.loops.sorts import sorted_lines
 from ostinato.ops.gpu.loops.tallies import range_of, step_of, tally
 from ostinato.ops.gpu.loops.text import OPTIONS, Kernel
@@ -283,7 +284,71 @@ def test_quantiles_read_lines_where_they_lie() -> None:
             np.testing.assert_array_equal(ost.median(given, axis=axes), np.median(x, axis=axes))
 
 
+def found_first(x: np.ndarray, count: int, descending: bool) -> np.ndarray:
+    kernels = first_places(x, count, descending)
+    assert kernels is not None
+    lines, shape = x.size // x.shape[-1], x.shape[:-1]
+    last, seen = np.zeros(lines, "u8"), np.zeros(lines, "u4")
+    kept = np.zeros((lines, count), "u8")
+    ordered = np.zeros_like(kept)
+    run(kernels[0], x, last, np.array([count - 1]))
+    run(kernels[1], x, last, seen, kept)
+    run(kernels[2], kept, ordered)
+    assert (seen == count).all()
+    return (ordered.astype("i8") & (1 << kernels[3]) - 1).reshape(*shape, count)
+
+
+@needs_compiler
+@settings(max_examples=few(32), deadline=None)
+@given(st.sampled_from([(5000,), (2, 900), (3, 2, 300)]),
+       st.sampled_from(["f4", "i4", "i2", "u1", "f2", "?", bfloat16]),
+       st.sampled_from(["plain", "backwards", "apart"]), st.booleans(), st.integers(1, 37),
+       st.integers(0, 99))  # fmt: skip
+def test_the_first_ones_are_found_with_places_in_order(
+    shape: Any, dtype: Any, how: str, descending: bool, count: int, seed: int
+) -> None:
+    """With many equal ones, NaN and zeros of both signs: the earlier place comes first."""
+    x = laid(numbers(shape, dtype, seed), how)
+    wanted = order_of(x, x.ndim - 1, descending)[..., :count]
+    np.testing.assert_array_equal(found_first(x, count, descending), wanted)
+
+
+def test_when_the_first_ones_are_collected() -> None:
+    """Each element is read once a digit, and once more; else CuPy puts all in order."""
+    kernels = first_places(np.zeros((4, 1 << 20), "f4"), 100, True)
+    assert kernels is not None
+    turns, kernel = 0, kernels[0]
+    while kernel is not None:
+        turns, kernel = turns + 1, kernel.then
+    assert turns == 5  # 32 bits of an element and 20 of its place
+    assert kernels[0].grid == (512, 1)
+    assert kernels[1].grid == (512, 1)
+    assert first_places(np.zeros(64_000, "f4"), 8_000, True) is not None
+    assert first_places(np.zeros(64_000, "f4"), 8_001, True) is None
+    assert first_places(np.zeros((80_000, 4), "f4").T, 10, True) is None
+    assert first_places(np.zeros(80_000, "f8"), 10, True) is None
+
+
+@needs_compiler
+def test_top_elements_of_long_lines_are_not_sorted() -> None:
+    x = numbers((3, 20_000), "f4", 5)
+    compiled: dict[str, Any] = {}
+    with ost.connect(device=KERNELS), mock.patch.object(DEVICES[KERNELS], "_compiled", compiled):
+        for largest in (True, False):
+            made, places = map(np.asarray, ost.topk(ost.asarray(x), 50, largest=largest))
+            wanted = found_first(x, 50, largest)
+            np.testing.assert_array_equal(places, wanted)
+            np.testing.assert_array_equal(made, np.take_along_axis(x, wanted, 1))
+            turned = ost.topk(ost.asarray(np.ascontiguousarray(x[:1].T)), 50, axis=0)[1]
+            np.testing.assert_array_equal(np.asarray(turned)[:, 0], found_first(x[:1], 50, True)[0])
+    assert (
+        sum(name.startswith("first_") for name in compiled) == 3
+    )  # of keys that rise or fall, and of one line
+
+
 CASES = {
+    "first ones": lambda: collected(2),
+    "the last of these": lambda: collected(1),
     "ranks": lambda: select("f4", (16, 200_001), 3, turned=True),
     "ranks of rows": lambda: select("f8", (4096, 4096), 1),
     "ranks of short rows": lambda: select("i2", (4096, 128), 3),
@@ -296,6 +361,11 @@ CASES = {
     "many counts": lambda: tally(np.empty(9000, "i8"), 1, 10_000),
     "range": lambda: range_of(np.empty(9000, "i2")),
 }  # fmt: skip
+
+
+def collected(kernels: int) -> Kernel | None:
+    made = first_places(np.empty((2, 1 << 20), "f4"), 64, True)
+    return made and (made[0] if kernels == 1 else made[1])
 
 
 def select(dtype: str, shape: tuple[int, int], count: int, turned: bool = False) -> Kernel | None:

@@ -3,12 +3,19 @@
 Each element whose higher digits are those of a wanted one is counted by its next digit; the counts say
 in which digit a rank lies, and which it has among these. Counts of each rank of a block's lines are in
 shared memory; ranks of the same digits so far share them. A block has a line, or neighbours that lie
-across; few lines are shared by blocks, by a launch a digit. Short ones are put in order (sorts.py)."""
+across; few lines are shared by blocks, by a launch a digit. Short ones are put in order (sorts.py).
+
+The first ones of a line in order, and their places: keys have these as their low bits, so no two are the
+same. The last wanted one is found as above; all that are not behind it are collected, in whatever order,
+and these few are put in order."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
+
+import numpy as np
+from ostinato.ops.core.spec import int64, strided_like
 
 from .line_places import line_places
 from .scans import AHEAD
@@ -22,11 +29,13 @@ SECTOR = 1 << 5  # bytes of memory that are read at once
 MAX_RANKS = COUNTERS >> DIGITS[0]
 
 
-def selected(x: Any, out: Any, ranks: Any) -> Kernel | None:
-    """A kernel, or one a digit, of lines along the last axis, the elements of some ranks, and these.
-    None: lines are long, and ranks too many for counts of each."""
-    keys, count = LineKeys(x.dtype, False, False), out.shape[-1]
-    how = way(keys, x.shape[-1])
+def selected(x: Any, out: Any, ranks: Any, keys: LineKeys | None = None) -> Kernel | None:
+    """A kernel, or one a digit, of lines along the last axis, the elements of some ranks, and these; or
+    their `keys`. None: lines are long, and ranks too many for counts of each."""
+    found_of = "return made_of(x)" if keys is None else "return x"
+    named = "Bits" if keys is None else "Key"
+    how = way(LineKeys(x.dtype, False, False), x.shape[-1]) if keys is None else None
+    keys, count = keys or LineKeys(x.dtype, False, False), out.shape[-1]
     if count > MAX_RANKS or x.shape[-1] >> 32 or (how is not None and how.sharing <= WARP):
         return sorted_lines(x, out, x.ndim - 1, False, False, ranks)
     over = line_places((x, out, ranks), x.ndim - 1)
@@ -36,25 +45,68 @@ def selected(x: Any, out: Any, ranks: Any) -> Kernel | None:
     groups = -(-over.lines // beside)
     parts = max(1, min(over.count // (THREADS // beside * AHEAD), BLOCKS // groups))
     bits = min(DIGITS[1], (room // beside).bit_length() - 1) if parts > 1 else DIGITS[0]
-    turns = -(-keys.width // bits)
-    bits, slots = -(-keys.width // turns), beside * count
+    width = keys.width + keys.shift
+    turns = -(-width // bits)
+    bits, slots = -(-width // turns), beside * count
     state, more = 16 * (1 + slots), int(parts > 1)
     text = f"""enum {{ THREADS = {THREADS}, AHEAD = {AHEAD}, LINES = {beside}, RANKS = {count} }};
-enum {{ SLOTS = {slots}, BITS = {bits}, COUNTS = {1 << bits}, WIDTH = {keys.width}, TURNS = {turns} }};
-enum {{ SEVERAL = {more}, STATE = {state} }};"""
+enum {{ SLOTS = {slots}, BITS = {bits}, COUNTS = {1 << bits}, WIDTH = {width}, TURNS = {turns} }};
+enum {{ SEVERAL = {more}, STATE = {state} }};
+{keys.text()}
+__device__ inline {named} found_of(Key x) {{ {found_of}; }}"""
     given = [*over.parameters(), "s64 parts", "s64 size", "s64 now", *["u8* room"] * more]
     begins = [*over.begin(0, "q < lines ? q : 0"), *over.begin(1, "own"), *over.begin(2, "own")]
     code = ["u8* const room = 0;"] * (parts == 1)
     for line in _TEXT.splitlines():
         code += begins if line == "// where lines begin" else [line]
     size = groups * (state + (4 * slots << bits)) * more
-    made = whole("select", given, code, {f"{text}\n{keys.text()}"}, (groups * parts, 1), (), size)
+    made = whole("select", given, code, {text}, (groups * parts, 1), (), size)
     facts, found = (*over.facts(), parts, -(-over.count // parts)), None
     for turn in reversed(range(turns if parts > 1 else 1)):
         found = replace(made, facts=(*facts, turn), then=found)
     return found
 
 
+def first_places(x: Any, count: int, descending: bool) -> tuple[Kernel, Kernel, Kernel, int] | None:
+    """Kernels of lines along the last axis, of which so many come first: (lines, the last one's key, its
+    rank), (lines, that key, numbers that are 0, keys), and (keys, in order); and how many of their bits are
+    places. None where more is to be put in order than is worth it, or lines lie across."""
+    n, lines = x.shape[-1], x.size // max(1, x.shape[-1])
+    bits, over = max(1, (n - 1).bit_length()), line_places((x,), x.ndim - 1)
+    keys = LineKeys(x.dtype, True, descending, bits)
+    few = strided_like((lines, count), np.dtype("u8"))
+    ordered = sorted_lines(few, few, 1, False)
+    if not 0 < 8 * count <= n or keys.width + bits > 64 or over.is_across(0) or ordered is None:
+        return None
+    one = strided_like((*x.shape[:-1], 1), np.dtype("u8"))
+    last = selected(x, one, strided_like(one.shape, int64, [0] * x.ndim), keys)
+    parts = max(1, min(n // (THREADS * AHEAD), BLOCKS // lines))
+    pointer, *numbers = over.parameters()
+    given = [pointer, "u8* last", "u8* seen", "u8* kept", *numbers, "s64 parts", "s64 size"]
+    code = ["const s64 q = blockIdx.x / parts, part = blockIdx.x % parts;", *over.begin(0, "q")]
+    code += _COLLECTS.splitlines()
+    facts = (*over.facts(), parts, -(-n // parts), count)
+    declared = {f"enum {{ THREADS = {THREADS}, AHEAD = {AHEAD} }};\n{keys.text()}"}
+    collect = whole("first", [*given, "s64 count"], code, declared, (lines * parts, 1), facts)
+    return (last, collect, ordered, bits) if last is not None else None
+
+
+_COLLECTS = """\
+const Key end = ((const Key*)last)[q];
+const s64 stop = (part + 1) * size < n ? (part + 1) * size : n;
+for (s64 i = part * size + threadIdx.x; i < stop; i += THREADS * AHEAD) {
+  Bits x[AHEAD];
+  #pragma unroll
+  for (int k = 0; k < AHEAD; ++k)
+    x[k] = i + k * THREADS < stop ? *(const Bits*)(p0 + step0 * (i + k * THREADS)) : 0;
+  #pragma unroll
+  for (int k = 0; k < AHEAD; ++k) {
+    const Key key = key_of(x[k], i + k * THREADS);
+    if (i + k * THREADS < stop && key <= end)
+      ((Key*)kept)[q * count + atomicAdd((u32*)seen + q, 1u)] = key;
+  }
+}
+"""
 _TEXT = """\
 const int t = threadIdx.x, line = t % LINES, row = t / LINES, ROWS = THREADS / LINES;
 const s64 group = blockIdx.x / parts, part = blockIdx.x % parts, q = group * LINES + line;
@@ -87,7 +139,7 @@ for (int turn = (int)now; turn < (SEVERAL ? (int)now + 1 : TURNS); ++turn) {
       x[k] = i + k * ROWS < stop ? *(const Bits*)(p0 + step0 * (i + k * ROWS)) : 0;
     #pragma unroll
     for (int k = 0; k < AHEAD; ++k) {
-      const Key key = key_of(x[k], 0) >> low;
+      const Key key = key_of(x[k], i + k * ROWS) >> low;
       #pragma unroll
       for (int r = 0; r < RANKS; ++r)
         if (i + k * ROWS < stop && counts_own[r] && key >> bits == known[r])
@@ -124,7 +176,7 @@ for (int turn = (int)now; turn < (SEVERAL ? (int)now + 1 : TURNS); ++turn) {
   }
   __syncthreads();
   if (t < SLOTS && turn == TURNS - 1) {
-    if (wanted < lines) *(Bits*)(p1 + step1 * (t % RANKS)) = made_of(prefix[t]);
+    if (wanted < lines) *(decltype(found_of(0))*)(p1 + step1 * (t % RANKS)) = found_of(prefix[t]);
   } else if (t < SLOTS && SEVERAL) {
     state[2 * t] = prefix[t], state[2 * t + 1] = (u64)left[t];
   }

@@ -35,6 +35,7 @@ class LineKeys:
     dtype: DType
     places: bool  # whether they stand for places
     descending: bool
+    place_bits: int = 0  # if not half of a key
 
     @property
     def width(self) -> int:
@@ -45,11 +46,11 @@ class LineKeys:
         """Bits of a key, with its place."""
         if not self.places:
             return max(32, self.width)
-        return 32 if self.width <= PLACE_BITS else 64
+        return 64 if self.place_bits or self.width > PLACE_BITS else 32
 
     @property
     def shift(self) -> int:
-        return self.bits // 2 if self.places else 0
+        return self.place_bits or self.bits // 2 if self.places else 0
 
     def text(self) -> str:
         """Functions from an element's bits to its key and back."""
