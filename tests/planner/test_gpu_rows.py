@@ -34,8 +34,8 @@ ROWS: dict[str, Row] = {  # operands; kernels, and times what is needed that the
     "sinkhorn": (
         [(4096, 4096)],
         33,
-        12.6,
-    ),  # a sum of products, and a division, each half of a round
+        12.1,
+    ),  # a sum of products, and a division, each half of a round; rows times `u` are not written
     "gradients": ([(4096, 4096), (4096,)], 49, 16.1),  # a matrix a step
     "heads": ([(16, 2048, 64)] * 3, 3, 33.1),  # all scores are in memory
     "spectrum": ([(4_194_304,)], 2, 3.01),
