@@ -15,6 +15,7 @@ from ostinato.ops.gpu.libraries import cublaslt
 from ostinato.ops.gpu.libraries.cublaslt import BGRAD, BIAS, DRELU, GELU, RELU, RELU_AUX
 from ostinato.ops.gpu.products import TILES, WAYS
 from ostinato.planner.file import decode_plan, encode_plan
+from ostinato.planner.gpu import take_results
 from ostinato.planner.pipeline import tune
 from ostinato.planner.plan import Choice, Tuned
 from ostinato.planner.tuning import sites as tuning
@@ -37,6 +38,12 @@ pytestmark = [
 RNG = np.random.default_rng(0)
 X, W = RNG.normal(size=(120, 70)).astype("f4"), RNG.normal(size=(70, 50)).astype("f4")
 B, C = RNG.normal(size=50).astype("f4"), RNG.normal(size=(120, 50)).astype("f4")
+
+
+@pytest.fixture(autouse=True)
+def by_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As products of larger matrices are."""
+    monkeypatch.setattr(take_results, "tiling_of", lambda *_: None)
 
 
 def nodes(graph: Graph) -> list[str]:
