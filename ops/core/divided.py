@@ -50,10 +50,9 @@ class Division(NamedTuple):
         """The runs of so many elements, which the last one goes on to; parts of them are alone."""
         left = extent
         for times, size, way in (*self.runs[:-1], self.runs[-1]._replace(times=max(extent, 1))):
-            whole = min(times, left // size)
-            left -= whole * size
-            if whole:
+            if whole := min(times, left // size):
                 yield Stretch(whole, size, way)
+            left -= whole * size
             if whole < times and (left or not extent):
                 yield Stretch(1, left, way)
                 return
@@ -62,9 +61,8 @@ class Division(NamedTuple):
         """Where each part begins, how many elements it has, and its way."""
         begin = 0
         for times, size, way in self.stretches(extent):
-            for _ in range(times):
-                yield begin, size, way
-                begin += size
+            yield from ((begin + k * size, size, way) for k in range(times))
+            begin += times * size
 
     @staticmethod
     def from_parts(label: str, parts: Sequence[tuple[int, str]]) -> Division:
@@ -169,8 +167,7 @@ def scratch_of(
     (division, axes), shapes = found, [*ins, *outs]
     runs, most = [*division.stretches(axes.extent(ins))], 0
     for _, size, way in runs:
-        each = axes.cut(shapes, size)
-        own, more = _needs(device, done_in(node, way), each, specs)
+        own, more = _needs(device, done_in(node, way), axes.cut(shapes, size), specs)
         most = max(most, sum(map(_aligned, (*own, *more))))
     if axes.monoid and sum(run.times for run in runs) > 1:
         most += _aligned(Scratch(outs[0], node.specs[0].dtype))

@@ -229,8 +229,7 @@ def _divided(
 
 def _points(made: Divisible, ways: Sequence[str], target: Target, room: float) -> list[Point]:
     """The front of divisions; if none fits, the one that needs least."""
-    points = made.front(ways, room, predicted(made, target, ways))
-    if points:
+    if points := made.front(ways, room, predicted(made, target, ways)):
         return points
     size, _, way = min((made.bytes(1, way), n, way) for n, way in enumerate(ways))
     return [Point(0.0, size, ((1, way),) * made.extent)]
