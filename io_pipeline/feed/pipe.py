@@ -79,11 +79,7 @@ class Pipe:
         _whole("shuffle", "seed", seed, None)
         _whole("shuffle", "block", block, 0)
         _whole("shuffle", "window", window, 1)
-        if isinstance(self.source, Stream):
-            got = "a stream, which is read in its own order"
-            needed = "a source whose samples have numbers"
-            do = "use ost.io.samples, or shuffle what the stream is made of"
-            raise misfit(ArgumentError, "shuffle", got=got, needed=needed, do=do)
+        self._count("shuffle")
         return self._then(Shuffle(seed, block, window))
 
     def weigh(
@@ -130,8 +126,7 @@ class Pipe:
         found = np.asarray(self.source.labels if labels is None else labels)
         if found.shape != (size,) or found.dtype.kind not in "biuUS" or not size:
             got = "no labels" if found.ndim == 0 else f"labels of shape {list(found.shape)}"
-            needed = f"a class for each of {size} samples"
-            raise misfit(ArgumentError, "balance", got=got, needed=needed)
+            raise misfit(ArgumentError, "balance", got=got, needed=f"a class for each of {size}")
         _, classes, sizes = np.unique(found, return_inverse=True, return_counts=True)
         if replacement:
             return self._draw("balance", 1.0 / sizes[classes], count, size, None, seed)
@@ -160,9 +155,7 @@ class Pipe:
     def repeat(self, passes: int) -> Pipe:
         """All samples so many times in an epoch, shuffled anew each time."""
         _whole("repeat", "passes", passes, 1)
-        if isinstance(self.source, Stream):
-            got = "a stream"
-            raise misfit(ArgumentError, "repeat", got=got, needed="a source with a length")
+        self._count("repeat")
         return self._then(Repeat(passes))
 
     def map(
@@ -183,9 +176,6 @@ class Pipe:
         processes: it runs in so many processes instead, or as many as there are cores, for functions
         that are Python for the most part. They find it by its name: it is a function of a module, or
         of the script that is started, whose own work stands under `if __name__ == "__main__"`."""
-        if not callable(function):
-            got = type(function).__name__
-            raise misfit(ArgumentError, "map", got=got, needed="a function")
         function = _in_processes("map", function, processes)
         return self._then(Map(function, on, None if kinds is None else tuple(kinds), random))
 
@@ -196,12 +186,6 @@ class Pipe:
         there are is known at the end. Of several workers each makes all samples, to know which ones
         are its own: `select` is for what is known before. on: it is given the field of this kind.
         processes: as in `map`."""
-        if not callable(function):
-            got = type(function).__name__
-            raise misfit(ArgumentError, "filter", got=got, needed="a function")
-        if any(isinstance(e.what, Cut) for e in self.entries):
-            do = "write it before `batch`"
-            raise misfit(ArgumentError, "filter", got="batches", needed="samples", do=do)
         return self._then(Filter(_in_processes("filter", function, processes), on))
 
     def batch(
@@ -233,9 +217,7 @@ class Pipe:
             got = f"tail={tail!r}" + (", drop_last=True" if drop_last else "")
             raise misfit(ArgumentError, "batch", got=got, needed=needed)
         if collate is not None and not (callable(collate) and pad is None and split == SAMPLES):
-            got = f"collate={collate!r:.60}" + (
-                " beside pad= or split=" if callable(collate) else ""
-            )
+            got = f"collate={collate!r:.60}" + callable(collate) * " beside pad= or split="
             raise misfit(ArgumentError, "batch", got=got, needed="a function, without these")
         if any(isinstance(e.what, Cut) for e in self.entries):
             raise misfit(ArgumentError, "batch", got="a second one", needed="one in a pipe")
@@ -275,11 +257,10 @@ class Pipe:
         except Undescribed as error:
             wrong = wrong or str(error)
         if wrong or isinstance(self.source, Stream) or cut.pad is not None:
+            split = cut.split if len(cut.split) > 1 else cut.split[0]
             raise misfit(
                 ArgumentError,
-                f"batch(split={cut.split!r})"
-                if len(cut.split) > 1
-                else f"batch(split={cut.split[0]!r})",
+                f"batch(split={split!r})",
                 got=wrong or ("pad=" if cut.pad is not None else "a stream"),
                 needed="volumes or masks in arrays, and stages that make a part of a part",
                 do='leave split= out to share samples, or say kinds=("volume", ...)',
@@ -290,7 +271,7 @@ class Pipe:
         are sorted by length and the batches shuffled. lengths: a number for each sample of the source."""
         _whole("bucket", "window", window, 1)
         found = np.asarray(lengths)
-        count = None if isinstance(self.source, Stream) else len(self.source)
+        count = self._count("bucket")
         if found.shape != (count,) or found.dtype.kind not in "iuf":
             got = f"lengths of shape {list(found.shape)}"
             needed = f"a number for each of {count} samples"
@@ -327,19 +308,16 @@ class Pipe:
         moving = next((e.what.name for e in stages if e.what.is_random), None)  # type: ignore[union-attr]
         if moving is not None or any(isinstance(e.what, Cut) for e in self.entries):
             got = f"{moving} in front of it" if moving else "batches"
-            needed = "stages that make the same of a sample in every epoch"
-            do = "write it further in front"
+            needed, do = "stages that give the same in every epoch", "write it further in front"
             raise misfit(ArgumentError, "cache", got=got, needed=needed, do=do)
         if where == AUTO and any(getattr(e.what, "scale", "full") == "fast" for e in stages):
             got, needed = "where='auto' behind decode(scale='fast')", "the same samples anywhere"
             raise misfit(ArgumentError, "cache", got=got, needed=needed, do="say where='end'")
         if any(isinstance(e.what, Filter) for e in stages):
-            needed, do = "all samples", "write it in front of the filter"
-            got = "a filter in front of it"
+            got, needed = "a filter in front of it", "all samples"
+            do = "write it in front of the filter"
             raise misfit(ArgumentError, "cache", got=got, needed=needed, do=do)
-        if isinstance(self.source, Stream):
-            got = "a stream"
-            raise misfit(ArgumentError, "cache", got=got, needed="samples that have numbers")
+        self._count("cache")
         placed = [Placed(e.what, e.line, -1, Policy()) for e in stages]  # type: ignore[arg-type]
         source = Cached(
             self.source,
@@ -357,8 +335,7 @@ class Pipe:
     def select(self, which: Any) -> Pipe:
         """Some samples of the source, by their numbers or a mask; before all stages."""
         if self.entries:
-            got = "stages in front of it"
-            raise misfit(ArgumentError, "select", got=got, needed="a source")
+            raise misfit(ArgumentError, "select", got="stages in front of it", needed="a source")
         return replace(self, source=Selected(self.source, which), cursor=Cursor())
 
     def on_error(self, do: str, *, most: float = 0.01, timeout: float | None = None) -> Pipe:
@@ -373,11 +350,9 @@ class Pipe:
             needed = " or ".join(map(repr, POLICIES)) + ", and a part of all from 0 to 1"
             raise misfit(ArgumentError, "on_error", got=f"{do!r}, most={most!r}", needed=needed)
         if timeout is not None:
-            is_stream = isinstance(self.source, Stream)
-            good = isinstance(timeout, (int, float)) and 0 < timeout <= threading.TIMEOUT_MAX
-            if is_stream or not good:
-                got = "a stream" if is_stream else f"timeout={timeout!r}"
-                needed = "samples that have numbers" if is_stream else "seconds, more than 0"
+            self._count("on_error")
+            if not (isinstance(timeout, (int, float)) and 0 < timeout <= threading.TIMEOUT_MAX):
+                got, needed = f"timeout={timeout!r}", "seconds, more than 0"
                 raise misfit(ArgumentError, "on_error", got=got, needed=needed)
         return self._then(OnError(Policy(do, most, timeout)))
 
@@ -443,12 +418,9 @@ class Pipe:
         last = [s.name for s in stages[len(stages) - asked :]]
         if asked > count or not asked or (names and last != [*names]):
             can = [s.name for s in stages[len(stages) - count :]]
-            raise misfit(
-                ArgumentError,
-                "on_device",
-                got=f"{', '.join(names) or 'stages'} of {', '.join(s.name for s in stages) or 'none'}",
-                needed=f"the last stages, of which {', '.join(can) or 'none'} can be on a device",
-            )
+            got = f"{', '.join(names) or 'stages'} of {', '.join(s.name for s in stages) or 'none'}"
+            needed = f"the last stages, of which {', '.join(can) or 'none'} can be on a device"
+            raise misfit(ArgumentError, "on_device", got=got, needed=needed)
         return replace(self, later=asked, moves=moves, cursor=Cursor())
 
     def then(self, stage: Stage) -> Pipe:
@@ -459,11 +431,8 @@ class Pipe:
         """Stages by their names (stage.py)."""
         kind = STAGES.get(name)
         if kind is None:
-            raise AttributeError(
-                f"a pipe has no stage {name!r}; it has {', '.join(sorted(STAGES))}",
-                name=name,
-                obj=self,
-            )
+            said = f"a pipe has no stage {name!r}; it has {', '.join(sorted(STAGES))}"
+            raise AttributeError(said, name=name, obj=self)
 
         def add(*given: Any, **named: Any) -> Pipe:
             try:
@@ -504,13 +473,13 @@ class Pipe:
             for e in self.entries
         ):
             name = getattr(what, "name", "shuffle")
-            needed = "one of shuffle, weigh and balance"
-            raise misfit(ArgumentError, name, got="a second order", needed=needed)
+            raise misfit(
+                ArgumentError, name, got="a second order", needed="shuffle, weigh or balance"
+            )
         elif behind and isinstance(what, Shuffle | Draw | Repeat | Bucket):
             name = getattr(what, "name", type(what).__name__.lower())
-            got = "batches"
-            needed = "samples"
-            raise misfit(ArgumentError, name, got=got, needed=needed, do="write it before `batch`")
+            do = "write it before `batch`"
+            raise misfit(ArgumentError, name, got="batches", needed="samples", do=do)
         made = Entry(what, short(user_line()))
         return replace(self, entries=(*self.entries, made), cursor=Cursor())
 
@@ -569,9 +538,7 @@ class Pipe:
             got = "order='relaxed' " + next(said for said, holds in why.items() if holds)
             needed = "whole batches of which it is known what is in them"
             raise misfit(ArgumentError, "epoch", got=got, needed=needed, do="leave it out")
-        unknown = (
-            "a filter" if is_filtered else "a stream" if isinstance(self.source, Stream) else ""
-        )
+        unknown = "a filter" if is_filtered else isinstance(self.source, Stream) * "a stream"
         if unknown and any(cut.tail == PAD for cut in cuts):
             got, needed = f"tail='pad' and {unknown}", "tail='drop' or tail='keep'"
             raise misfit(ArgumentError, "epoch", got=got, needed=needed)
@@ -676,9 +643,8 @@ class Pipe:
             elif isinstance(what, Bucket):
                 bucket = what
             elif isinstance(what, OnError):
-                count = len(before)
-                policies |= dict.fromkeys(range(covered, count), what.policy)
-                covered = count
+                policies |= dict.fromkeys(range(covered, len(before)), what.policy)
+                covered = len(before)
             elif cut is None:
                 before.append(entry)
             else:
@@ -702,12 +668,9 @@ class Pipe:
         chain, later = Chain(stages[:count]), Later(stages[count:])
         batched = Chain(placed(behind, True)) if cut is not None else None
         length = 0 if isinstance(self.source, Stream) else len(self.source)
-        order: Order | Buckets = Order(
-            length,
-            None if shuffled is None else shuffled.seed,
-            passes,
-            *((shuffled.block, shuffled.window) if shuffled is not None else ()),
-        )
+        blocks = () if shuffled is None else (shuffled.block, shuffled.window)
+        shuffles = None if shuffled is None else shuffled.seed
+        order: Order | Buckets = Order(length, shuffles, passes, *blocks)
         if drawn is not None:
             kind = Weighted if drawn.numbers.dtype.kind == "f" else Balanced
             numbers, again = drawn.numbers, drawn.replacement
@@ -743,9 +706,7 @@ class Pipe:
         was written."""
         _whole("preview", "count", count, 1)
         _whole("preview", "epoch", epoch, 0)
-        if isinstance(self.source, Stream):
-            got = "a stream"
-            raise misfit(ArgumentError, "preview", got=got, needed="a source with a length")
+        self._count("preview")
         own = replace(self, target="numpy", tune=False, order=STRICT, cursor=Cursor())
         own = replace(own, entries=tuple(map(Entry.uncollated, self.entries)))
         pairs: list[tuple[preview.Picture, preview.Picture]] = []
@@ -867,6 +828,8 @@ def _signature(kind: type[Stage]) -> str:
 
 
 def _in_processes(who: str, function: Any, processes: bool | int) -> Any:
+    if not callable(function):
+        raise misfit(ArgumentError, who, got=type(function).__name__, needed="a function")
     if not processes:
         return function
     most = 0 if processes is True else processes

@@ -357,11 +357,7 @@ class Stream(Samples):
         kinds: Sequence[str] | None = None,
     ) -> None:
         if not callable(items) and not hasattr(items, "__iter__"):
-            got, needed = (
-                type(items).__name__,
-                "what can be iterated over, or a function that makes it",
-            )
-            raise misfit(ArgumentError, "stream", got=got, needed=needed)
+            raise misfit(ArgumentError, "stream", got=type(items).__name__, needed="an iterable")
         self.items, self.length = items, length
         self.kinds = None if kinds is None else tuple(kinds)
         self.once = not callable(items) and iter(items) is items

@@ -118,6 +118,5 @@ def _outputs(body: Body, found: Traced) -> list[tuple[str, Spec]]:
         body.writer.node("Identity", [name], [own])
         made.append((own, spec))
     if not made:
-        got, needed = "a function without results", "one that returns arrays"
-        raise misfit(ArgumentError, "to_onnx", got=got, needed=needed)
+        raise misfit(ArgumentError, "to_onnx", got="no results", needed="a function with some")
     return made

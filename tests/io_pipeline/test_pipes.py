@@ -534,7 +534,7 @@ def test_mistakes_are_told_where_they_are_made(images: Path) -> None:
             "random_flip .*got samples of data; needed",
         ),
         (lambda: ost.io.samples(3), "use ost.io.stream"),
-        (lambda: ost.io.stream(3), "got int; needed what can be iterated over"),
+        (lambda: ost.io.stream(3), "got int; needed an iterable"),
     ):
         with pytest.raises(ArgumentError, match=said) as caught:
             make()  # type: ignore[no-untyped-call]

@@ -160,7 +160,7 @@ def test_what_is_no_weight_and_no_class() -> None:
         numbers(3).balance()
     with pytest.raises(ArgumentError, match=r"count=5; needed at most 2"):
         numbers(3).balance([0, 0, 1], 5, replacement=False)
-    with pytest.raises(ArgumentError, match="a second order; needed one of shuffle, weigh"):
+    with pytest.raises(ArgumentError, match="a second order; needed shuffle, weigh or"):
         numbers(3).shuffle().weigh([1, 1, 1])
     with pytest.raises(ArgumentError, match="a stream"):
         ost.io.stream([1]).weigh([1])
