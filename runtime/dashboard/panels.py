@@ -50,9 +50,13 @@ def panel(title: str, body: str, note: str = "") -> str:
     return f'<div class="ost"><h2>{title}{said}</h2>{body}</div>'
 
 
-def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence[int] = ()) -> str:
+def _table(
+    heads: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence[int] = (), wide: int = -1
+) -> str:
+    """Text in columns. `numbers`: columns of these; `wide`: the one that has the room that is left."""
+
     def cell(tag: str, k: int, text: str) -> str:
-        kind = ' class="n"' if k in numbers else ""
+        kind = ' class="n"' if k in numbers else ' class="wide"' * (tag == "th" and k == wide)
         return f"<{tag}{kind}>{text}</{tag}>"
 
     head = "".join(cell("th", k, text) for k, text in enumerate(heads))
@@ -169,9 +173,7 @@ def workers(ledger: Ledger, always: bool = False) -> str:
         ]
         shown = [_share(part, share.total) for *_, part in parts]
         rows.append([esc(worker.name), _bar(parts, share.total), *shown])
-    body = _table(("", "", "compute", "comm.", "waiting"), rows, (2, 3, 4)).replace(
-        "<th></th><th></th>", '<th></th><th class="wide"></th>', 1
-    )
+    body = _table(("", "", "compute", "comm.", "waiting"), rows, (2, 3, 4), wide=1)
     keys = _keys(("compute", COMPUTE), ("communication", TALK), ("waiting for others", WAIT))
     note = "" if always else "of the last 5 seconds"
     return panel("Time of each worker", f'<div class="scroll">{body}</div>{keys}', note)
@@ -204,9 +206,7 @@ def memory(ledger: Ledger) -> str:
             ]
         )
     heads = ("", "", "operands", "arena", "peak", "limit", *there)
-    body = _table(heads, rows, tuple(range(2, len(heads)))).replace(
-        "<th></th><th></th>", '<th></th><th class="wide"></th>', 1
-    )
+    body = _table(heads, rows, range(2, len(heads)), wide=1)
     keys = _keys(("operands", OPERANDS), ("arena", ARENA), ("peak of a plan, and limit", "#1c2733"))
     return panel("Memory", f'<div class="scroll">{body}</div>{keys}')
 
@@ -219,13 +219,7 @@ def pipes(ledger: Ledger) -> str:
         heads = (
             "",
             "batches ahead",
-            "ready",
-            "epoch",
-            "batches",
-            "threads",
-            "feed",
-            "step",
-            "wait",
+            *["ready", "epoch", "batches", "threads", "feed", "step", "wait"],
         )
         rows = [[esc(worker), _queue(f), *_of_feed(f)] for worker, f in told]
         queues = _table(heads, rows, range(2, len(heads)))
@@ -245,7 +239,7 @@ def pipes(ledger: Ledger) -> str:
             for stage in feed["stages"]
         ]
         what = ("of a sample", "", "on a core", "waiting", "gives")
-        stages = _table(what, costs, (2, 3, 4)).replace("<th></th>", '<th class="wide"></th>', 1)
+        stages = _table(what, costs, (2, 3, 4), wide=1)
         decisions = "".join(f"<br>{esc(said)}" for said in feed["decisions"][-3:])
         said = f'<p class="soft">{slowest}: {esc(feed["limit"])}{decisions}</p>'
         body = f'<div class="scroll">{queues}</div>{_QUEUE_KEYS}{said}{stages}{_COST_KEYS}'
@@ -283,9 +277,7 @@ def traffic(ledger: Ledger) -> str:
         name = f"axis {axis}{extent}" if axis.isdigit() else "several axes"
         bar = _bar([(name, COMPUTE, total)], most)
         rows.append([name, bar, amount(total), f"{amount(now)}/s"])
-    body = _table(("mesh", "", "sent", "now"), rows, (2, 3)).replace(
-        "<th>mesh</th><th></th>", '<th>mesh</th><th class="wide"></th>', 1
-    )
+    body = _table(("mesh", "", "sent", "now"), rows, (2, 3), wide=1)
     return panel("Between workers", body + _keys(("sent since the beginning", COMPUTE)))
 
 
