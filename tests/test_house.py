@@ -554,6 +554,6 @@ def test_the_house_does_not_silt_up() -> None:
     texts = {path: path.read_text() for room in (*FLOORS, "io_pipeline") for path in modules(room)}
     lines = {path: text.count("\n") for path, text in texts.items()}
     written_out = sum(len(re.findall(LLVM_TEXT, text)) for text in texts.values())
-    assert sum(lines.values()) <= 143_700
+    assert sum(lines.values()) <= 144_650
     assert written_out <= 318
     assert max(lines.values()) <= 900
