@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, cast
 
 import numpy as np
@@ -35,7 +36,8 @@ from .spec import DType, Spec, bool_, complex64, complex128, float64, int64, is_
 from .tracebacks import shorten
 from .user_line import misfit, user_line
 
-MOST_KNOWN = 4096  # forms of what a recipe is given, or of operations and their parameters
+MOST_KNOWN = 4096  # forms of what a recipe is given
+KEPT_FORMS = 256  # of operations, by what they are given; the oldest goes first
 DEEPEST = 400  # operations that may wait one behind another; then they run, asked for or not
 DEEP = 24  # the same where what waited ran before: as much in each turn of a loop, and one plan
 STEPS = 8  # operations one behind another that tell a place in a loop
@@ -122,10 +124,11 @@ def _inferred(
     if found is None:
         made = as_specs(op.infer(*given, **params))
         found = made, tuple([(k, plain(params[k])) for k in sorted(params)])
-        if len(_made) >= MOST_KNOWN:
-            _made.clear()
         if key is not None and holds_nothing(found[1]):
             _made[key] = found
+            with suppress(KeyError, RuntimeError):  # another thread's change
+                while len(_made) > KEPT_FORMS:
+                    del _made[next(iter(_made))]
     return found
 
 

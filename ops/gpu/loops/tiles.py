@@ -162,7 +162,6 @@ class Tiling:
 
 
 # -- which ---------------------------------------------------------------------------------------
-@functools.lru_cache(4096)
 def tiling_of(
     m: int, n: int, k: int, count: int, dtype: DType, rates: TileRates, blocks: int = 1,
     apart: float = 0.0,
