@@ -679,6 +679,7 @@ def _slide(
     """Know which labels run over windows: those that a member reads where they lie, and others."""
     labels, (read, views, outside) = group.labels, of
     group.slid = {*labels.now(group.slid)}
+    group.order = tuple([labels.joined.get(x, x) for x in group.order])
     if read:
         group.slid |= fit.labels - fit.reduced
         group.order = tuple([x for x in fit.outs[0] if x is not None])

@@ -155,6 +155,30 @@ def test_what_is_around_pools_joins_them() -> None:
     np.testing.assert_array_equal(positive, whole)
 
 
+@needs_kernels
+@pytest.mark.skipif(JOB > 1, reason="one worker")
+def test_what_a_sum_joins_a_pool_with() -> None:
+    """The sum before knows the pool's axes by other labels, which turn out to be the same ones."""
+    a, b, x, y = (np.random.default_rng(k).integers(1, 5, (2, 35, 35, 48)) / 1.0 for k in range(4))
+    pool = lambda x: ost.nn.avg_pool(x, 3, stride=1, padding=1, layout="NHWC")  # noqa: E731
+
+    def by_columns(a: Any, b: Any, x: Any, y: Any) -> Any:
+        z = a + b + pool(x)
+        return z / z.sum(-1, keepdims=True)
+
+    def by_maxima(a: Any, b: Any, x: Any, y: Any) -> Any:
+        return (a + b + pool(x)) * (y.max(-1, keepdims=True) + pool(y))
+
+    with use():
+        averages = {id(v): np.asarray(ost.compile(pool)(v)) for v in (x, y)}
+        made = [np.asarray(ost.compile(f)(a, b, x, y)) for f in (by_columns, by_maxima)]
+    z = a + b + averages[id(x)]
+    np.testing.assert_allclose(made[0], z / z.sum(-1, keepdims=True), rtol=1e-12)
+    np.testing.assert_allclose(
+        made[1], z * (y.max(-1, keepdims=True) + averages[id(y)]), rtol=1e-12
+    )
+
+
 def pools_in(graph: Graph) -> list[str]:
     inner = [name for n in graph.nodes for _, body in n.subgraphs() for name in pools_in(body)]
     return [*inner, *(n.op for n in graph.nodes if n.op.endswith("_pool"))]
