@@ -30,22 +30,14 @@ def pool_begins(at: Place, p: Params) -> tuple[tuple[int, ...], ...]:
 def pool_kernel(
     name: str, arrays: Sequence[Any], threads: int, *, scratch: Sequence[Any], at: Place, **p: Any
 ) -> Any:
-    """The kernel of one reduction of windows of parts that lie so; None if there is none, or if operands lie
-    differently."""
-    *begins, other = pool_begins(at, p)
-    *ins, out = arrays
-    if (
-        why_not()
-        or out.dtype.char not in "fdil"
-        or 0 in out.shape
-        or (begins and begins[0] != other)
-    ):
+    """The kernel of one reduction of windows of parts that lie so; None if there is none."""
+    if why_not() or arrays[-1].dtype.char not in "fdil" or 0 in arrays[-1].shape:
         return None
-    specs = [Spec(x.shape, x.dtype) for x in (*ins, out)]
-    p = {**p, "offsets": other, "extents": out.shape[-len(other) - 1 : -1]}
-    made = Builder(specs[:-1])
-    (result,) = made.add(name, range(len(ins)), p, specs[-1:])
-    rule = OPS[name].indices(tuple(specs[:-1]), tuple(specs[-1:]), p)
+    shapes = (*at.in_shapes, *at.out_shapes)
+    *ins, out = [Spec(shape, x.dtype) for shape, x in zip(shapes, arrays, strict=True)]
+    made = Builder(ins)
+    (result,) = made.add(name, range(len(ins)), p, [out])
+    rule = OPS[name].indices(tuple(ins), (out,), p)
     labels, fresh = dict[Any, int](), itertools.count()
     dims = tuple([
         tuple([
@@ -59,4 +51,4 @@ def pool_kernel(
     if found is None:
         return None
     rows = found.labels(result)
-    return stages(arrays, threads, scratch=scratch, body=body, dims=dims, rows=rows)
+    return stages(arrays, threads, scratch=scratch, at=at, body=body, dims=dims, rows=rows)
