@@ -214,10 +214,10 @@ def _positive(rng: np.random.Generator) -> tuple[Numbers, ...]:
 
 
 @row("16 steps of conjugate gradients with a dense matrix", _positive)
-def gradients(xp: Any, a: Any, b: Any) -> Any:
+def gradients(xp: Any, a: Any, b: Any, steps: int = 16) -> Any:
     x, r, p = b * 0, b, b
     squares = xp.sum(r * r)
-    for _ in range(16):
+    for _ in range(steps):
         q = a @ p
         step = squares / xp.sum(p * q)
         x, r = x + step * p, r - step * q

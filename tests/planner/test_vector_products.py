@@ -9,6 +9,7 @@ import pytest
 from ostinato.planner.prediction import runs
 
 import ostinato as ost
+from benchmarks import gpu_rows
 from tests.cuda_host import COMPILER
 from tests.fake_device import KERNELS
 
@@ -57,16 +58,7 @@ def test_a_column_that_is_added_is_in_the_librarys_call() -> None:
 
 
 def descent(a: Any, b: Any) -> Any:
-    """Steps of conjugate gradients."""
-    x, r, p = b * 0, b, b
-    squares = ost.sum(r * r)
-    for _ in range(3):
-        q = a @ p
-        step = squares / ost.sum(p * q)
-        x, r = x + step * p, r - step * q
-        new = ost.sum(r * r)
-        p, squares = r + new / squares * p, new
-    return x
+    return gpu_rows.gradients(ost, a, b, steps=3)
 
 
 def test_a_step_of_a_descent_is_three_kernels() -> None:
